@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.fleet.hosts import Free, Host
-from gpushared.domain.fleet.need import Need
-from gpushared.domain.lease import Grant
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import Grant
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
+from gpushared.domain.scheduling.placement.hosts import Free, Host
+from gpushared.domain.scheduling.placement.request_shape import Need
 
 Best = tuple[float, int, int]
 """Growth, free permille of the host, position of the GPU (or -1: the first ones that fit)."""

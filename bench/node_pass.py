@@ -8,14 +8,14 @@ from __future__ import annotations
 import statistics
 import time
 
-from gpushared.domain.fleet.policies import PolicyName
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Lease, Queued, Reserved
-from gpushared.domain.placement import need_on
-from gpushared.domain.request import Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.scheduling import pass_over
-from gpushared.domain.state import NodeState, lease_id
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, lease_id
+from gpushared.domain.leases.queue_pass import pass_over
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import Lease, Queued, Reserved
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.free_capacity import need_on
+from gpushared.domain.scheduling.placement.policies import PolicyName
 
 GPU_BYTES = 80_000 * MIB
 GPUS = {

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fgd import Fgd
 from traces import Load, read_fleet, read_tasks, sequence, varied
 
-from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.fleet.hosts import Free, Host
-from gpushared.domain.fleet.need import Need
-from gpushared.domain.fleet.policies import PolicyName, Together
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.request import Request
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import Grant, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
+from gpushared.domain.scheduling.placement.hosts import Free, Host
+from gpushared.domain.scheduling.placement.policies import PolicyName, Together
+from gpushared.domain.scheduling.placement.request_shape import Need
 
 CHECK_EVERY = 10
 """Each so-manieth refusal is held against a search of all hosts."""

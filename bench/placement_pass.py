@@ -13,11 +13,11 @@ import time
 import tracemalloc
 from collections.abc import Sequence
 
-from gpushared.domain.fleet.fleet import Fleet, Placement
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.request import Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
+from gpushared.domain.scheduling.placement.hosts import Host
 
 GPU_BYTES = 80_000 * MIB
 SHARES = (50, 100, 125, 200, 250, 300, 333, 400, 470, 500, 600, 667, 750, 810, 1000)

@@ -11,16 +11,21 @@ from dataclasses import replace
 from replay import GPU_BYTES, Cluster, Job, new_job, replay
 from schedulers import Core
 
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.fleet.places import FleetPlaces, fleet_with
-from gpushared.domain.fleet.policies import PolicyName
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import Grant, Lease, LeaseId, Reserved
-from gpushared.domain.policy.passes import Candidate, Holder
-from gpushared.domain.policy.plan import plan
-from gpushared.domain.policy.projects import Policy, Project, Quota
-from gpushared.domain.policy.usage import Usage
-from gpushared.domain.request import LeaseClass, Request
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.model.request import LeaseClass, Request
+from gpushared.domain.scheduling.pass_records import Candidate, Holder
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import PolicyName
+from gpushared.domain.scheduling.plan import plan
+from gpushared.domain.scheduling.projects import Policy, Project, Quota
+from gpushared.domain.scheduling.use_over_time import Usage
 
 HOUR = 3600.0
 WEEK = 7 * 24 * HOUR

@@ -12,8 +12,14 @@ from pathlib import Path
 from replay import CLASSES, NEVER, Cluster, Job, Outcome, Scheduler, read_leases, replay
 from schedulers import Core, InOrder, Preemptive
 
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
-from gpushared.domain.request import LeaseClass
+from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    GivesWay,
+    Policy,
+    Project,
+    Quota,
+)
 
 HOSTS, GPUS_PER_HOST = 3, 8
 TWO_QUEUES_GPU_SECONDS = 3600.0

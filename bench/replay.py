@@ -11,11 +11,17 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Grant, Lease, LeaseId, Queued, Reserved
-from gpushared.domain.placement import rooms_of
-from gpushared.domain.policy.rooms import RoomPlaces
-from gpushared.domain.request import Isolation, LeaseClass, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    LeaseId,
+    Queued,
+    Reserved,
+)
+from gpushared.domain.model.request import Isolation, LeaseClass, Request
+from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.placement.free_capacity import rooms_of
 
 NEVER = float("inf")
 GPU_BYTES = 80_000 * MIB

@@ -7,12 +7,23 @@ from dataclasses import replace
 
 from replay import NEVER, Cluster, Job, Orders
 
-from gpushared.domain.lease import Grant, Lease, LeaseId, Reserved
-from gpushared.domain.policy.passes import Candidate, Holder, Ladder, Plan, Preemption
-from gpushared.domain.policy.plan import plan
-from gpushared.domain.policy.projects import Policy
-from gpushared.domain.policy.rooms import RoomPlaces
-from gpushared.domain.policy.usage import Interval, Usage
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.pass_records import (
+    Candidate,
+    Holder,
+    Ladder,
+    Plan,
+    Preemption,
+)
+from gpushared.domain.scheduling.plan import plan
+from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
 
 SOON = 1e-3
 """What is done at once takes a moment nevertheless."""

@@ -9,9 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.request import Request
+from gpushared.domain.model.gpu import (
+    MIB,
+    WHOLE_PERMILLE,
+    Gpu,
+    GpuId,
+)
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.hosts import Host
 
 GPU_BYTES = 80_000 * MIB
 """The trace has no GPU memory; a share of the compute comes with the same share of this."""

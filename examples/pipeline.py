@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpushared.client.pipeline import Job, JobRequest, Pool
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 PARTS = 8
 HOUR_SECONDS = 3600

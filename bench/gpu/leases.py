@@ -7,11 +7,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.gpu.lab import Lab, inherited
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import ComputeCap, Grant, Lease, LeaseId, Reserved
-from gpushared.domain.request import Request
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Grant,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.model.request import Request
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.ports import Edits
 from gpushared.sharing.edits import CONTAINER_DIRECTORY, CONTAINER_PIPE_DIRECTORY

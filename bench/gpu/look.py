@@ -88,7 +88,7 @@ def _list(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, kind: st
 
 
 async def _adapter() -> dict[str, Any]:
-    from gpushared.domain.errors import GpushareError
+    from gpushared.domain.model.errors import GpushareError
     from gpushared.gpus.nvml import NvmlGpus
 
     gpus = NvmlGpus()

@@ -12,8 +12,8 @@ from pathlib import Path
 from bench.gpu.case import Seen
 from bench.gpu.child import Done, run
 from bench.gpu.lab import Lab, inherited
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl
 
 LIMIT_MIB = 4096

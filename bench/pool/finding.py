@@ -18,10 +18,18 @@ from typing import Any
 from quiet import machine
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.jobs.model import Ended, Job, JobId, JobSpec, Owner, Queued, Succeeded
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.request import Request
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    Ended,
+    Job,
+    JobSpec,
+    Owner,
+    Queued,
+    Succeeded,
+)
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Request
 from gpushared.pool.archive import Archive
 from gpushared.pool.job_ids import id_in_array, id_of, new_request_id
 from gpushared.pool.job_views import JobViews

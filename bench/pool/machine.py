@@ -15,24 +15,22 @@ from dataclasses import replace
 
 from quiet import machine
 
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.coordinator import handle, restore
-from gpushared.domain.jobs.member import Free, Holding, Inventory
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     NodeName,
     Owner,
 )
+from gpushared.domain.jobs.member import Free, Holding, Inventory
 from gpushared.domain.jobs.protocol import Place, Report
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
+from gpushared.domain.model.request import Isolation, Request
 
 GIB = 1 << 30
 PEOPLE = 20

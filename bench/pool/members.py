@@ -14,14 +14,15 @@ from typing import Any
 import grpc
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs import attempts
-from gpushared.domain.jobs.attempts import Attempts
-from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs import attempt_log
+from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.link import MemberLink
 from gpushared.pool.member.ports import Kept
@@ -50,16 +51,16 @@ class Node:
         self._seen = Contact()
 
     async def take(self, order: Order) -> Report | StaleEpoch:
-        taken = attempts.take(self._book, order, None, None, time.time())
+        taken = attempt_log.take(self._book, order, None, None, time.time())
         self._book = taken.book
         return taken.report
 
     def reports(self) -> tuple[Report, ...]:
-        return attempts.reports(self._book)
+        return attempt_log.reports(self._book)
 
     def report(self, key: AttemptKey) -> Report | None:
         record = self._book.get(key)
-        return None if record is None else attempts.report_of(record)
+        return None if record is None else attempt_log.report_of(record)
 
     def contact(self) -> Contact:
         return self._seen

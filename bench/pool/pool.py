@@ -21,8 +21,8 @@ import psutil
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import NodeName
 from gpushared.pool.app import STORE_NAME
 from gpushared.pool.chunks import cut
 from gpushared.pool.member.enrolment import make_csr

@@ -19,7 +19,7 @@ from pool import READY_SECONDS, Pool, pool_of
 
 from gpushared.client.api import Client
 from gpushared.client.pool import PoolClient
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 BIN = Path(sys.executable).parent
 USER = "nobody"

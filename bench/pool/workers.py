@@ -17,12 +17,12 @@ from pathlib import Path
 
 from members import AT_ONCE, Node, link_of, tell
 
-from gpushared.domain.jobs import attempts
-from gpushared.domain.jobs.attempts import Todo
+from gpushared.domain.jobs import attempt_log
+from gpushared.domain.jobs.attempt_log import Todo
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.member import Free, Holding
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
-from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
 from gpushared.pool.member.link import MemberLink
 from gpushared.serving.process import allow_many_files
 
@@ -55,7 +55,7 @@ class Worker(Node):
     async def take(self, order: Order) -> Report | StaleEpoch:
         refusal = NO_ROOM if isinstance(order, Place) and not self._gpus else None
         known = self._book.get(order.key) is not None
-        taken = attempts.take(self._book, order, None, refusal, time.time())
+        taken = attempt_log.take(self._book, order, None, refusal, time.time())
         self._book = taken.book
         if isinstance(order, Place) and not known:
             if refusal is None:
@@ -83,7 +83,8 @@ class Worker(Node):
         await asyncio.sleep(0)  # the order is answered first, as by a node that gets an image
         now = time.time()
         self._note(
-            attempts.changed(self._book, key, AttemptState.RUNNING, lease=lease, started_at=now, now=now), key
+            attempt_log.changed(self._book, key, AttemptState.RUNNING, lease=lease, started_at=now, now=now),
+            key,
         )
         await asyncio.sleep(self._seconds * random.uniform(0.5, 1.5))
         if key in self._held:
@@ -95,9 +96,11 @@ class Worker(Node):
         self._gpus.append((gpu, time.perf_counter()))
         self._told[0].ended += 1
         self._changed()
-        self._note(attempts.changed(self._book, key, AttemptState.ENDED, ending=ending, now=time.time()), key)
+        self._note(
+            attempt_log.changed(self._book, key, AttemptState.ENDED, ending=ending, now=time.time()), key
+        )
 
-    def _note(self, book: attempts.Attempts, key: AttemptKey) -> None:
+    def _note(self, book: attempt_log.Attempts, key: AttemptKey) -> None:
         self._book = book
         if self.link is not None:
             self.link.report(key)

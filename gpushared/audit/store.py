@@ -10,7 +10,7 @@ from pathlib import Path
 from gpushared.audit.line import AuditLine, Origin
 from gpushared.audit.schema import SCHEMA
 from gpushared.audit.words import WORDS
-from gpushared.domain.errors import Code
+from gpushared.domain.model.errors import Code
 from gpushared.sqlite.file import SqliteFile
 
 MAX_PAGE = 1000

@@ -1,6 +1,6 @@
 """Name the audit's file in messages."""
 
-from gpushared.domain.errors import AuditUnavailable
+from gpushared.domain.model.errors import AuditUnavailable
 from gpushared.sqlite.trouble import Words
 
 WORDS = Words(

@@ -13,8 +13,15 @@ from gpushared import __version__
 from gpushared.cli.config import MAIN_FILE
 from gpushared.cli.docker import find_docker
 from gpushared.client import Client, DoctorReport, NodeStatus
-from gpushared.domain.checkup import Check, Finding, failed, ok, skipped, warning
-from gpushared.domain.errors import ConfigError, GpushareError, NotFound
+from gpushared.doctor.checkup import (
+    Check,
+    Finding,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
+from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound
 
 DOCKER_SECONDS = 5.0
 OLDEST_DOCKER = (20, 10)

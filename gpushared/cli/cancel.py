@@ -13,7 +13,7 @@ from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import NotFound
+from gpushared.domain.model.errors import NotFound
 
 
 @click.command("cancel", short_help="End jobs, whatever their state.")

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 from gpushared.cli import docker
 from gpushared.cli.docker_args import RUN, SUBMIT, Flag, OurOptions, RunWords
 from gpushared.cli.faults import say
-from gpushared.domain.errors import GpushareError, RequestError, TimedOut
+from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
 ALIKE = 0.75

@@ -16,7 +16,7 @@ from gpushared.cli.text import printable
 from gpushared.client import Client, GpuList, Lease, LeaseList, ProjectList
 from gpushared.client.job_messages import Job, JobList, NodeList
 from gpushared.client.messages import Message, PresetList
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 ANSWER_SECONDS = 0.5
 Items = list[CompletionItem]

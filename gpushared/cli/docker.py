@@ -11,7 +11,7 @@ from gpushared.cli.docker_args import RunWords
 from gpushared.client import Client
 from gpushared.client.faults import docker_message
 from gpushared.client.http import Answer
-from gpushared.domain.errors import EngineUnavailable, NotFound, PermissionRefused
+from gpushared.domain.model.errors import EngineUnavailable, NotFound, PermissionRefused
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from gpushared.cli.faults import UsageError
 from gpushared.client.submit_words import SUBMIT_WORDS
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.light import NamedTuple
 
 OUR_VALUES = frozenset(

@@ -16,8 +16,8 @@ from gpushared.cli.listing import Listing, Options, Screen, write
 from gpushared.cli.report import refuse_existing, write_report
 from gpushared.cli.table import Column, Row
 from gpushared.client import CheckResult, Client, DoctorReport
-from gpushared.domain.checkup import Result, Status, examine
-from gpushared.domain.errors import GpushareError
+from gpushared.doctor.checkup import Result, Status, examine
+from gpushared.domain.model.errors import GpushareError
 
 UNWELL = 1
 NARROWEST = 20

@@ -8,7 +8,7 @@ from typing import TypeVar
 import click
 
 from gpushared.cli.faults import report
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 _Begun = TypeVar("_Begun")
 

@@ -10,7 +10,7 @@ from gpushared.cli import complete, text
 from gpushared.cli.faults import wrong_values
 from gpushared.cli.references import lease_id
 from gpushared.client import Client
-from gpushared.domain.units import parse_duration
+from gpushared.domain.model.units import parse_duration
 
 
 @click.command("extend", short_help="Give a lease more time.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gpushared.cli.text import printable
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.model.errors import GpushareError, RequestError
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from gpushared.cli.capture import Captured, can_be_read_twice, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords
 from gpushared.cli.faults import say
 from gpushared.client import Client
-from gpushared.domain.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
 
 def check_run(client: Client, program: str, words: RunWords, captured: Captured | None) -> None:

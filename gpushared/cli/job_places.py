@@ -9,7 +9,12 @@ from gpushared.cli import docker
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import DaemonUnavailable, NotFound, StateConflict, Unavailable
+from gpushared.domain.model.errors import (
+    DaemonUnavailable,
+    NotFound,
+    StateConflict,
+    Unavailable,
+)
 from gpushared.light import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:

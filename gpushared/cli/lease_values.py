@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpushared.cli.faults import wrong_values
 from gpushared.client.submit_words import LEASE_WORDS
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 
 _SIZES = ("gpu", "gpu_memory", "gpu_compute")
 _ANY_SIZE = "1"
@@ -21,7 +21,7 @@ def check_values(said: Mapping[str, object]) -> None:
     """
     if _are_plain(said):
         return
-    from gpushared.domain.asking import Ask, read_request
+    from gpushared.domain.model.request_spec import Ask, read_request
 
     words = {name: _word(said[name]) for name in Ask.__dataclass_fields__ if name in said}
     words["preset"] = ""

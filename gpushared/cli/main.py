@@ -6,7 +6,7 @@ import os
 import sys
 
 from gpushared.cli.faults import report, say
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 OUR_FAILURE = 125
 CTRL_C = 130

@@ -9,7 +9,7 @@ from gpushared.cli.each import each_lease
 from gpushared.cli.faults import say
 from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.client import Client, Lease
-from gpushared.domain.errors import StateConflict
+from gpushared.domain.model.errors import StateConflict
 
 MOVES = {
     "suspending": "its GPU memory is being moved to the host",

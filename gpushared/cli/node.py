@@ -12,7 +12,7 @@ from gpushared.cli import complete, text
 from gpushared.cli.faults import UsageError
 from gpushared.client import Client
 from gpushared.client.pool import PoolClient
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 STDIN = "-"

@@ -14,7 +14,7 @@ from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.cli.table import Column, Row
 from gpushared.client.pool import PoolClient
 from gpushared.client.pool_messages import ApiToken, JoinToken
-from gpushared.domain.units import parse_duration
+from gpushared.domain.model.units import parse_duration
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 

@@ -35,7 +35,12 @@ from gpushared.cli.waiting import (
 from gpushared.client import Client
 from gpushared.client.job_messages import DoorAnswer, Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import GpushareError, NotFound, StateConflict, Unimplemented
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    StateConflict,
+    Unimplemented,
+)
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run

@@ -16,8 +16,8 @@ from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
 from gpushared.client.messages import PoolShare
-from gpushared.domain.errors import NotFound
-from gpushared.domain.units import format_duration, parse_gpus, shown
+from gpushared.domain.model.errors import NotFound
+from gpushared.domain.model.units import format_duration, parse_gpus, shown
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 NO_LIMIT = "none"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gpushared.cli import text
 from gpushared.cli.why import aside, container
 from gpushared.client import Client, Explanation, Project, Quota
-from gpushared.domain.errors import NotFound
+from gpushared.domain.model.errors import NotFound
 
 HOUR_SECONDS = 3600
 ONE_GPU = 1000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpushared.client import Client, Lease
 from gpushared.client.job_messages import Job
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import (
+from gpushared.domain.model.errors import (
     GpushareError,
     NotFound,
     RequestError,

@@ -14,7 +14,7 @@ from gpushared import __version__
 from gpushared.cli.caller_checks import CallerFacts, without_user
 from gpushared.cli.faults import UsageError
 from gpushared.client import Client, DoctorReport, Lease, NodeStatus
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 SCHEMA = "gpushare.report/1"
 STORIES = 20

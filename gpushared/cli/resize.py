@@ -9,7 +9,7 @@ from gpushared.cli.faults import wrong_values
 from gpushared.cli.lease_values import option_of
 from gpushared.cli.references import lease_id
 from gpushared.client import Client
-from gpushared.domain.asking import read_size
+from gpushared.domain.model.request_spec import read_size
 
 
 @click.command("resize", short_help="Give a lease another size.")

@@ -17,7 +17,7 @@ from gpushared.cli.faults import report
 from gpushared.cli.start import Prepared
 from gpushared.cli.waiting import Interrupted, MaxWaitReached, signals_interrupt
 from gpushared.client import Client, Lease
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.model.errors import GpushareError, RequestError
 
 OUTCOME_SECONDS = 15.0
 """After docker's end the daemon has so long to tell the lease's outcome."""

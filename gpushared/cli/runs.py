@@ -15,7 +15,7 @@ from gpushared.cli.references import container_named, first_found
 from gpushared.client import Client
 from gpushared.client.http import exchange
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import GpushareError, Unavailable
+from gpushared.domain.model.errors import GpushareError, Unavailable
 
 LOOK_SECONDS = 0.3
 DAEMON_SECONDS = 30.0

@@ -10,8 +10,8 @@ from gpushared.cli import complete
 from gpushared.cli.faults import UsageError, wrong_values
 from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
-from gpushared.domain.errors import NotFound, StateConflict
-from gpushared.domain.units import parse_memory, parse_percent, shown
+from gpushared.domain.model.errors import NotFound, StateConflict
+from gpushared.domain.model.units import parse_memory, parse_percent, shown
 
 OK = 200
 NONE = "0"

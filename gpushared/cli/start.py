@@ -17,7 +17,7 @@ from gpushared.cli.plain_words import are_plain
 from gpushared.cli.progress import Progress
 from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
 from gpushared.client import Client
-from gpushared.domain.errors import NotFound, PermissionRefused, Unimplemented
+from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimplemented
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _begin_at(text: str) -> float:
 def _priority(text: str) -> int:
     if not text:
         return 0
-    from gpushared.domain.request import MAX_PRIORITY
+    from gpushared.domain.model.request import MAX_PRIORITY
 
     try:
         priority = int(text)
@@ -325,7 +325,7 @@ def max_wait_seconds(words: RunWords) -> int | None:
     """Return how long the user would wait; None = for ever."""
     if "max-wait" not in words.ours:
         return None
-    from gpushared.domain.units import parse_duration
+    from gpushared.domain.model.units import parse_duration
 
     with wrong_values("--max-wait"):
         return parse_duration(words.ours["max-wait"])

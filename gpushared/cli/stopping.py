@@ -11,7 +11,7 @@ from gpushared.cli.references import first_found, lease_if_here
 from gpushared.client import Client, Lease
 from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 
 POLL_SECONDS = 30.0
 QUIET_SECONDS = 2.0

@@ -25,7 +25,7 @@ from gpushared.cli.start import (
 from gpushared.client import Client
 from gpushared.client.job_messages import SubmitAnswer
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import GpushareError, RequestError
+from gpushared.domain.model.errors import GpushareError, RequestError
 
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
 MAX_COUNT_DIGITS = 9
@@ -152,7 +152,7 @@ def _nodes(ours: dict[str, str]) -> int:
         return 0
     if not (nodes := _count(ours, "nodes")):
         raise UsageError("a job on 0 nodes cannot be", hint="leave out --nodes for one node, anywhere")
-    from gpushared.domain.jobs.asking import MAX_NODES
+    from gpushared.domain.jobs.job_commands import MAX_NODES
     from gpushared.domain.jobs.submit_limits import check_bounds
 
     with wrong_values("--nodes"):
@@ -172,7 +172,7 @@ def _stop_after(text: str) -> int:
     if not text:
         return 0
     from gpushared.domain.jobs import submit_limits as limits
-    from gpushared.domain.units import parse_duration
+    from gpushared.domain.model.units import parse_duration
 
     least, most = limits.SHORTEST_STOP_AFTER_SECONDS, limits.LONGEST_STOP_AFTER_SECONDS
     with wrong_values("--stop-after"):

@@ -1,6 +1,6 @@
 """Write figures and names as a person reads them in a cell.
 
-``gpushared.domain.units`` has the exact forms; the forms here are short, and cost a listing no import.
+``gpushared.domain.model.units`` has the exact forms; the forms here are short, and cost a listing no import.
 """
 
 from __future__ import annotations

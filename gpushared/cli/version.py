@@ -7,7 +7,7 @@ from gpushared.cli.faults import report
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, EngineStatus, NodeStatus
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 
 def _row(status: NodeStatus, engine: EngineStatus) -> Row:

@@ -40,7 +40,7 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
       gpushare wait k3m9x0p2qa
       gpushare wait --timeout 2h $(gpushare submit IMAGE ./train)
     """  # noqa: D301 - click's mark for lines it must not join
-    from gpushared.domain.units import parse_duration
+    from gpushared.domain.model.units import parse_duration
 
     with wrong_values("--timeout"):
         until = time.monotonic() + parse_duration(timeout) if timeout else None

@@ -16,7 +16,7 @@ from types import FrameType
 from gpushared.cli.progress import Progress
 from gpushared.cli.text import span
 from gpushared.client import Client, Lease
-from gpushared.domain.errors import GpushareError, StateConflict, TimedOut
+from gpushared.domain.model.errors import GpushareError, StateConflict, TimedOut
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
     for lease in client.leases().leases:
         print(lease.id, lease.state, lease.memory_wall)
 
-Errors are those of ``gpushared.domain.errors``.
+Errors are those of ``gpushared.domain.model.errors``.
 """
 
 from gpushared.client.api import Client, socket_path

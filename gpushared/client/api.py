@@ -27,7 +27,12 @@ from gpushared.client.messages import (
 )
 from gpushared.client.retries import READING, configured_retries, may_repeat
 from gpushared.client.wishes import LeaseWish, fields_of
-from gpushared.domain.errors import ConfigError, NeverFits, StateConflict, Unavailable
+from gpushared.domain.model.errors import (
+    ConfigError,
+    NeverFits,
+    StateConflict,
+    Unavailable,
+)
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,7 +75,7 @@ def socket_path(host: str | None = None) -> str:
 class Client:
     """Call a node's daemon. Each call is a connection of its own, so one Client may serve many threads.
 
-    Every method raises the errors of ``gpushared.domain.errors``: DaemonUnavailable if nobody listens,
+    Every method raises the errors of ``gpushared.domain.model.errors``: DaemonUnavailable if nobody listens,
     ConnectionLost (a DaemonUnavailable) if the answer did not come, TimedOut, or the daemon's own error.
 
     With ``retries`` calls are tried again while the daemon, or a part that it needs, is away. Programs that

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gpushared.domain import errors
-from gpushared.domain.errors import DaemonUnavailable, GpushareError, kind_of_code
+from gpushared.domain.model import errors
+from gpushared.domain.model.errors import DaemonUnavailable, GpushareError, kind_of_code
 
 
 class NotOurDaemon(errors.Unavailable):

@@ -11,7 +11,7 @@ import socket
 from time import monotonic
 
 from gpushared.client.faults import ConnectionLost, not_our_daemon, unreachable
-from gpushared.domain.errors import TimedOut
+from gpushared.domain.model.errors import TimedOut
 from gpushared.light import NamedTuple
 
 MAX_HEAD_BYTES = 64 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:

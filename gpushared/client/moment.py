@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.units import LATEST_SECONDS, parse_duration, shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.units import LATEST_SECONDS, parse_duration, shown
 
 
 def read_moment(text: str, now: datetime) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpushared.domain.errors import GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.errors import GpushareError, TimedOut, Unavailable
 
 FIRST_SECONDS = 10.0
 """A peer that has never answered is perhaps not there at all: an address may be wrong."""

@@ -19,7 +19,7 @@ from gpushared.client.pool_messages import (
     RotateCaAnswer,
     Trust,
 )
-from gpushared.domain.errors import ConfigError, DaemonUnavailable, PermissionRefused
+from gpushared.domain.model.errors import ConfigError, DaemonUnavailable, PermissionRefused
 
 POOL_SOCKET_VARIABLE = "GPUSHARE_POOL_SOCKET"
 DEFAULT_POOL_SOCKET = "/run/gpushared-pool/gpushared-pool.sock"
@@ -42,7 +42,7 @@ ON_NODES = frozenset({"Status", "DrainNode", "ForgetNode"})
 
 
 class PoolClient:
-    """Call the coordinator on this machine. Raises the errors of ``gpushared.domain.errors``, as ``Client``.
+    """Call the coordinator on this machine. Raises ``gpushared.domain.model.errors``, as ``Client``.
 
     If there is none, or it takes the caller for no administrator, the client asks the node on this machine
     for the calls that nodes hand on: the coordinator then judges by its table of users.

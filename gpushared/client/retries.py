@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 
 from gpushared.client.faults import ConnectionLost, NotOurDaemon
-from gpushared.domain.errors import ConfigError, DaemonUnavailable, GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.errors import (
+    ConfigError,
+    DaemonUnavailable,
+    GpushareError,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from gpushared.config.kinds import (
     is_absolute,
     toml_string,
 )
-from gpushared.domain.quotas import is_user_name
+from gpushared.domain.leases.project_settings import is_user_name
 
 ALL_GPUS = "all"
 DEV_PRESET = "dev"

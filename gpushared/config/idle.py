@@ -13,8 +13,8 @@ from typing import Any
 from gpushared.config.calendar import is_days, is_hours
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.kinds import Choice, Seconds, Text, Words
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import IdleAction
+from gpushared.domain.leases.node_rules import IdleAction
+from gpushared.domain.model.request import LeaseClass
 
 IDLE, QUIET = "idle", "quiet"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.kinds import Seconds, Table, Text, Whole, Words, is_absolute
-from gpushared.domain.quotas import is_user_name
+from gpushared.domain.leases.project_settings import is_user_name
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
 

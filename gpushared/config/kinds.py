@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE
-from gpushared.domain.units import format_memory, parse_duration, parse_gpus, parse_memory, shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE
+from gpushared.domain.model.units import (
+    format_memory,
+    parse_duration,
+    parse_gpus,
+    parse_memory,
+    shown,
+)
 
 WHOLE_PERCENT = 100
 NONE = "none"

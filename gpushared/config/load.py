@@ -29,12 +29,12 @@ from gpushared.config.kinds import Kind, Wrong
 from gpushared.config.model import PRESETS, Config, Preset, attribute_of
 from gpushared.config.quotas import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.config.schema import NODE, Schema
-from gpushared.domain.asking import read_request
-from gpushared.domain.errors import ConfigError, NotFound, RequestError
-from gpushared.domain.policy.projects import Policy, problems
-from gpushared.domain.quotas import PROJECT_NAME_HINT, is_project_name
-from gpushared.domain.ranges import parse_gpu_range
-from gpushared.domain.units import shown
+from gpushared.domain.leases.project_settings import PROJECT_NAME_HINT, is_project_name
+from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
+from gpushared.domain.model.ranges import parse_gpu_range
+from gpushared.domain.model.request_spec import read_request
+from gpushared.domain.model.units import shown
+from gpushared.domain.scheduling.projects import Policy, problems
 
 DEFAULT_PATH = NODE.path
 ENVIRONMENT_SEPARATOR = "__"

@@ -33,10 +33,11 @@ from gpushared.config.quotas import (
     ProjectConfig,
     TrainConfig,
 )
-from gpushared.domain.asking import Ask
-from gpushared.domain.fleet.policies import PolicyName, Together
-from gpushared.domain.gpu import MIB
-from gpushared.domain.rules import Action, MpsMode, Preemption
+from gpushared.domain.leases.node_rules import Action, MpsMode
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.scheduling.placement.policies import PolicyName, Together
+from gpushared.domain.scheduling.projects import PreemptionSetting
 
 _PATH = Text("an absolute path", is_absolute)
 _PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
@@ -213,9 +214,9 @@ class QueueConfig:
         Seconds(0, HOUR_SECONDS),
         "How long before it is stopped a program is told that it has to give way to others.",
     )
-    preemption: Preemption = setting(  # noqa: RUF009 - makes a field
-        Preemption.AUTO,
-        Choice(Preemption),
+    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
+        PreemptionSetting.AUTO,
+        Choice(PreemptionSetting),
         "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
         "`auto` is on where there are projects, here or set by `gpushare project set`.",
     )

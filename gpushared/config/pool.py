@@ -26,11 +26,11 @@ from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
 from gpushared.config.quotas import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
 from gpushared.config.schema import POOL_PREFIX, PRESET_NAMED, Named, Schema
 from gpushared.config.users import EVERYBODY, USERS, UserConfig
-from gpushared.domain.fleet.policies import PolicyName
-from gpushared.domain.gpu import MIB
-from gpushared.domain.jobs.rules import WhenCutOff
-from gpushared.domain.quotas import is_user_name
-from gpushared.domain.rules import Preemption
+from gpushared.domain.jobs.coordinator_rules import WhenCutOff
+from gpushared.domain.leases.project_settings import is_user_name
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.scheduling.placement.policies import PolicyName
+from gpushared.domain.scheduling.projects import PreemptionSetting
 
 DAY_SECONDS = 24 * HOUR_SECONDS
 _PATH = Text("an absolute path", is_absolute)
@@ -163,9 +163,9 @@ class PoolQueueConfig:
         Seconds(0, HOUR_SECONDS),
         "How long a container that must go has between the stop signal and being killed.",
     )
-    preemption: Preemption = setting(  # noqa: RUF009 - makes a field
-        Preemption.AUTO,
-        Choice(Preemption),
+    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
+        PreemptionSetting.AUTO,
+        Choice(PreemptionSetting),
         "`on` lets jobs give way where projects, classes and fair share say so, `off` never does; "
         "`auto` is on where there are projects.",
     )

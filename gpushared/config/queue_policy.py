@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpushared.config.model import Config
 from gpushared.config.pool import CoordinatorConfig
-from gpushared.domain.policy.projects import Policy
-from gpushared.domain.request import LeaseClass
+from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.projects import Policy
 
 
 def queue_policy_of(config: Config | CoordinatorConfig, *, stop_grace_seconds: int) -> Policy:

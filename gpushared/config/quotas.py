@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, QuietTimesConfig
 from gpushared.config.kinds import Choice, GpuAmount, Number, Seconds, Text, Whole, Words
-from gpushared.domain.policy.projects import ClassRules, GivesWay, Project, Quota
-from gpushared.domain.quotas import MAX_WEIGHT, MIN_WEIGHT, is_user_name
+from gpushared.domain.leases.project_settings import MAX_WEIGHT, MIN_WEIGHT, is_user_name
+from gpushared.domain.scheduling.projects import (
+    ClassRules,
+    GivesWay,
+    Project,
+    Quota,
+)
 
 YEAR_SECONDS = 366 * 24 * HOUR_SECONDS
 PROJECTS = "projects"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpushared.config.fields import setting
 from gpushared.config.jobs import is_realm
 from gpushared.config.kinds import Flag, Text, Words
-from gpushared.domain.quotas import is_user_name
+from gpushared.domain.leases.project_settings import is_user_name
 
 USERS = "users"
 EVERYBODY = "*"

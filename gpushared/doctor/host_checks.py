@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from gpushared.doctor.checkup import (
+    Finding,
+    failed,
+    ok,
+    warning,
+)
 from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Host, SocketFile, Unread
 from gpushared.doctor.pool_checks import TOLD_HERE
-from gpushared.domain.checkup import Finding, failed, ok, warning
-from gpushared.domain.gpu import MIB
-from gpushared.domain.units import format_memory
-from gpushared.domain.watchdog import UNSEEN
+from gpushared.domain.leases.memory_watchdog import UNSEEN
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.units import format_memory
 
 LITTLE_BYTES = 500 * MIB
 NOTHING_BYTES = 20 * MIB

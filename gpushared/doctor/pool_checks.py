@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from gpushared.doctor.checkup import (
+    Finding,
+    failed,
+    ok,
+    warning,
+)
 from gpushared.doctor.facts import DaemonView
-from gpushared.domain.checkup import Finding, failed, ok, warning
-from gpushared.domain.units import format_duration
+from gpushared.domain.model.units import format_duration
 
 LATE = 0.1
 """Certificates are renewed long before so little of their time is left."""

@@ -13,7 +13,7 @@ import psutil
 from gpushared.doctor.facts import EngineReport, MpsProgram, MpsReport, NvidiaSpecs, Toolkit
 from gpushared.doctor.gpu_checks import DEFAULT_PIPE
 from gpushared.doctor.read_host import program_output
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 from gpushared.engine.connection import Connector
 from gpushared.engine.probe import engine_facts, nvidia_specs, spec_dirs
 

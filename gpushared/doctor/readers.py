@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gpushared.doctor.facts import Unread
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from gpushared.threads import answer_with
 
 T = TypeVar("T")

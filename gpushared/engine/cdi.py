@@ -18,7 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gpushared.domain.errors import EngineUnavailable, RequestError
+from gpushared.domain.model.errors import EngineUnavailable, RequestError
 from gpushared.ports import Edits, Hook, Mount
 
 KIND = "gpushare.io/lease"

@@ -14,7 +14,7 @@ import requests
 from docker import APIClient
 from docker.errors import APIError, DockerException
 
-from gpushared.domain.errors import EngineUnavailable, GpushareError, TimedOut
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError, TimedOut
 
 OLDEST_API_VERSION = "1.41"
 UNIX_SCHEME = "unix://"

@@ -19,8 +19,8 @@ from typing import Any
 
 import requests
 
-from gpushared.domain.errors import EngineUnavailable, GpushareError
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.connection import Connector
 from gpushared.engine.facts import facts_of_death
 from gpushared.ports import LABEL_DEVICE, ContainerFacts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpushared.domain.errors import EngineUnavailable
-from gpushared.domain.host import ContainerMemory
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.errors import EngineUnavailable
+from gpushared.domain.model.host import ContainerMemory
+from gpushared.domain.model.lease import ContainerId
 from gpushared.ports import (
     DEFAULT_STOP_SECONDS,
     LABEL_DEVICE,

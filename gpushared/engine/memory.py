@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.lease import ContainerId
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts
 
 NVIDIA_RUNTIME = "nvidia"

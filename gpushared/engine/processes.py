@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.process_handles import ProcessHandles
 
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")

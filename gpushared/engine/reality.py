@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gpushared.domain.errors import EngineUnavailable
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.errors import EngineUnavailable
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.mountinfo import exposures, parse
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
 from gpushared.mountinfo import Mount

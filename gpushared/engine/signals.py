@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.stopping import Process
+from gpushared.domain.leases.stop_order import Process
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.processes import ProcessTable
 
 INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from docker import APIClient
 
-from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.engine.connection import Connector
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpushared.domain.errors import TimedOut
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import TimedOut
+from gpushared.domain.model.request import Caller
 
 LOOKUP_SECONDS = 5.0
 _NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")

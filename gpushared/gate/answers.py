@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gpushared.domain.errors import Code, GpushareError
+from gpushared.domain.model.errors import Code, GpushareError
 
 STATUS = {
     Code.INVALID_ARGUMENT: 400,

@@ -22,8 +22,8 @@ from gpushared.audit.line import (
     Sink,
     bounded,
 )
-from gpushared.domain.errors import Code, GpushareError
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import Code, GpushareError
+from gpushared.domain.model.request import Caller
 from gpushared.gate.answers import http_status
 from gpushared.gate.containers import NotYours
 from gpushared.gate.http import Exchange

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 from gpushared.gate.policy.fields import CONFIG, CREATE_TABLE, HOST_CONFIG
 from gpushared.gate.policy.schema import fit
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.request import Caller
 from gpushared.gate.audit import CallRecord
 from gpushared.gate.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.engine import Answer

@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from gpushared.domain.errors import EngineUnavailable, NotFound, RequestError, StateConflict
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    NotFound,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.lease import ContainerId
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import PathWish
 from gpushared.gate.body import Body, objects, section, strings
 from gpushared.gate.engine import EngineSocket

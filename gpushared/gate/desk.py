@@ -7,10 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpushared.domain.asking import Ask
-from gpushared.domain.lease import ContainerId, Grant, LeaseId
-from gpushared.domain.request import Caller
-from gpushared.domain.stopping import AskedEnd
+from gpushared.domain.leases.stop_order import AskedEnd
+from gpushared.domain.model.lease import ContainerId, Grant, LeaseId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask
 from gpushared.ports import Edits, EngineFacts
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpushared.config.gate import COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
-from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 
 VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 ALL = "all"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.stopping import KILL, AskedEnd
+from gpushared.domain.leases.stop_order import KILL, AskedEnd
 from gpushared.gate.target import Target
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import h11
 
-from gpushared.domain.errors import EngineUnavailable, TimedOut
+from gpushared.domain.model.errors import EngineUnavailable, TimedOut
 from gpushared.gate.incoming import Incoming
 from gpushared.gate.wire import Piece, Wire
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import (
+from gpushared.domain.model.errors import (
     LimitReached,
     NotFound,
     PermissionRefused,
@@ -13,7 +12,8 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.accounts import Account, look_up
 from gpushared.gate.body import Body, check_create, parse_object, section, text
 from gpushared.gate.containers import find_image, find_network, find_volume
@@ -22,7 +22,8 @@ from gpushared.gate.handlers.ground import Ground
 from gpushared.gate.homes import put_home
 from gpushared.gate.mounts import volumes_of, wishes_of
 from gpushared.gate.policy.explain import WHY_SET, Finding, Notes
-from gpushared.gate.policy.judge import HOST_PREFIX, Context, judge_create, networks_of
+from gpushared.gate.policy.judge import HOST_PREFIX, judge_create, networks_of
+from gpushared.gate.policy.rules import Context
 from gpushared.gate.policy.schema import Version
 from gpushared.gate.published import ports_of
 from gpushared.gate.room import Room

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.request import Caller
 from gpushared.gate.body import parse_object, serialise
 from gpushared.ports import LABEL_OWNER
 

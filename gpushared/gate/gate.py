@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from gpushared.audit.line import Origin, Sink, ignore
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.gate.audit import Recording, line_of_refusal, recording
 from gpushared.gate.call import Call, check_confined, drop_body, expect_nothing
 from gpushared.gate.desk import Desk

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from gpushared.domain.errors import RequestError, TimedOut
+from gpushared.domain.model.errors import RequestError, TimedOut
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS, machine
 from gpushared.gate.body import Body, objects, section, strings
 from gpushared.gate.wish import SIZE_HINT

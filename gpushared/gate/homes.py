@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Sequence
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import Account, PathWish
 from gpushared.gate.body import Body, objects, section, strings
 from gpushared.gate.inject import default_env, user_targets

@@ -20,8 +20,8 @@ from typing import cast
 import h11
 
 from gpushared.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
-from gpushared.domain.errors import Code, GpushareError, LimitReached
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import Code, GpushareError, LimitReached
+from gpushared.domain.model.request import Caller
 from gpushared.gate.answers import connect_error, docker_error, http_status
 from gpushared.gate.incoming import Incoming
 from gpushared.gate.limits import Share, Shares

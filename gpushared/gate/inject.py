@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 from gpushared.gate.body import Body, Json, objects, section, strings
 from gpushared.gate.driver_capabilities import VARIABLE as DRIVER_CAPABILITIES
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount

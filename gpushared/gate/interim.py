@@ -11,7 +11,7 @@ import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from gpushared.domain.errors import RequestError, Unavailable
+from gpushared.domain.model.errors import RequestError, Unavailable
 from gpushared.gate.http import Exchange
 
 MOST = 99

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from gpushared.domain.errors import LimitReached
+from gpushared.domain.model.errors import LimitReached
 
 RESTS = 8
 """The rest after long work is so many times longer; the steps after the work take about as long as it."""

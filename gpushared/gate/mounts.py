@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Sequence
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.accounts import PathWish
 from gpushared.gate.body import Body, check_keys, objects, section, strings
 from gpushared.gate.pins.pins import Pin

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.request import Caller
 from gpushared.gate.answers import docker_error
 from gpushared.gate.containers import CONFLICT, OK, find_container, find_owned
 from gpushared.gate.engine import Answer, EngineSocket, message_of

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 from gpushared.gate.routes import Action, Route
 from gpushared.gate.target import Target
 

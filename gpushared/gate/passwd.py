@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gpushared.domain.errors import EngineUnavailable, GpushareError
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError
 from gpushared.gate.body import Body, objects, section, serialise
 from gpushared.gate.containers import CREATED, OK
 from gpushared.gate.engine import EngineSocket

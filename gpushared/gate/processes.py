@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 
 COLUMNS = r"pid(,[a-z_%]+)*"
 UNIX = r"-[AadefFjlLyTHmcw]+"

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 import h11
 
-from gpushared.domain.errors import EngineUnavailable, RequestError
+from gpushared.domain.model.errors import EngineUnavailable, RequestError
 from gpushared.gate.engine import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
 from gpushared.gate.flow import End, Flow
 from gpushared.gate.http import CLOSING, ClientGoneError, Exchange

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.body import Body, section
 
 LABEL_PORTS: Final = "gpushare.published-ports"

@@ -8,7 +8,7 @@ from enum import StrEnum
 import h11
 
 from gpushared.audit.line import Origin
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 
 NOT_HTTP = "this is not proper HTTP"
 FORM = "application/x-www-form-urlencoded"

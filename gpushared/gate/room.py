@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gpushared.domain.errors import LimitReached
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.request import Caller
 from gpushared.gate.containers import own_containers
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.policy.site import Policy

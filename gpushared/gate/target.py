@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 
 VERSION = re.compile(r"v[0-9]{1,3}(?:\.[0-9]{1,3})?")
 ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gpushared.domain.errors import LimitReached, PermissionRefused, Unavailable
-from gpushared.domain.units import format_memory
+from gpushared.domain.model.errors import LimitReached, PermissionRefused, Unavailable
+from gpushared.domain.model.units import format_memory
 from gpushared.gate.containers import Container
 from gpushared.gate.desk import Desk
 from gpushared.gate.policy.site import Policy

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gpushared.config.gate import ADDABLE, may_be_passed
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS
 from gpushared.gate.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
 from gpushared.gate.pins.pins import ROOT as PINS

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpushared.domain.errors import EngineUnavailable, TimedOut, Unavailable
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import EngineUnavailable, TimedOut, Unavailable
+from gpushared.domain.model.request import Caller
 from gpushared.gate.body import Body, objects
 from gpushared.gate.containers import find_owned, inspect
 from gpushared.gate.desk import Desk

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 from gpushared.config.gate import ALL_GPUS, COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import RequestError
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.ranges import parse_gpu_range
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.ranges import parse_gpu_range
+from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.body import Body, check_keys, objects, section, strings, text
 from gpushared.gate.driver_capabilities import VARIABLE
 from gpushared.gate.host_needs import host_needs

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpushared.domain.errors import GpusUnavailable, TimedOut
+from gpushared.domain.model.errors import GpusUnavailable, TimedOut
 from gpushared.threads import answer_with
 
 T = TypeVar("T")

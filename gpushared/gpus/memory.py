@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.gpu import MIB
+from gpushared.domain.model.gpu import MIB
 
 MPS_RESERVE_BYTES = 300 * MIB
 """An MPS server itself may hold so much on a GPU: an estimate on the safe side, not a measured figure. The

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, GpuId, MigInstance
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId, MigInstance
 from gpushared.gpus.nvml_driver import Handle, NvmlDriver
 
 MEMORY_SLICES = 8

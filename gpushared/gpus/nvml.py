@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpushared.domain.errors import GpusUnavailable
-from gpushared.domain.gpu import Gpu, GpuId, MigInstance
+from gpushared.domain.model.errors import GpusUnavailable
+from gpushared.domain.model.gpu import Gpu, GpuId, MigInstance
 from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.gpus.mig import Instance, MigInstances, no_instances

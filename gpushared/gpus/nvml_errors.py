@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gpushared.domain.errors import GpusUnavailable
+from gpushared.domain.model.errors import GpusUnavailable
 
 
 class NvmlCode(IntEnum):

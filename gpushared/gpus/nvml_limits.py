@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpushared.domain.errors import GpusUnavailable
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import GpusUnavailable
+from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_driver import NO_MEMORY_LIMIT, Handle, NvmlDriver
 from gpushared.gpus.nvml_errors import OLD_DRIVER, DriverError, NvmlCode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml import NvmlGpus
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml_driver import Handle, NvmlDriver, ProcessUse
 from gpushared.ports import GpuProcess
 

@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId, MigInstance
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import (
+    MIB,
+    WHOLE_PERMILLE,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
 from gpushared.gpus.call_thread import CallThread
 from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.gpus.simulated_models import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpushared.domain.errors import RequestError, SharingUnavailable
+from gpushared.domain.model.errors import RequestError, SharingUnavailable
 from gpushared.gpus.simulated import SimulatedGpus
 
 

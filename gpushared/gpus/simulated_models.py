@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 
 MAX_GPUS = 64
 MIG_SLICES = 7

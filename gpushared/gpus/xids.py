@@ -1,4 +1,4 @@
-"""Collect the errors (XIDs) that the driver tells by events. Their meaning is in ``gpushared.domain.xid``.
+"""Collect the errors (XIDs) that the driver tells. ``gpushared.domain.model.xid`` has their meaning.
 
 NVML keeps events in an event set until they are waited for; a wait of 0 ms takes one or says ``TIMEOUT``.
 """
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml_driver import Handle, NvmlDriver
 from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError
 from gpushared.ports import GpuReading

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from gpushared.domain.errors import Unavailable
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.errors import Unavailable
+from gpushared.domain.model.lease import ContainerId
 from gpushared.guard import program
 from gpushared.guard.program import boottime
 

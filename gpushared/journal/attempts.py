@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.ports import JournalWrite
 from gpushared.records import from_json, to_json
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.lease import Lease
+from gpushared.domain.model.lease import Lease
 from gpushared.records import from_json, to_json
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gpushared.domain.lease import Lease, LeaseId, StoryEntry
+from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
 from gpushared.journal.store import KEEP_ENDED, Store
 from gpushared.journal.words import WORDS
 from gpushared.ports import JournalSnapshot, JournalWrite, Past

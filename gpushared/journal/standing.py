@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gpushared.domain.policy.projects import Project, Quota
-from gpushared.domain.policy.standing import Standing, StandingChange
+from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.projects import Project, Quota
 
 _PUT_USAGE = """
     INSERT INTO usage (project, bucket, amount) VALUES (?, ?, ?)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from gpushared.domain.gpu import Drained, GpuId
-from gpushared.domain.lease import (
+from gpushared.domain.model.gpu import Drained, GpuId
+from gpushared.domain.model.lease import (
     STORY_KEPT_IN_MEMORY,
     Ended,
     Lease,

@@ -1,6 +1,6 @@
 """Name the journal's file in messages."""
 
-from gpushared.domain.errors import JournalUnavailable
+from gpushared.domain.model.errors import JournalUnavailable
 from gpushared.sqlite.trouble import Words
 
 WORDS = Words(

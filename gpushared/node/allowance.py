@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.messages import AllowanceKnown
-from gpushared.domain.policy.allowance import Allowance, Share
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.leases.events import AllowanceKnown
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.scheduling.allowance import Allowance, Share
 from gpushared.node.loop import Loop
 from gpushared.pool import wire
 from gpushared.records import RecordError, from_json, to_json

@@ -7,15 +7,20 @@ from collections.abc import Mapping
 
 import gpushared
 from gpushared.api.v1 import gpus_pb2, leases_pb2, node_pb2, projects_pb2
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_size
-from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.lease import Ended, Lease, LeaseId, state_name
-from gpushared.domain.offer import offer
-from gpushared.domain.prospects import when_others_need_it
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState
-from gpushared.domain.units import parse_duration, shown
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.offers import offer
+from gpushared.domain.leases.prospects import when_others_need_it
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.lease import (
+    Ended,
+    Lease,
+    LeaseId,
+    state_name,
+)
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import Ask, read_size
+from gpushared.domain.model.units import parse_duration, shown
 from gpushared.node import views
 from gpushared.node.attendance import Attendance
 from gpushared.node.drains import Drains

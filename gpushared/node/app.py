@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError, JournalUnavailable
-from gpushared.domain.instructions import DropEdits
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.policy.allowance import Allowance
-from gpushared.domain.state import ENDED_KEPT_IN_MEMORY, NodeState
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.leases.instructions import DropEdits
+from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
+from gpushared.domain.model.errors import GpushareError, JournalUnavailable
+from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Routes

@@ -21,19 +21,22 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 
-from gpushared.domain.attempts import due_containers
-from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError
-from gpushared.domain.jobs.attempts import Attempts, report_of, reports
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.key import AttemptKey
-from gpushared.domain.jobs.model import Ending, EndKind, Owner
-from gpushared.domain.jobs.node_messages import ContactMade, FencesLooked, OrderTaken
+from gpushared.domain.jobs.attempt_log import Attempts, report_of, reports
+from gpushared.domain.jobs.job import Ending, EndKind, Owner
+from gpushared.domain.jobs.node_messages import Contact, ContactMade, FencesLooked, OrderTaken
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, moved
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.request import Caller
-from gpushared.domain.units import shown
+from gpushared.domain.leases.job_attempts import due_containers
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+)
+from gpushared.domain.model.lease import AttemptKey, ContainerId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
 from gpushared.gate.body import parse_object, section, text
-from gpushared.gate.policy.judge import check_gang_network
+from gpushared.gate.policy.networks import check_gang_network
 from gpushared.gate.policy.site import Policy
 from gpushared.node.loop import Loop
 from gpushared.serving.clock import boottime

@@ -11,9 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpushared.domain.lease import Lease, LeaseId, Queued, Reserved
-from gpushared.domain.messages import RequestMissed
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.events import RequestMissed
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.lease import (
+    Lease,
+    LeaseId,
+    Queued,
+    Reserved,
+)
 from gpushared.node.processes import Processes
 
 STEP_SECONDS = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gpushared.config.model import Config, HostMode
 from gpushared.config.queue_policy import queue_policy_of
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.leases.node_rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.model.request import LeaseClass
 from gpushared.gate.limits import UserLimits
 from gpushared.gate.policy import presets
 from gpushared.gate.policy.site import Policy

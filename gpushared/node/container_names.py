@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from gpushared.domain.errors import StateConflict, TimedOut, Unavailable
-from gpushared.domain.jobs.model import JobId
-from gpushared.domain.request import Caller
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import StateConflict, TimedOut, Unavailable
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
 from gpushared.pool.job_words import Wanted
 from gpushared.ports import LABEL_JOB
 from gpushared.serving.insider import Insider

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, assert_never
 
-from gpushared.domain.instructions import ResumeContainer, StartContainer, SuspendContainer
-from gpushared.domain.lease import (
+from gpushared.domain.leases.instructions import ResumeContainer, StartContainer, SuspendContainer
+from gpushared.domain.model.lease import (
     ContainerId,
     Lease,
     LeaseId,

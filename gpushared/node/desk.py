@@ -10,10 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.elastic import as_held
-from gpushared.domain.errors import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.offers import offer
+from gpushared.domain.leases.stop_order import AskedEnd
+from gpushared.domain.leases.terms import still_meant
+from gpushared.domain.model.elastic import as_held
+from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,
     JournalUnavailable,
@@ -22,7 +24,7 @@ from gpushared.domain.errors import (
     StateConflict,
     TimedOut,
 )
-from gpushared.domain.lease import (
+from gpushared.domain.model.lease import (
     ContainerId,
     Draining,
     Ended,
@@ -37,11 +39,9 @@ from gpushared.domain.lease import (
     Suspending,
     state_name,
 )
-from gpushared.domain.offer import offer
-from gpushared.domain.policy.projects import project_of
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.stopping import AskedEnd
-from gpushared.domain.terms import still_meant
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.scheduling.projects import project_of
 from gpushared.gate.desk import Claim
 from gpushared.gate.inject import binds_late
 from gpushared.gate.wish import LABEL_MAX_WAIT, wish_of

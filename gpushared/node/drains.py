@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpushared.api.v1 import gpus_pb2
-from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.gpu import GpuId, check_any
-from gpushared.domain.messages import GpuDrainAsked
-from gpushared.domain.request import Caller
-from gpushared.domain.state import NodeState
-from gpushared.domain.units import shown
+from gpushared.domain.leases.events import GpuDrainAsked
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.gpu import GpuId, check_any
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler
 from gpushared.node.views import Views

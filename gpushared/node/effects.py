@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpushared.domain.asking import describe
-from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Queued, Reserved
-from gpushared.domain.rules import Action
-from gpushared.domain.state import NodeState
-from gpushared.domain.units import format_memory, format_percent
+from gpushared.domain.leases.node_rules import Action
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Grant,
+    Lease,
+    MemoryWall,
+    Queued,
+    Reserved,
+)
+from gpushared.domain.model.request_spec import describe
+from gpushared.domain.model.units import format_memory, format_percent
 from gpushared.ports import EngineFacts
 
 ON_GPU = {MemoryWall.NONE, MemoryWall.WATCHDOG, MemoryWall.WHOLE_GPU}

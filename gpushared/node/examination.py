@@ -9,11 +9,11 @@ from gpushared.api.v1 import node_pb2
 from gpushared.config.load import Loaded
 from gpushared.config.model import Config
 from gpushared.config.show import settings
+from gpushared.doctor.checkup import Result
 from gpushared.doctor.facts import DaemonView, KnownGpu, PoolView, UnmanagedProcess
 from gpushared.doctor.probe import Doctor, MachineProbe, Places
-from gpushared.domain.checkup import Result
-from gpushared.domain.gpu import Gpu
-from gpushared.domain.request import Caller
+from gpushared.domain.model.gpu import Gpu
+from gpushared.domain.model.request import Caller
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler, Stranger
 from gpushared.node.views import who

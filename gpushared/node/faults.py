@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.messages import ServerFaulted
+from gpushared.domain.leases.events import ServerFaulted
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import LeaseId
 from gpushared.ports import ServerFault, SharingStatus
 
 

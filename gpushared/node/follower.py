@@ -6,11 +6,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gpushared.domain.errors import GpushareError, JournalUnavailable
 from gpushared.domain.jobs.node_messages import MachineGoesDown
-from gpushared.domain.lease import Active, ContainerId, Draining, Paused
-from gpushared.domain.messages import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.events import (
+    Condition,
+    ContainerSeen,
+    EngineSurveyed,
+    Means,
+    MeansKnown,
+)
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import GpushareError, JournalUnavailable
+from gpushared.domain.model.lease import (
+    Active,
+    ContainerId,
+    Draining,
+    Paused,
+)
 from gpushared.gate.inject import binds_late, is_unnamed
 from gpushared.node.loop import Loop
 from gpushared.ports import Checkpoints, ContainerFacts, ContainerStatus, DeviceMechanism, Engine, EngineFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gpushared.domain.errors import TimedOut, Unavailable
+from gpushared.domain.model.errors import TimedOut, Unavailable
 
 UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from gpushared.domain.attempts import deadlines
-from gpushared.domain.errors import GpushareError, TimedOut, Unavailable
-from gpushared.domain.jobs.attempts import fenced
+from gpushared.domain.jobs.attempt_log import fenced
 from gpushared.domain.jobs.node_messages import GuardEnded, GuardLooked
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.leases.job_attempts import deadlines
+from gpushared.domain.model.errors import GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.lease import ContainerId
 from gpushared.guard.fences import FenceGuard
 from gpushared.node.loop import Loop
 from gpushared.serving.clock import boottime

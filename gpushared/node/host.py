@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from gpushared.domain.host import HostSize
+from gpushared.domain.model.host import HostSize
 
 
 def host_size() -> HostSize:

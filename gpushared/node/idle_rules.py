@@ -7,8 +7,8 @@ import time
 from gpushared.config.calendar import Calendar, read_days, read_hours
 from gpushared.config.idle import IdleConfig, IdleQuietConfig, QuietTimesConfig
 from gpushared.config.model import Config
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules
+from gpushared.domain.leases.node_rules import IdleAction, IdlePolicy, IdleRules
+from gpushared.domain.model.request import LeaseClass
 
 
 def idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:

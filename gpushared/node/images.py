@@ -11,7 +11,8 @@ from urllib.parse import quote, urlencode
 
 import h11
 
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.job import JobSpec, Pull
+from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,
     NotFound,
@@ -19,9 +20,8 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.jobs.model import JobSpec, Pull
-from gpushared.domain.request import Caller
-from gpushared.domain.units import format_duration, shown
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import format_duration, shown
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.node.gate_words import check_away, message_of
 from gpushared.serving.insider import Insider

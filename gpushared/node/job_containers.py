@@ -7,12 +7,12 @@ import socket
 from dataclasses import replace
 from urllib.parse import quote, urlencode
 
-from gpushared.domain.attempts import start_failure
-from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import Ending, EndKind, JobSpec
-from gpushared.domain.lease import ContainerId, Lease
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import Ending, EndKind, JobSpec
+from gpushared.domain.leases.job_attempts import start_failure
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import ContainerId, Lease
+from gpushared.domain.model.units import shown
 from gpushared.gate.body import Body, parse_object, section, serialise
 from gpushared.gate.containers import HOST_NETWORK, inspect
 from gpushared.gate.create import CREATE_SECONDS

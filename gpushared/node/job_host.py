@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import ContainerId
 from gpushared.gate.http import Routes
 from gpushared.guard.fences import FenceGuard
 from gpushared.node.attempts import AttemptDesk

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.protocol import Gang
 from gpushared.gate.body import parse_object, section
 from gpushared.gate.containers import HOST_NETWORK

@@ -15,9 +15,15 @@ from google.protobuf.message import Message
 
 import gpushared
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.job import (
+    Job,
+    Owner,
+    Placing,
+    Running,
+)
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.offers import offer
+from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     NotFound,
@@ -25,11 +31,16 @@ from gpushared.domain.errors import (
     StateConflict,
     Unavailable,
 )
-from gpushared.domain.jobs.model import Job, JobId, Owner, Placing, Running
-from gpushared.domain.lease import LeaseId, Queued, Requeued, Suspended
-from gpushared.domain.offer import offer
-from gpushared.domain.policy.projects import project_of
-from gpushared.domain.request import Caller
+from gpushared.domain.model.lease import (
+    JobId,
+    LeaseId,
+    Queued,
+    Requeued,
+    Suspended,
+)
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.scheduling.projects import project_of
 from gpushared.node.container_names import check_names
 from gpushared.node.job_host import JobHost
 from gpushared.node.local_book import OWN, LocalBook

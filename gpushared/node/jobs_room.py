@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from gpushared.config.model import Config
-from gpushared.domain.errors import StateConflict
-from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.model.errors import StateConflict
 from gpushared.node.api import Api
 from gpushared.node.job_host import JobHost
 from gpushared.node.jobs import NodeJobs

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.key import AttemptKey
-from gpushared.domain.lease import ContainerId, LeaseId
-from gpushared.domain.request import Caller
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import AttemptKey, ContainerId, LeaseId
+from gpushared.domain.model.request import Caller
 from gpushared.gate.engine import EngineSocket
 from gpushared.node.loop import Loop
 from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Engine

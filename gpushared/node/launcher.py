@@ -11,17 +11,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from gpushared.domain.attempts import is_to_launch, under_way
-from gpushared.domain.errors import (
-    GpushareError,
-    JournalUnavailable,
-    LimitReached,
-    TimedOut,
-    Unavailable,
-)
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.key import AttemptKey
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.node_messages import (
     AttemptInstruction,
     AttemptPrepared,
@@ -31,7 +22,15 @@ from gpushared.domain.jobs.node_messages import (
     PrepareAttempt,
     TellCoordinator,
 )
-from gpushared.domain.lease import ContainerId, Lease
+from gpushared.domain.leases.job_attempts import is_to_launch, under_way
+from gpushared.domain.model.errors import (
+    GpushareError,
+    JournalUnavailable,
+    LimitReached,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey, ContainerId, Lease
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.follower import Follower
 from gpushared.node.guarding import Guarding

@@ -13,12 +13,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from gpushared.domain.errors import GpushareError, LimitReached, TimedOut, Unavailable
+from gpushared.domain.jobs.coordinator_events import (
+    NodeHello,
+    PoolInstruction,
+    Reported,
+    Send,
+)
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    HERE,
+    AttemptState,
+    Ending,
+    EndKind,
+)
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.messages import NodeHello, PoolInstruction, Reported, Send
-from gpushared.domain.jobs.model import HERE, AttemptKey, AttemptState, Ending, EndKind
 from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
-from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey
 from gpushared.node.attempts import AttemptDesk
 from gpushared.pool.archive import Archive
 from gpushared.pool.garbage import no_collection

@@ -15,23 +15,23 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.explain import Waiting, waiting
+from gpushared.domain.leases.forecast import Start, in_order_of_start, starts
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.instructions import Instruction
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.errors import (
     GpushareError,
     JournalUnavailable,
     LimitReached,
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.explain import Waiting, waiting
-from gpushared.domain.forecast import Start, in_order_of_start, starts
-from gpushared.domain.granting import decisions
-from gpushared.domain.instructions import Instruction
-from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.node import handle
-from gpushared.domain.queue import Decision
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.lease import Lease, LeaseId
+from gpushared.domain.scheduling.outcome import Decision
 from gpushared.ports import Clock, Journal, JournalWrite
 from gpushared.serving.troubles import Troubles
 

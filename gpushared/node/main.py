@@ -13,7 +13,7 @@ import click
 import gpushared
 from gpushared.config.load import DEFAULT_PATH, load
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from gpushared.node.app import Daemon
 from gpushared.node.parts import real_parts
 from gpushared.serving.logs import set_up_logging

@@ -10,8 +10,8 @@ from pathlib import Path
 from gpushared.api.v1 import node_pb2
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.model import Config
-from gpushared.domain.errors import ConfigError, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import ConfigError, PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.membership import Membership
 from gpushared.serving.jsonapi import Unary

@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from gpushared.api.v1 import link_pb2
 from gpushared.audit.line import MAX_NAME, MAX_TEXT, NOBODY_HERE, UNKNOWN, AuditLine, Sink, bounded
-from gpushared.domain.errors import Code, GpushareError, RequestError, StateConflict
-from gpushared.domain.jobs.model import AttemptState
+from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.protocol import (
     CancelPart,
     Commit,
@@ -22,6 +21,12 @@ from gpushared.domain.jobs.protocol import (
     Query,
     Report,
     StaleEpoch,
+)
+from gpushared.domain.model.errors import (
+    Code,
+    GpushareError,
+    RequestError,
+    StateConflict,
 )
 from gpushared.gate.answers import http_status
 from gpushared.gate.audit import digest_of

@@ -7,10 +7,17 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.lease import ContainerId, Lease
-from gpushared.domain.messages import ClientsParted
-from gpushared.domain.stopping import AskedEnd, Order, at_once, ending_of, lead_seconds, order_of
+from gpushared.domain.leases.events import ClientsParted
+from gpushared.domain.leases.stop_order import (
+    AskedEnd,
+    Order,
+    at_once,
+    ending_of,
+    lead_seconds,
+    order_of,
+)
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import ContainerId, Lease
 from gpushared.engine.signals import members, read_process
 from gpushared.node.leavers import held_by_mps
 from gpushared.node.loop import Loop

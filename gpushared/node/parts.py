@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.model import CheckpointMode, Config
-from gpushared.domain.rules import Action, MpsMode
+from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.engine.docker import DockerEngine
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_limits import NvmlMemoryLimits

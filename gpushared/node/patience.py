@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpushared.domain.errors import LimitReached
-from gpushared.domain.explain import Waiting
-from gpushared.domain.state import NodeState
-from gpushared.domain.units import format_duration, parse_duration
+from gpushared.domain.leases.explain import Waiting
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.units import format_duration, parse_duration
 from gpushared.gate.wish import LABEL_MAX_WAIT
 
 HALF_A_DAY_SECONDS = 12 * 3600

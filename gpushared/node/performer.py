@@ -12,9 +12,15 @@ from dataclasses import replace
 from typing import Any, assert_never
 from weakref import WeakValueDictionary
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
-from gpushared.domain.instructions import (
+from gpushared.domain.jobs.node_messages import (
+    AttemptInstruction,
+    GiveUpAttempt,
+    LaunchAttempt,
+    PrepareAttempt,
+    TellCoordinator,
+)
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.instructions import (
     DropEdits,
     HoldContainer,
     InspectContainer,
@@ -27,15 +33,14 @@ from gpushared.domain.instructions import (
     StopContainer,
     SuspendContainer,
 )
-from gpushared.domain.jobs.node_messages import (
-    AttemptInstruction,
-    GiveUpAttempt,
-    LaunchAttempt,
-    PrepareAttempt,
-    TellCoordinator,
+from gpushared.domain.leases.stop_order import AskedEnd
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    GpushareError,
+    SharingUnavailable,
+    TimedOut,
 )
-from gpushared.domain.lease import ContainerId, Lease, LeaseId
-from gpushared.domain.stopping import AskedEnd
+from gpushared.domain.model.lease import ContainerId, Lease, LeaseId
 from gpushared.engine.processes import began_with, place_of
 from gpushared.node.container_queues import ContainerQueues, InTurn
 from gpushared.node.follower import Follower

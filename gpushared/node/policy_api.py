@@ -7,9 +7,14 @@ import json
 import pwd
 
 from gpushared.api.v1 import policy_pb2
-from gpushared.domain.errors import NotFound, PermissionRefused, RequestError, TimedOut
-from gpushared.domain.request import Caller
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import (
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    TimedOut,
+)
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
 from gpushared.gate.accounts import LOOKUP_SECONDS, ask_names
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.explain import Finding, Verdict

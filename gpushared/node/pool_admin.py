@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.pool.member.calls import CoordinatorCalls
 from gpushared.serving.jsonapi import Unary
 

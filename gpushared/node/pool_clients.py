@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Protocol
 
-from gpushared.domain.jobs.model import JobId
+from gpushared.domain.model.lease import JobId
 from gpushared.node.processes import Processes
 from gpushared.pool.member.outbox import Outbox, OutboxRecord
 

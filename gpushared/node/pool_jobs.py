@@ -15,11 +15,18 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.asking import Ask, describe
-from gpushared.domain.errors import GpushareError, NotFound, RequestError, TimedOut, Unavailable
-from gpushared.domain.jobs.model import JobId, NodeName, Owner
-from gpushared.domain.request import Caller
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask, describe
+from gpushared.domain.model.units import shown
 from gpushared.pool.job_ids import is_array_id, is_job_id
 from gpushared.pool.job_search import LISTED, SHORTEST_BEGINNING
 from gpushared.pool.job_views import OVER, default_name, token_of

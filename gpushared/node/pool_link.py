@@ -11,11 +11,12 @@ import grpc
 
 import gpushared
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError, StateConflict, Unavailable
-from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.loop import Loop
 from gpushared.node.order_audit import OrderAudit

@@ -12,10 +12,11 @@ from gpushared.api.v1 import jobs_pb2
 from gpushared.audit.line import Sink
 from gpushared.config.model import Config
 from gpushared.doctor.facts import PoolView
-from gpushared.domain.errors import StateConflict
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, NodeName, Owner
-from gpushared.domain.request import Caller
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import StateConflict
+from gpushared.domain.model.lease import AttemptKey
+from gpushared.domain.model.request import Caller
 from gpushared.node.allowance import NodeAllowance
 from gpushared.node.api import Api
 from gpushared.node.job_host import JobHost

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Collection
 
-from gpushared.domain.request import Process
+from gpushared.domain.model.request import Process
 from gpushared.serving.identity import handle_on
 
 log = logging.getLogger(__name__)

@@ -8,17 +8,17 @@ from collections.abc import Set as AbstractSet
 
 from gpushared.api.v1 import projects_pb2
 from gpushared.config.kinds import NO_LIMIT
-from gpushared.domain.drawing import drawn
-from gpushared.domain.errors import RequestError
-from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.messages import ProjectSet
-from gpushared.domain.policy.projects import Project
-from gpushared.domain.policy.sizes import permille_of
-from gpushared.domain.policy.usage import Interval
-from gpushared.domain.request import Caller, LeaseClass
-from gpushared.domain.rules import IdlePolicy
-from gpushared.domain.state import NodeState
-from gpushared.domain.units import parse_gpus
+from gpushared.domain.leases.allowance_limits import drawn
+from gpushared.domain.leases.events import ProjectSet
+from gpushared.domain.leases.node_rules import IdlePolicy
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import Lease, LeaseId
+from gpushared.domain.model.request import Caller, LeaseClass
+from gpushared.domain.model.units import parse_gpus
+from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.domain.scheduling.projects import Project
+from gpushared.domain.scheduling.use_over_time import Interval
 from gpushared.node.loop import Loop
 
 SET, CONFIGURED, USERS_OWN = "set", "config", "user"

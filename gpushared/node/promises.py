@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpushared.domain.policy.projects import problems
-from gpushared.domain.quotas import capacity_of
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.project_settings import capacity_of
+from gpushared.domain.scheduling.projects import problems
 from gpushared.serving.troubles import Troubles
 
 PART = "quotas"

@@ -7,10 +7,15 @@ import logging
 from collections.abc import Callable
 
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.messages import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.events import (
+    DayTimeSet,
+    QuietTimeChanged,
+    RequestAbandoned,
+    Tick,
+)
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import LeaseId
 from gpushared.node.attendance import Attendance
 from gpushared.node.idle_rules import is_quiet
 from gpushared.node.loop import Loop

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Sequence
 
 from gpushared.config.model import Config
-from gpushared.domain.lease import Lease
-from gpushared.domain.node import restore
-from gpushared.domain.policy.allowance import Allowance
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.node_machine import restore
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.lease import Lease
+from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.node.configured import rules_of
 from gpushared.node.host import host_size
 from gpushared.node.idle_rules import is_quiet

@@ -11,7 +11,7 @@ import asyncio
 from pathlib import Path
 
 from gpushared.config.model import Config
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from gpushared.engine.docker import DockerEngine
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_modes import NvmlComputeModes

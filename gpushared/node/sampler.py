@@ -8,12 +8,12 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpushared.domain.errors import GpushareError, JournalUnavailable, Unavailable
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.messages import GpusSampled, GpusSurveyed
-from gpushared.domain.units import format_memory
-from gpushared.domain.watchdog import UNSEEN, overlap
+from gpushared.domain.leases.events import GpusSampled, GpusSurveyed
+from gpushared.domain.leases.memory_watchdog import UNSEEN, overlap
+from gpushared.domain.model.errors import GpushareError, JournalUnavailable, Unavailable
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.units import format_memory
 from gpushared.engine.process_handles import ProcessHandles
 from gpushared.engine.processes import ProcessTable
 from gpushared.node.activity import activity

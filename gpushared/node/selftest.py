@@ -8,7 +8,7 @@ import os
 import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
-from gpushared.domain.errors import ConfigError, Unavailable
+from gpushared.domain.model.errors import ConfigError, Unavailable
 
 SECONDS = 60.0
 """A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpushared.api.v1 import node_pb2
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.node.sampler import Sampler
 from gpushared.serving.jsonapi import Unary

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import psutil
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError, SharingUnavailable
-from gpushared.domain.host_memory import lack_of_memory
-from gpushared.domain.lease import ContainerId, LeaseId
-from gpushared.domain.units import format_memory
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.surroundings import lack_of_memory
+from gpushared.domain.model.errors import GpushareError, SharingUnavailable
+from gpushared.domain.model.lease import ContainerId, LeaseId
+from gpushared.domain.model.units import format_memory
 from gpushared.engine.signals import members
 from gpushared.node.follower import seen
 from gpushared.node.loop import Loop

@@ -17,10 +17,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
 from gpushared.audit.line import MAX_TEXT, bounded
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import ContainerId, Lease
-from gpushared.domain.messages import ContainerRefuted
+from gpushared.domain.leases.events import ContainerRefuted
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import ContainerId, Lease
 from gpushared.gate.verify import Expected, Finding, findings, unchecked
 from gpushared.node.loop import Loop
 from gpushared.ports import (

@@ -8,11 +8,19 @@ from collections.abc import Iterable, Mapping
 import psutil
 
 from gpushared.api.v1 import gpus_pb2, leases_pb2
-from gpushared.domain.asking import describe
-from gpushared.domain.explain import Waiting
-from gpushared.domain.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
-from gpushared.domain.idle import idle_since
-from gpushared.domain.lease import (
+from gpushared.domain.leases.explain import Waiting
+from gpushared.domain.leases.idle_leases import idle_since
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.offers import GivesWay, Offer, fits_instead
+from gpushared.domain.leases.requeue import step_of
+from gpushared.domain.leases.suspension import why_not
+from gpushared.domain.model.gpu import (
+    WHOLE_PERMILLE,
+    Drained,
+    Gpu,
+    GpuId,
+)
+from gpushared.domain.model.lease import (
     Active,
     Ended,
     Expired,
@@ -37,13 +45,10 @@ from gpushared.domain.lease import (
     Suspended,
     state_name,
 )
-from gpushared.domain.offer import GivesWay, Offer, fits_instead
-from gpushared.domain.placement import Room
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.requeue import step_of
-from gpushared.domain.state import NodeState
-from gpushared.domain.suspension import why_not
-from gpushared.domain.units import format_duration, format_memory
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import describe
+from gpushared.domain.model.units import format_duration, format_memory
+from gpushared.domain.scheduling.placement.free_capacity import Room
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sample, Stranger
 

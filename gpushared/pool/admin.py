@@ -11,14 +11,19 @@ from typing import Protocol
 
 import gpushared
 from gpushared.api.v1 import pool_pb2
-from gpushared.domain.errors import NotFound, RequestError, StateConflict
-from gpushared.domain.jobs import claims
+from gpushared.domain.jobs import staleness_claims
+from gpushared.domain.jobs.coordinator_events import NodeDrainAsked, NodeForgotten, PoolEvent
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    Job,
+    NodeName,
+    Queued,
+    Running,
+)
+from gpushared.domain.jobs.liveness import presence
 from gpushared.domain.jobs.member import Member, Presence
-from gpushared.domain.jobs.messages import NodeDrainAsked, NodeForgotten, PoolEvent
-from gpushared.domain.jobs.model import Job, NodeName, Queued, Running
-from gpushared.domain.jobs.silence import presence
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import NotFound, RequestError, StateConflict
+from gpushared.domain.model.units import shown
 from gpushared.pool.trust.callers import PoolCaller
 from gpushared.pool.unary_service import Handler
 from gpushared.serving.troubles import Troubles
@@ -80,7 +85,7 @@ class Admin:
             revision=self._machine.revision,
             phase=phase_of(state),
             awaited_nodes=() if state.settled else state.missing(),
-            troubles=(*self._troubles.all(), *map(claims.told, sorted(state.claimants))),
+            troubles=(*self._troubles.all(), *map(staleness_claims.told, sorted(state.claimants))),
             nodes=sum(member.forgotten_at is None for member in state.members.values()),
             queued=state.queued_count,
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),

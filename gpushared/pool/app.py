@@ -13,10 +13,15 @@ from pathlib import Path
 
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.pool import CoordinatorConfig
-from gpushared.domain.errors import ConfigError, GpushareError, NotFound, Unavailable
+from gpushared.domain.jobs.coordinator_events import NodeEnrolled, PoolTick
+from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.messages import NodeEnrolled, PoolTick
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.model.errors import (
+    ConfigError,
+    GpushareError,
+    NotFound,
+    Unavailable,
+)
 from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.pool.admin import phase_of
 from gpushared.pool.admin_room import admin_services

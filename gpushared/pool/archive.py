@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from gpushared.domain.jobs.model import Job, JobId
+from gpushared.domain.jobs.job import Job
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.records import ENDED, GONE, OVER, job_of, read_job, time_of
 from gpushared.pool.store import MAX_OPERATIONS, Record, Store
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpushared.api.v1 import audit_pb2
 from gpushared.audit.line import NOBODY_HERE
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.pool.parts import Coordinator, Door, Service
 from gpushared.pool.trust.callers import PoolCaller
 from gpushared.pool.unary_service import unary_service

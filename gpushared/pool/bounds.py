@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from gpushared.domain.asking import MAX_RESTARTS
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, MigInstance
-from gpushared.domain.jobs.asking import MAX_NODES
+from gpushared.domain.jobs.job import Ending, JobSpec
+from gpushared.domain.jobs.job_commands import MAX_NODES
 from gpushared.domain.jobs.member import Allowed, Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, Ending, JobSpec
 from gpushared.domain.jobs.protocol import (
     CancelPart,
     Commit,
@@ -34,10 +31,13 @@ from gpushared.domain.jobs.submit_limits import (
     MAX_INDEX,
     MAX_RETRIES,
 )
-from gpushared.domain.lease import Grant
-from gpushared.domain.policy.allowance import Want
-from gpushared.domain.request import MAX_PRIORITY, Request
-from gpushared.domain.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, MigInstance
+from gpushared.domain.model.lease import AttemptKey, Grant
+from gpushared.domain.model.request import MAX_PRIORITY, Request
+from gpushared.domain.model.request_spec import MAX_RESTARTS
+from gpushared.domain.model.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
+from gpushared.domain.scheduling.allowance import Want
 
 
 class Bounds(NamedTuple):

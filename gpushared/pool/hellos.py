@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import LimitReached, RequestError, TimedOut
-from gpushared.domain.jobs.model import NodeName, names_bytes
+from gpushared.domain.jobs.coordinator_rules import TOLD_BYTES, TOLD_JOBS
+from gpushared.domain.jobs.job import NodeName, names_bytes
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.jobs.rules import TOLD_BYTES, TOLD_JOBS
+from gpushared.domain.model.errors import LimitReached, RequestError, TimedOut
 from gpushared.pool import bounds, wire
 from gpushared.pool.stream import Context
 from gpushared.pool.trust.rates import Rates

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError, Unavailable
+from gpushared.domain.model.errors import ConfigError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.serving.identity import Identities, Peer
 
 

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable
 from hashlib import sha256
 
-from gpushared.domain.jobs.model import JobId, JobSpec
+from gpushared.domain.jobs.job import JobSpec
+from gpushared.domain.model.lease import JobId
 
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import h11
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import EngineUnavailable, StateConflict
-from gpushared.domain.jobs.key import AttemptKey
+from gpushared.domain.model.errors import EngineUnavailable, StateConflict
+from gpushared.domain.model.lease import AttemptKey
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpushared.domain.errors import RequestError, StateConflict
-from gpushared.domain.jobs.model import AttemptKey, Job, NodeName, Part, Try, TryPart
-from gpushared.domain.jobs.tries import has_run
+from gpushared.domain.jobs.attempt_history import has_run
+from gpushared.domain.jobs.job import (
+    Job,
+    NodeName,
+    Part,
+    Try,
+    TryPart,
+)
+from gpushared.domain.model.errors import RequestError, StateConflict
+from gpushared.domain.model.lease import AttemptKey
 
 
 class JobPlace(NamedTuple):

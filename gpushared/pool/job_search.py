@@ -10,10 +10,11 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Protocol
 
-from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
-from gpushared.domain.jobs.model import Ended, Job, JobId, Owner
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import Ended, Job, Owner
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import shown
 from gpushared.pool.archive import Page
 from gpushared.pool.job_ids import is_array_id
 from gpushared.pool.job_views import default_name

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.jobs.model import Job, Owner
+from gpushared.domain.jobs.job import Job, Owner
 from gpushared.pool.job_logs import job_logs
 from gpushared.pool.job_places import JobPlace, output_of, place_of
 from gpushared.pool.tunnel_calls import UserContext, gate_through, splice

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Callable
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.asking import describe
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.attempt_history import span
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
     HERE,
     AttemptState,
     Cancelled,
@@ -24,8 +25,7 @@ from gpushared.domain.jobs.model import (
     Succeeded,
     Try,
 )
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.jobs.tries import span
+from gpushared.domain.model.request_spec import describe
 from gpushared.pool.job_whys import Why, in_full, is_silent, quiet_since, why
 
 _OUTCOME_WORDS: dict[type[JobOutcome], str] = {

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpushared.domain.jobs.explaining import lack_of_room
-from gpushared.domain.jobs.member import Presence
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.coordinator_state import PoolState, array_key, kind_of
+from gpushared.domain.jobs.job import (
     AttemptState,
     Cancelled,
     Cancelling,
@@ -24,11 +23,12 @@ from gpushared.domain.jobs.model import (
     Succeeded,
     Then,
 )
-from gpushared.domain.jobs.silence import has_client, presence, silent_since
-from gpushared.domain.jobs.state import PoolState, array_key, kind_of
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.placement import Reason
-from gpushared.domain.policy.passes import WaitReason
+from gpushared.domain.jobs.liveness import has_client, presence, silent_since
+from gpushared.domain.jobs.member import Presence
+from gpushared.domain.jobs.placement_reasons import lack_of_room
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.scheduling.pass_records import WaitReason
+from gpushared.domain.scheduling.placement.free_capacity import Reason
 
 NAMED = 3
 

@@ -9,10 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs.asking import MAX_NODES
-from gpushared.domain.jobs.model import HERE, After, JobId, JobSpec, NodeName, Owner, Pull
+from gpushared.domain.jobs.job import (
+    HERE,
+    After,
+    JobSpec,
+    NodeName,
+    Owner,
+    Pull,
+)
+from gpushared.domain.jobs.job_commands import MAX_NODES
 from gpushared.domain.jobs.submit_limits import (
     LONGEST_STOP_AFTER_SECONDS,
     MAX_RETRIES,
@@ -20,8 +25,11 @@ from gpushared.domain.jobs.submit_limits import (
     check_bounds,
     read_array,
 )
-from gpushared.domain.request import Request
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Request
+from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.units import shown
 from gpushared.pool.job_ids import id_for, id_in_array, new_request_id
 from gpushared.serving.lease_words import check_request_id, read_lease_request
 

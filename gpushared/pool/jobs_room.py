@@ -10,8 +10,8 @@ import grpc
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import GpushareError, RequestError, TimedOut
-from gpushared.domain.jobs.model import Owner
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
 from gpushared.pool.archive import Archive
 from gpushared.pool.job_streams import JobStreams
 from gpushared.pool.job_views import JobViews

@@ -14,19 +14,33 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, NotFound, RequestError, Unavailable
-from gpushared.domain.jobs.messages import (
+from gpushared.domain.jobs.coordinator_events import (
     CancelAsked,
     JobHoldAsked,
     JobPriorityAsked,
     JobSubmitted,
     PoolEvent,
 )
-from gpushared.domain.jobs.model import HERE, After, AfterKind, Ended, Job, JobId, NodeName, Owner
-from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    HERE,
+    After,
+    AfterKind,
+    Ended,
+    Job,
+    NodeName,
+    Owner,
+)
 from gpushared.domain.jobs.submit_limits import MAX_ARRAY
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    RequestError,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.units import shown
 from gpushared.pool import job_search as search
 from gpushared.pool.job_ids import is_array_id
 from gpushared.pool.job_search import Asked, Past

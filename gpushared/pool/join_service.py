@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.audit.line import NOBODY_HERE
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.units import shown
 from gpushared.pool.trust.clocks import check_clock
 from gpushared.pool.trust.enlisting import Signed
 from gpushared.pool.trust.rates import Rates, host_of

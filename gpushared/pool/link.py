@@ -17,7 +17,18 @@ import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.audit.line import NOBODY_HERE
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.coordinator_events import (
+    NodeDisconnected,
+    NodeHello,
+    PoolInstruction,
+    Send,
+    TellAllowance,
+    TellOrigin,
+)
+from gpushared.domain.jobs.job import HERE, NodeName
+from gpushared.domain.jobs.protocol import GiveBack, Order, Report
+from gpushared.domain.jobs.staleness_claims import ClaimRefused
+from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     PermissionRefused,
@@ -26,18 +37,8 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.jobs.claims import ClaimRefused
-from gpushared.domain.jobs.messages import (
-    NodeDisconnected,
-    NodeHello,
-    PoolInstruction,
-    Send,
-    TellAllowance,
-    TellOrigin,
-)
-from gpushared.domain.jobs.model import HERE, JobId, NodeName
-from gpushared.domain.jobs.protocol import GiveBack, Order, Report
-from gpushared.domain.units import shown
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import shown
 from gpushared.pool import soundness, wire
 from gpushared.pool.hellos import HelloRead, Hellos
 from gpushared.pool.job_ids import is_own_id

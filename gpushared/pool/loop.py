@@ -15,7 +15,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from gpushared.domain.errors import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.coordinator import handle
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, PoolStep
+from gpushared.domain.jobs.job import Job, Owner
+from gpushared.domain.jobs.job_commands import check_whose
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.protocol import CancelPart
+from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     RequestError,
@@ -23,14 +31,7 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.asking import check_whose
-from gpushared.domain.jobs.coordinator import handle
-from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Job, JobId, Owner
-from gpushared.domain.jobs.protocol import CancelPart
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import NEVER, PoolState, PoolStep
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.archive import Archive
 from gpushared.pool.chunks import Chunk, cut
 from gpushared.pool.records import SIGN_OF_LIFE

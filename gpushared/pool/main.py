@@ -12,7 +12,7 @@ import click
 
 import gpushared
 from gpushared.config.pool import POOL, CoordinatorConfig, load_pool
-from gpushared.domain.errors import ConfigError, GpushareError
+from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.app import PoolDaemon, real_pool_parts
 from gpushared.pool.trust.people import people_of
 from gpushared.serving.logs import set_up_logging

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
+from gpushared.domain.jobs.job import HERE, NodeName, Running
+from gpushared.domain.jobs.liveness import presence, silent_since
 from gpushared.domain.jobs.member import Free, Inventory, Member, Presence
-from gpushared.domain.jobs.model import HERE, NodeName, Running
-from gpushared.domain.jobs.silence import presence, silent_since
-from gpushared.domain.jobs.state import PoolState, is_tried_last
-from gpushared.domain.units import format_duration
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.model.units import format_duration
 
 
 def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:

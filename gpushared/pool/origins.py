@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName
-from gpushared.domain.jobs.state import PoolState
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    HERE,
+    Ended,
+    Job,
+    NodeName,
+)
+from gpushared.domain.model.lease import JobId
 
 
 class JobOrigins:

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.jobs.job import Ended, Job
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Ended, Job, JobId
-from gpushared.domain.policy.projects import Project
-from gpushared.domain.policy.standing import Standing, StandingChange, UsageRow
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.scheduling.project_accounts import Standing, StandingChange, UsageRow
+from gpushared.domain.scheduling.projects import Project
 from gpushared.journal.standing import project_from_json, project_to_json
 from gpushared.pool.bounds import check_record
 from gpushared.pool.store import Record, StoreUnavailable

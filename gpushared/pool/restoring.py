@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs.coordinator import restore
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Job, JobId
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.policy.standing import Standing
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.scheduling.project_accounts import Standing
 from gpushared.pool.archive import Archive
 from gpushared.pool.chunks import cut
 from gpushared.pool.high_water import HighWater

@@ -6,7 +6,7 @@ from gpushared.config.model import HostMode
 from gpushared.config.pool import CoordinatorConfig
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.config.users import EVERYBODY
-from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.jobs.coordinator_rules import PoolRules
 
 
 def pool_rules_of(config: CoordinatorConfig) -> PoolRules:

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
-from gpushared.domain.errors import ConfigError, Unavailable
+from gpushared.domain.model.errors import ConfigError, Unavailable
 
 SECONDS = 60.0
 """A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""

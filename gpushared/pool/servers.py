@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.parts import Door, Service
 from gpushared.serving.doors import OPTIONS, Context
 from gpushared.serving.intake import Intake

@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import re
 
-from gpushared.domain.asking import MAX_AFTER as MAX_LEASES
-from gpushared.domain.asking import MAX_MODELS, NOTICE_SIGNALS
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import WHOLE_PERMILLE
+from gpushared.domain.jobs.job import JobSpec
 from gpushared.domain.jobs.member import Allowed
-from gpushared.domain.jobs.model import AttemptKey, JobSpec
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
 from gpushared.domain.jobs.submit_limits import MAX_INDEX
-from gpushared.domain.request import Isolation, Request
-from gpushared.domain.units import MAX_GPUS, shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.model.lease import AttemptKey
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.model.request_spec import MAX_AFTER as MAX_LEASES
+from gpushared.domain.model.request_spec import MAX_MODELS, NOTICE_SIGNALS
+from gpushared.domain.model.units import MAX_GPUS, shown
 from gpushared.pool.bounds import MAX_WHOLE, Bounds
 from gpushared.pool.job_words import (
     MAX_BODY_BYTES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpushared.domain.jobs.model import JobId
-from gpushared.domain.jobs.state import PoolState, PoolStep
+from gpushared.domain.jobs.coordinator_state import PoolState, PoolStep
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.records import (
     JOB,
     MEMBER,

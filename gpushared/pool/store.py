@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpushared.domain.errors import RequestError, StateConflict, Unavailable
+from gpushared.domain.model.errors import RequestError, StateConflict, Unavailable
 
 MAX_OPERATIONS = 128
 """Of one transaction, comparisons and changes together: etcd's own bound (``--max-txn-ops``)."""

@@ -13,15 +13,7 @@ import grpc
 
 from gpushared.api.v1 import link_pb2
 from gpushared.audit.line import NOBODY_HERE
-from gpushared.domain.errors import (
-    GpushareError,
-    LimitReached,
-    RequestError,
-    TimedOut,
-    Unavailable,
-)
-from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.messages import (
+from gpushared.domain.jobs.coordinator_events import (
     CancelAsked,
     ClientGone,
     JobSubmitted,
@@ -29,10 +21,19 @@ from gpushared.domain.jobs.messages import (
     PoolEvent,
     Reported,
 )
-from gpushared.domain.jobs.model import Job, JobId, NodeName, Owner
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.silence import beat_seconds
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import Job, NodeName, Owner
+from gpushared.domain.jobs.liveness import beat_seconds
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import shown
 from gpushared.pool import bounds, soundness, wire
 from gpushared.pool.job_ids import is_own_id
 from gpushared.pool.mailbox import Mailbox

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import GpushareError, Unavailable
+from gpushared.domain.model.errors import GpushareError, Unavailable
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.pool.tunnel_bytes import pump
 from gpushared.pool.tunnel_frames import Chunk, Frame, frame

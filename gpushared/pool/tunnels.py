@@ -18,8 +18,14 @@ from typing import Protocol
 import grpc
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, TimedOut, Unavailable
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import (
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.pool import wire
 from gpushared.pool.tunnel_frames import Data, Frame
 

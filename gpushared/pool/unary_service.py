@@ -10,7 +10,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.pool.parts import Door, Service
 from gpushared.pool.trust.callers import Callers, PoolCaller
 from gpushared.serving.doors import Context

@@ -13,18 +13,19 @@ from hashlib import sha256
 from typing import Any
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.job import JobSpec
+from gpushared.domain.jobs.member import Free, Inventory, Told
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import (
     GpushareError,
     RequestError,
     StateConflict,
     Unavailable,
     kind_of_code,
 )
-from gpushared.domain.jobs.member import Free, Inventory, Told
-from gpushared.domain.jobs.model import JobId, JobSpec
-from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
-from gpushared.domain.policy.allowance import Share
-from gpushared.domain.units import MAX_GPUS, shown
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import MAX_GPUS, shown
+from gpushared.domain.scheduling.allowance import Share
 from gpushared.pool import bounds, soundness
 from gpushared.records import RecordError, from_json, to_json
 

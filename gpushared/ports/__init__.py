@@ -2,7 +2,7 @@
 
 Each has a real adapter and a public fake in ``gpushared.testing``; both pass the same contract tests. Methods
 are coroutines that return within their adapter's time-out, with a result or with an error of
-``gpushared.domain.errors``; none of them ever blocks the event loop.
+``gpushared.domain.model.errors``; none of them ever blocks the event loop.
 """
 
 from gpushared.ports.clock import Clock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import Walls
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import Walls
 
 
 @dataclass(frozen=True, slots=True)

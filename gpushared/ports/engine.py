@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from gpushared.domain.host import ContainerMemory
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.host import ContainerMemory
+from gpushared.domain.model.lease import ContainerId
 from gpushared.ports.edits import Edits
 from gpushared.ports.reality import Reality
 

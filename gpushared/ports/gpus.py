@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.model.gpu import Gpu, GpuId
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpushared.domain.gpu import Drained, GpuId
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.lease import Lease, LeaseId, StoryEntry
-from gpushared.domain.policy.standing import Standing, StandingChange
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.model.gpu import Drained, GpuId
+from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
+from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import ContainerId
 
 
 @dataclass(frozen=True, slots=True)

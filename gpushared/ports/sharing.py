@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import Lease, LeaseId
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import Lease, LeaseId
 from gpushared.ports.edits import Edits
 from gpushared.ports.engine import EngineFacts
 

@@ -7,8 +7,8 @@ import math
 from gpushared.api.v1 import audit_pb2
 from gpushared.audit.line import AuditLine
 from gpushared.audit.store import MAX_PAGE, Search
-from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.request import Caller
 from gpushared.serving.audit_log import AuditLog
 from gpushared.serving.jsonapi import Unary
 

@@ -18,7 +18,12 @@ from gpushared.audit.line import MAX_TEXT, AuditLine, Origin, bounded
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.audit.store import Keep, Numbered, Search
 from gpushared.config.audit import AuditConfig
-from gpushared.domain.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut
+from gpushared.domain.model.errors import (
+    AuditUnavailable,
+    ConfigError,
+    GpushareError,
+    TimedOut,
+)
 from gpushared.gate.answers import http_status
 from gpushared.serving.audit_words import fields_of, sentence
 from gpushared.serving.journald import Journald, is_logged_to

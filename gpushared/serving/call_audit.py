@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from gpushared.audit.line import MAX_NAME, MAX_TEXT, UNKNOWN, AuditLine, Origin, Sink, bounded, ignore
-from gpushared.domain.errors import GpushareError, LimitReached, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import GpushareError, LimitReached, PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.gate.answers import http_status
 from gpushared.gate.audit import digest_of
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 from gpushared.ports import Clock
 from gpushared.serving.files import write_private
 from gpushared.serving.troubles import Troubles

@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.message import Message
 
 from gpushared.audit.line import Origin
-from gpushared.domain.errors import Code, GpushareError, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import Code, GpushareError, PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.gate.limits import Shares
 from gpushared.serving.call_audit import Asker, CallAudit
 from gpushared.serving.identity import Identities, Peer

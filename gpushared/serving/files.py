@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError, Unavailable
+from gpushared.domain.model.errors import ConfigError, Unavailable
 
 PRIVATE = 0o600
 PRIVATE_FOLDER = 0o700

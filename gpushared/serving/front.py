@@ -21,8 +21,13 @@ from http import HTTPStatus
 from pathlib import Path
 
 from gpushared.audit.line import Origin
-from gpushared.domain.errors import ConfigError, GpushareError, LimitReached, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import (
+    ConfigError,
+    GpushareError,
+    LimitReached,
+    PermissionRefused,
+)
+from gpushared.domain.model.request import Caller
 from gpushared.gate.answers import http_status
 from gpushared.gate.ends import linger
 from gpushared.gate.http import Routes, serve_http

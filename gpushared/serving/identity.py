@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpushared.audit.line import Origin, bounded
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.request import Caller, Process
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.request import Caller, Process
 from gpushared.gate.accounts import ask_names
 from gpushared.serving.clock import boot_id
 from gpushared.serving.subordinate import SubordinateIds

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 
 from gpushared.audit.line import Origin
-from gpushared.domain.errors import LimitReached, Unavailable
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import LimitReached, Unavailable
+from gpushared.domain.model.request import Caller
 from gpushared.gate.engine import EngineConnection, EngineSocket
 from gpushared.gate.http import Routes, is_here, serve_http
 

@@ -13,7 +13,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError, GpushareError, PermissionRefused
+from gpushared.domain.model.errors import ConfigError, GpushareError, PermissionRefused
 
 ROOT = Path("/")
 UNIT_DIR = "etc/systemd/system"

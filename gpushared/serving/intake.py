@@ -18,7 +18,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from gpushared.domain.errors import GpushareError, LimitReached, RequestError, TimedOut
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    RequestError,
+    TimedOut,
+)
 from gpushared.serving.doors import Context
 
 # Any: handlers of all services pass here, each with messages of its own.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from gpushared.domain.errors import Code, GpushareError, RequestError
+from gpushared.domain.model.errors import Code, GpushareError, RequestError
 from gpushared.gate.http import WebReply, WebRequest
 from gpushared.serving.call_audit import CallAudit
 

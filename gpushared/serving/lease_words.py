@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpushared.api.v1 import leases_pb2
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.errors import RequestError
-from gpushared.domain.request import Request
-from gpushared.domain.units import LATEST_SECONDS, shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.request import Request
+from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.units import LATEST_SECONDS, shown
 
 MAX_REQUEST_ID = 128
 MAX_IMAGE = 1024

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import click
 
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from gpushared.serving.systemd import Notifier
 
 log = logging.getLogger("gpushared")

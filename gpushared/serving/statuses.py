@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from gpushared.domain.errors import GpushareError, kind_of_code
+from gpushared.domain.model.errors import GpushareError, kind_of_code
 from gpushared.serving.doors import HINT_METADATA
 
 NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import RequestError, SharingUnavailable
+from gpushared.domain.model.errors import RequestError, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts
 from gpushared.sharing.slices import (
     ESCAPED_DASH,

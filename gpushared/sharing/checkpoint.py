@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from gpushared.domain.errors import SharingUnavailable, TimedOut
+from gpushared.domain.model.errors import SharingUnavailable, TimedOut
 
 PROBE_SECONDS = 20.0
 MOVE_SECONDS = 300.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpushared.domain.errors import GpusUnavailable, SharingUnavailable, TimedOut
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.model.errors import GpusUnavailable, SharingUnavailable, TimedOut
+from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.ports import ComputeModes
 
 T = TypeVar("T")

@@ -22,8 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError, GpushareError, SharingUnavailable, TimedOut
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import (
+    ConfigError,
+    GpushareError,
+    SharingUnavailable,
+    TimedOut,
+)
+from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.process import DaemonProcess, listener_pid, spawn_daemon
 from gpushared.sharing.servers import client_pids
 from gpushared.sharing.session import Dropped, Sessions

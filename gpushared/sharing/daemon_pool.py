@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.lease_directories import LeaseDirectories

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpushared.domain.errors import GpushareError, SharingUnavailable
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import Grant, Lease, MemoryWall
+from gpushared.domain.model.errors import GpushareError, SharingUnavailable
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import Grant, Lease, MemoryWall
 from gpushared.ports import EngineFacts, Hook, MemoryLimiter
 from gpushared.sharing import limit_hook
 from gpushared.sharing.cgroups import LeaseCgroups

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpushared.domain.bounds import bounds, count_bounds
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.instances import wants_instances
-from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Walls
-from gpushared.domain.request import Isolation
+from gpushared.domain.leases.explain import bounds, count_bounds
+from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.domain.model.gpu import (
+    MIB,
+    WHOLE_PERMILLE,
+    Gpu,
+    GpuId,
+)
+from gpushared.domain.model.instances import wants_instances
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Grant,
+    Lease,
+    MemoryWall,
+    Walls,
+)
+from gpushared.domain.model.request import Isolation
 from gpushared.ports import Edits, Mount
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold

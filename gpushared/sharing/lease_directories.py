@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from gpushared.domain.errors import RequestError, SharingUnavailable
+from gpushared.domain.model.errors import RequestError, SharingUnavailable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _PRIVATE = 0o700

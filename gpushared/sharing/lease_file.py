@@ -8,9 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gpushared.domain.bounds import bounds, count_bounds
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import Grant, Lease, MemoryWall, Walls
+from gpushared.domain.leases.explain import bounds, count_bounds
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    MemoryWall,
+    Walls,
+)
 
 SCHEMA = "gpushare.lease/1"
 

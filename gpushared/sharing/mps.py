@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpushared.domain.errors import GpushareError, SharingUnavailable, TimedOut
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.request import Isolation, LeaseClass
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import GpushareError, SharingUnavailable, TimedOut
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import Lease, LeaseId
+from gpushared.domain.model.request import Isolation, LeaseClass
 from gpushared.ports import Edits, EngineFacts, Mount, SharingStatus
 from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.control import DaemonLimits

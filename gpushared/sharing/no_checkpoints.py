@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.model.errors import SharingUnavailable
 
 SWITCHED_OFF = "CUDA checkpoints are switched off (gpus.checkpoints)"
 

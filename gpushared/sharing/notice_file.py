@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from gpushared.domain.lease import Notice
+from gpushared.domain.model.lease import Notice
 
 SCHEMA = "gpushare.notice/1"
 

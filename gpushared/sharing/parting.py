@@ -12,7 +12,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
-from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.sharing.servers import Asked
 
 _LOOK_AGAIN_SECONDS = 0.05

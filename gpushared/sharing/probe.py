@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gpushared.domain.errors import GpushareError, SharingUnavailable
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import GpushareError, SharingUnavailable
+from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.control import MpsControl
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpushared.domain.errors import SharingUnavailable, TimedOut
+from gpushared.domain.model.errors import SharingUnavailable, TimedOut
 
 _SENTINEL = "get_default_active_thread_percentage"
 _PERCENTAGE = re.compile(r"\d+(\.\d+)?")

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.ports import CgroupDriver
 
 SYSTEMD_RUNS = Path("/run/systemd/system")

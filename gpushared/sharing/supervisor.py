@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from gpushared.domain.errors import GpushareError, SharingUnavailable, TimedOut
+from gpushared.domain.model.errors import GpushareError, SharingUnavailable, TimedOut
 from gpushared.ports import ServerFault
 from gpushared.sharing.canary_watch import CanaryWatch
 from gpushared.sharing.control import DaemonLimits, MpsControl

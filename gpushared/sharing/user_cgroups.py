@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import GpushareError, LimitReached, SharingUnavailable
+from gpushared.domain.model.errors import GpushareError, LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts, UserBounds, UserUse
 from gpushared.sharing.limit_files import ROOT, Limit, Trees
 from gpushared.sharing.slices import SYSTEMCTL, Place, tell_systemd

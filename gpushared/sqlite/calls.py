@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gpushared.domain.errors import TimedOut, Unavailable
+from gpushared.domain.model.errors import TimedOut, Unavailable
 from gpushared.sqlite.trouble import Words
 from gpushared.sqlite.worker import Worker
 

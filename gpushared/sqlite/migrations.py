@@ -10,7 +10,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 from gpushared.sqlite.trouble import Words
 
 

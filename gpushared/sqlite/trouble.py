@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 
 PRIMARY_CODE_MASK = 0xFF
 

@@ -9,8 +9,13 @@ from itertools import count
 from typing import Self
 from weakref import WeakSet
 
-from gpushared.domain.errors import EngineUnavailable, NotFound, StateConflict, TimedOut
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    NotFound,
+    StateConflict,
+    TimedOut,
+)
+from gpushared.domain.model.lease import ContainerId
 from gpushared.ports import (
     LABEL_DEVICE,
     LABEL_GATE,

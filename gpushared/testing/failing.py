@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 
 
 class Failing:

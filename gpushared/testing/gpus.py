@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.ports import GpuProcess, GpuReading
 from gpushared.testing.failing import Failing
 

@@ -6,14 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
-from gpushared.domain.errors import JournalUnavailable
-from gpushared.domain.gpu import Drained, GpuId
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.key import AttemptKey
-from gpushared.domain.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry
-from gpushared.domain.policy.projects import Project
-from gpushared.domain.policy.standing import Standing, StandingChange
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.model.errors import JournalUnavailable
+from gpushared.domain.model.gpu import Drained, GpuId
+from gpushared.domain.model.lease import (
+    STORY_KEPT_IN_MEMORY,
+    AttemptKey,
+    Ended,
+    Lease,
+    LeaseId,
+    StoryEntry,
+)
+from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, Past
 from gpushared.records import kind_of
 from gpushared.testing.failing import Failing

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from gpushared.domain.lease import Lease, LeaseId, LeaseState, Queued, StoryEntry, state_name
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import (
+    Lease,
+    LeaseId,
+    LeaseState,
+    Queued,
+    StoryEntry,
+    state_name,
+)
+from gpushared.domain.model.request import Request
 
 SOME_TIME = 1_800_000_000.0
 

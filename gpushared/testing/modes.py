@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId
 from gpushared.testing.failing import Failing
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import ComputeCap, Lease, LeaseId, MemoryWall, Notice, Walls
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Lease,
+    LeaseId,
+    MemoryWall,
+    Notice,
+    Walls,
+)
 from gpushared.ports import Edits, EngineFacts, SharingStatus
 from gpushared.testing.failing import Failing
 

@@ -11,7 +11,7 @@ from gpushared.audit.line import NOBODY_HERE, AuditLine, Origin
 from gpushared.audit.schema import VERSION
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.audit.store import PRUNE_EVERY, PRUNE_STEP, Keep, Search, Store
-from gpushared.domain.errors import AuditUnavailable
+from gpushared.domain.model.errors import AuditUnavailable
 
 FILES = Path(__file__).parent / "files"
 ID = "0123456789ab" * 5 + "0123"

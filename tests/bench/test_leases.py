@@ -12,9 +12,9 @@ import pytest
 from bench.gpu.lab import OTHER_UID, Lab
 from bench.gpu.leases import gpu_of, inside, opened, process_environment
 from bench.gpu.machine import Machine
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.gpu import MIB, GpuId
-from gpushared.domain.lease import ComputeCap, MemoryWall, Walls
+from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.domain.model.gpu import MIB, GpuId
+from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
 from gpushared.ports import Edits, Mount
 from tests.bench.conftest import ROW
 

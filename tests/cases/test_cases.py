@@ -8,20 +8,25 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.explain import waiting
-from gpushared.domain.fleet.policies import PolicyName, Together
-from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
-from gpushared.domain.granting import decisions
-from gpushared.domain.host import HostSize
-from gpushared.domain.lease import ContainerId, Ended, LeaseId
-from gpushared.domain.node import handle
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState, Step
-from gpushared.domain.units import format_share, parse_duration, parse_memory
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.explain import waiting
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import (
+    MIB,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
+from gpushared.domain.model.host import HostSize
+from gpushared.domain.model.lease import ContainerId, Ended, LeaseId
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.units import format_share, parse_duration, parse_memory
+from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 from tests.cases.reading import cases_in
 
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpushared.client.api import Client
 from gpushared.client.jobs import Jobs
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.bed import parts
 from tests.chaos.diary import Run, read_diaries
 from tests.chaos.faults import Faults

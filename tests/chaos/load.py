@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.chaos.diary import PROGRAM
 from tests.chaos.machines import Machines
 from tests.chaos.plan import LIVE_RESTORE, NODES, Work, WorkKind

@@ -22,7 +22,7 @@ from typing import Any, Final
 import psutil
 
 from gpushared.client.api import Client
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.bed import parts
 from tests.bed.cgroups import remove_users, users_of
 from tests.chaos.plan import LIVE_RESTORE, NODES

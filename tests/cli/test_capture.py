@@ -15,7 +15,7 @@ import pytest
 from gpushared.cli.capture import capture, read_run
 from gpushared.cli.docker_args import split
 from gpushared.cli.plain_words import are_plain
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 from tests.bed import parts
 
 CLIS = {

@@ -12,7 +12,7 @@ import pytest
 from gpushared.cli import docker_args
 from gpushared.cli.docker_args import refuse_ways_around, split
 from gpushared.cli.faults import UsageError
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.model.errors import PermissionRefused, RequestError
 
 
 @dataclass(frozen=True)

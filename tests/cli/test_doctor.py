@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpushared.cli.caller_checks import CallerFacts, DockerCli, docker_group
-from gpushared.domain.checkup import Status
-from gpushared.domain.errors import DaemonUnavailable
+from gpushared.doctor.checkup import Status
+from gpushared.domain.model.errors import DaemonUnavailable
 from tests.cli.answers import QUEUED
 from tests.cli.process import GPUSHARE, Gpushare
 from tests.cli.standin import Reply, StandIn, ok, refusal

@@ -12,7 +12,7 @@ import pytest
 from gpushared.client import Client, ConnectionLost, socket_path
 from gpushared.client.faults import NotOurDaemon
 from gpushared.client.http import exchange
-from gpushared.domain import errors
+from gpushared.domain.model import errors
 from tests.cli.standin import HANG_UP, Reply, StandIn, ok, refusal
 
 BODY = json.dumps({"version": "1.2.3", "node": "n" * 70_000}).encode()

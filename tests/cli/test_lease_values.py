@@ -8,7 +8,7 @@ import pytest
 
 from gpushared.cli import lease_values
 from gpushared.cli.lease_values import check_values
-from gpushared.domain.asking import Ask, read_request
+from gpushared.domain.model.request_spec import Ask, read_request
 
 SIZES = [*(str(count) for count in range(1, 10)), "0.01", "0.1", "0.25", "0.5", "0.99"]
 TIMES = ["", "1s", "99s", "30m", "2h", "99d", "01h"]

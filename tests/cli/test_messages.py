@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from gpushared.client import job_messages, messages, pool_messages
 from gpushared.client.messages import Lease, Message
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 from tests.cli.answers import GRANT, QUEUED, lease
 
 PROTO_NAMES = {

@@ -12,7 +12,7 @@ from gpushared.cli import docker, pool_run
 from gpushared.cli.docker_args import RUN, split
 from gpushared.cli.waiting import Interrupted
 from gpushared.client.job_messages import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
-from gpushared.domain.errors import StateConflict, Unimplemented
+from gpushared.domain.model.errors import StateConflict, Unimplemented
 
 JOB = "0123456789"
 DOOR = {"host": "unix:///run/gpushared/doors/0123456789-1000.sock", "lease_id": "l-7f3k", "node": "b"}

@@ -21,7 +21,7 @@ from gpushared.api.v1 import (
 )
 from gpushared.client import Client
 from gpushared.client.retries import READING, SAME_WHEN_REPEATED, WITH_REQUEST_ID, may_repeat
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 from tests.cli.answers import lease
 from tests.cli.process import Gpushare
 from tests.cli.standin import HANG_UP, StandIn, ok, refusal

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from gpushared.client.moment import read_moment
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 
 NOON = datetime(2026, 11, 21, 12, 0, 30, tzinfo=timezone(timedelta(hours=1)))
 

@@ -23,7 +23,7 @@ from gpushared.client.pipeline.door import find_door, pool_of
 from gpushared.client.pipeline.progress import Position, Watched
 from gpushared.client.pipeline.request import JobRequest, Mount
 from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
-from gpushared.domain.errors import (
+from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
     NotFound,

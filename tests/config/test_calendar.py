@@ -14,9 +14,9 @@ import pytest
 from gpushared.config import load, to_toml
 from gpushared.config.calendar import Calendar, read_days, read_hours
 from gpushared.config.idle import IdleQuietConfig
-from gpushared.domain.errors import ConfigError
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules
+from gpushared.domain.leases.node_rules import IdleAction, IdlePolicy, IdleRules
+from gpushared.domain.model.errors import ConfigError
+from gpushared.domain.model.request import LeaseClass
 from gpushared.node.idle_rules import idle_of, is_quiet, project_idle_of, quiet_idle_of
 
 FRIDAY, SATURDAY, SUNDAY, MONDAY = 4, 5, 6, 0

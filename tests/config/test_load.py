@@ -10,10 +10,10 @@ import pytest
 
 from gpushared.config import Config, Loaded, load
 from gpushared.config.model import LogLevel
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import ConfigError
-from gpushared.domain.gpu import MIB
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import ConfigError
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.request_spec import Ask
 
 Files = Callable[..., Path]
 
@@ -268,7 +268,7 @@ UNREADABLE = """
 import os, sys
 from pathlib import Path
 from gpushared.config import load
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 os.setuid(65534)
 try:
     load(Path(sys.argv[1]))

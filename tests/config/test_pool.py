@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.config import load, reference
 from gpushared.config.pool import POOL, CoordinatorConfig, is_listen_address, load_pool
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pool-configuration.md"
 

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from gpushared.config import Config, load, to_toml
-from gpushared.domain.errors import ConfigError
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
-from gpushared.domain.request import LeaseClass
-from gpushared.domain.rules import Preemption, Rules
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.model.errors import ConfigError
+from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    GivesWay,
+    Policy,
+    PreemptionSetting,
+    Project,
+    Quota,
+)
 from gpushared.node.configured import rules_of
 
 FULL = """
@@ -63,7 +70,7 @@ def test_without_projects_nothing_is_guaranteed_and_nobody_gives_way() -> None:
     made = rules_of(Config())
     expected = Policy(notice_seconds=60.0)
     assert made.policy == expected
-    assert made.preemption is Preemption.AUTO
+    assert made.preemption is PreemptionSetting.AUTO
     assert made.policy_with({}).classes[LeaseClass.TRAIN].min_run_seconds == float("inf")
 
 
@@ -93,7 +100,7 @@ def test_classes_and_figures_reach_the_policy(tmp_path: Path) -> None:
     assert (train.min_run_seconds, train.time_limit_seconds, train.long_run_gpu_seconds) == (300, 28800, 7200)
     assert made.policy.classes[LeaseClass.INFER].gives_way is GivesWay.NEVER
     assert made.policy.classes[LeaseClass.BUILD] == DEFAULT_CLASSES[LeaseClass.BUILD]
-    assert made.preemption is Preemption.ON
+    assert made.preemption is PreemptionSetting.ON
     assert (made.policy.half_life_seconds, made.policy.patience_seconds) == (43200.0, 3600.0)
     assert (made.policy.turn_seconds, made.policy.reservations) == (0.0, 2)
     assert (made.policy.notice_seconds, made.policy.grace_seconds) == (20.0, 5.0)

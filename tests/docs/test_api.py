@@ -16,7 +16,7 @@ from gpushared.api.v1 import (
     pool_pb2,
     projects_pb2,
 )
-from gpushared.domain.errors import Code
+from gpushared.domain.model.errors import Code
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 CALLS = [

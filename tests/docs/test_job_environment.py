@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, Owner
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.jobs.protocol import Gang
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Request
 from gpushared.node.job_terms import environment_of, labels_of, launcher_defaults
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from gpushared.domain.errors import Code
-from gpushared.domain.lease import Outcome
-from gpushared.domain.placement import Reason
+from gpushared.domain.model.errors import Code
+from gpushared.domain.model.lease import Outcome
+from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.gate.refusals import Broken
 from gpushared.node.pool_jobs import POOL_AWAY
 from gpushared.node.verifier import MISMATCH

@@ -21,7 +21,7 @@ from gpushared.doctor.facts import (
     Toolkit,
     Unit,
 )
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId
 from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
 
 GIB = 2**30

@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.doctor.facts import Unread
 from gpushared.doctor.readers import Readers
-from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.model.errors import EngineUnavailable
 
 
 async def test_what_is_read_comes_back_as_it_is() -> None:

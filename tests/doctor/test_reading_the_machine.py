@@ -32,7 +32,7 @@ from gpushared.doctor.read_host import (
     read_socket,
     read_unit,
 )
-from gpushared.domain.errors import ConfigError, EngineUnavailable, Unavailable
+from gpushared.domain.model.errors import ConfigError, EngineUnavailable, Unavailable
 from gpushared.ports import DeviceMechanism
 from tests.bed.fixtures import CdiEngine
 

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from gpushared.domain.lease import ComputeCap, ContainerId, MemoryWall, Walls
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    ContainerId,
+    MemoryWall,
+    Walls,
+)
 from gpushared.engine.docker import DockerEngine
 from gpushared.ports import ContainerStatus, DeviceMechanism, Edits, Mount
 from tests.bed.fixtures import CdiEngine

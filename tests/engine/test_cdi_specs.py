@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import EngineUnavailable, RequestError
-from gpushared.domain.lease import ComputeCap, MemoryWall, Walls
+from gpushared.domain.model.errors import EngineUnavailable, RequestError
+from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
 from gpushared.engine.cdi import LeaseSpecs, qualified_name
 from gpushared.ports import Edits, Hook, Mount
 

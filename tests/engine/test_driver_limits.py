@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gpushared.domain.lease import ContainerId, Lease, MemoryWall
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.lease import ContainerId, Lease, MemoryWall
 from gpushared.engine.docker import DockerEngine
 from gpushared.engine.processes import place_of
 from gpushared.gpus.nvml import NvmlGpus

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.engine.facts import START_ERROR_CHARACTERS, facts_of_death, facts_of_inspect, ids_of_list
 from gpushared.engine.probe import engine_facts, runtime_spec_dir
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, CgroupDriver, ContainerStatus, DeviceMechanism

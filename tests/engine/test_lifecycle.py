@@ -10,7 +10,7 @@ import threading
 import pytest
 from docker.errors import APIError
 
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
 from gpushared.ports import ContainerFacts, ContainerStatus
 from tests.engine.world import DockerHands, event, events_until, facts, is_gone, is_now, unique_name

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.host import ContainerMemory
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.host import ContainerMemory
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.docker import DockerEngine
 from gpushared.engine.memory import memory_used
 from tests.engine.world import DockerHands, unique_name

@@ -13,8 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import EngineUnavailable, GpushareError, TimedOut
-from gpushared.domain.lease import ComputeCap, ContainerId, MemoryWall, Walls
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError, TimedOut
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    ContainerId,
+    MemoryWall,
+    Walls,
+)
 from gpushared.engine.connection import Connector
 from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
 from gpushared.engine.events import PENDING_LIMIT, Change, EventFeed

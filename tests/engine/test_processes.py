@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.docker import DockerEngine
 from gpushared.engine.process_handles import ProcessHandles
 from gpushared.engine.processes import ProcessTable, containers_of_cgroup, place_of, start_ticks_of_stat

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.stopping import Ending, Order, order_of
+from gpushared.domain.leases.stop_order import Ending, Order, order_of
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.signals import members, read_process
 
 CATCHES = "signal.signal(signal.SIGTERM, lambda *_: None)"

@@ -13,7 +13,7 @@ from docker import APIClient
 from docker.errors import APIError
 from docker.types import DeviceRequest
 
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.cdi import qualified_name
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus, Engine
 from tests.bed.parts import BUSYBOX_IMAGE

@@ -7,12 +7,19 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, NotFound
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import ComputeCap, ContainerId, Grant, LeaseId, MemoryWall, Walls
-from gpushared.domain.request import Caller
-from gpushared.domain.stopping import AskedEnd
+from gpushared.domain.leases.stop_order import AskedEnd
+from gpushared.domain.model.errors import GpushareError, NotFound
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    ContainerId,
+    Grant,
+    LeaseId,
+    MemoryWall,
+    Walls,
+)
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.desk import Claim
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import Account, PathWish
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Limits, Routes, WebReply, WebRequest, is_here, serve_http
 

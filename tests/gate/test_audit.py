@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.audit.line import AuditLine
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Limits, Routes
 from gpushared.gate.limits import Shares, UserLimits

@@ -12,16 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import GpushareError, NeverFits, PermissionRefused, RequestError
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NeverFits,
+    PermissionRefused,
+    RequestError,
+)
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.accounts import Account
 from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
 from gpushared.gate.filters import own_only
 from gpushared.gate.inject import binds_late, inject
 from gpushared.gate.policy.fields import CONFIG, HOST_CONFIG
-from gpushared.gate.policy.judge import CREATE, HOST, Context, judge_create, networks_of
+from gpushared.gate.policy.judge import (
+    CREATE,
+    HOST,
+    judge_create,
+    networks_of,
+)
+from gpushared.gate.policy.rules import Context
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.target import parse_target
 from gpushared.gate.wish import ClaimWish, docker_words, labels_of, take_wish, wish_of, with_count

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import StateConflict, TimedOut, Unavailable
+from gpushared.domain.model.errors import StateConflict, TimedOut, Unavailable
 from gpushared.gate.copies import helper as program
 from gpushared.gate.copies.copying import AT_ONCE, COMMAND, Copies
 from gpushared.gate.gate import Gate

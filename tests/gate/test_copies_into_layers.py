@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import StateConflict
+from gpushared.domain.model.errors import StateConflict
 from gpushared.gate.copies.copying import Copies
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate

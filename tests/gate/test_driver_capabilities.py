@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from gpushared.config.gate import DRIVER_CAPABILITIES, GateConfig
-from gpushared.domain.errors import GpushareError, PermissionRefused, RequestError
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.gate.accounts import Account
 from gpushared.gate.driver_capabilities import VARIABLE, check_driver_capabilities, driver_capabilities
 from gpushared.gate.gate import Gate
 from gpushared.gate.inject import strip_env
-from gpushared.gate.policy.judge import Context, judge_create
+from gpushared.gate.policy.judge import judge_create
 from gpushared.gate.policy.presets import policy_of
+from gpushared.gate.policy.rules import Context
 from gpushared.gate.wish import take_wish
 from tests.gate.desks import FakeDesk
 from tests.gate.people import people

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.endpoints import ROUTES
 from gpushared.gate.policy.fields import NEWEST
 from gpushared.gate.routes import Action, Payload, Route

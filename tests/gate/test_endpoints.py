@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.endpoints import ROUTES, match_route
 from gpushared.gate.handlers.archives import check_plain, engine_version
 from gpushared.gate.parameters import FORMS, check_parameters, drop_unknown

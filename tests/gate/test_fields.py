@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.policy.fields import (
     AUTH_TABLE,
     CONNECT_TABLE,

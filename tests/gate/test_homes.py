@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import Account, PathWish
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.gate.gate import Gate

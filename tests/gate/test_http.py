@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushared.domain.errors import NotFound, PermissionRefused
+from gpushared.domain.model.errors import NotFound, PermissionRefused
 from gpushared.gate.http import Exchange, Limits, Routes, WebReply, WebRequest
 from tests.gate.serving import (
     ALICE,

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import docker as sdk
 import pytest
 
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.request import Caller
+from gpushared.domain.model.lease import ContainerId
+from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Exchange, Limits, Routes
 from gpushared.gate.interim import MOST, reads_on

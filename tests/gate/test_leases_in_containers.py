@@ -12,11 +12,11 @@ from pathlib import Path
 import docker as docker_sdk
 import pytest
 
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import JournalUnavailable
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.request import Caller
-from gpushared.domain.stopping import KILL, AskedEnd
+from gpushared.domain.leases.stop_order import KILL, AskedEnd
+from gpushared.domain.model.errors import JournalUnavailable
+from gpushared.domain.model.lease import ContainerId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask
 from gpushared.engine.cdi import LeaseSpecs
 from gpushared.gate.gate import Gate
 from gpushared.ports import Mount

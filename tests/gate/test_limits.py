@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from gpushared.domain.errors import LimitReached
+from gpushared.domain.model.errors import LimitReached
 from gpushared.gate.accounts import ask_names
 from gpushared.gate.http import Exchange, Routes
 from gpushared.gate.limits import Share, Shares, UserLimits

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.config.gate import GateConfig, PolicyPreset
-from gpushared.domain.errors import EngineUnavailable
+from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.presets import policy_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.site import NO_LIMIT, Policy
 from gpushared.gate.published import LABEL_PORTS, check_counted, counted, ports_of

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.site import Policy
 from gpushared.sharing.user_cgroups import UserCgroups

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import ContainerId
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import ContainerId
 from gpushared.gate.policy.site import root_mark
 from gpushared.gate.verify import ROOTS_CAPABILITIES, Expected, findings, unchecked
 from gpushared.ports import DeviceNode, DeviceRule, Exposure, Machine, Reality, Word

@@ -15,8 +15,8 @@ from bench.gpu.child import Child
 from bench.gpu.lab import BuildFailed, Lab, build_probe, inherited
 from bench.gpu.leases import inside
 from bench.gpu.machine import Machine, Need, look
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.ports import Edits
 from gpushared.sharing.control import ControlTiming

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from bench.gpu.lab import Lab
 from bench.gpu.leases import lease_of
-from gpushared.domain.gpu import MIB, Gpu
-from gpushared.domain.lease import Active, ContainerId, Lease
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu
+from gpushared.domain.model.lease import Active, ContainerId, Lease
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sample, Sampler

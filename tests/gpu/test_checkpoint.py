@@ -8,8 +8,8 @@ import pytest
 
 from bench.gpu.lab import Lab
 from bench.gpu.leases import lease_of
-from gpushared.domain.gpu import MIB, Gpu
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.gpu import MIB, Gpu
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.mps import MpsSharing

@@ -9,8 +9,8 @@ from bench.gpu.lab import OTHER_UID, THIRD_UID, Lab
 from bench.gpu.leases import lease_of
 from bench.gpu.machine import Machine, Need
 from bench.gpu.mps import LIMITS, client, daemon, server_of
-from gpushared.domain.gpu import MIB, Gpu
-from gpushared.domain.lease import ComputeCap, MemoryWall
+from gpushared.domain.model.gpu import MIB, Gpu
+from gpushared.domain.model.lease import ComputeCap, MemoryWall
 from gpushared.sharing.control import MpsControl
 from gpushared.sharing.mps import MpsSharing
 from tests.gpu.conftest import Contained, need

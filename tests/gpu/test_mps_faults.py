@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.gpu.child import Child
 from bench.gpu.lab import inherited
 from bench.gpu.leases import lease_of
-from gpushared.domain.gpu import Gpu
+from gpushared.domain.model.gpu import Gpu
 from gpushared.ports import Edits, SharingStatus
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
 from gpushared.sharing.mps import MpsSharing

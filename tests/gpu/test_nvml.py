@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.gpu.lab import Lab
 from bench.gpu.machine import Machine
-from gpushared.domain.gpu import MIB, Gpu
+from gpushared.domain.model.gpu import MIB, Gpu
 from gpushared.gpus.nvml import NvmlGpus
 
 HELD_MIB = 2048

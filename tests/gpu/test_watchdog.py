@@ -9,11 +9,18 @@ import pytest
 
 from bench.gpu.lab import Lab
 from bench.gpu.leases import lease_of
-from gpushared.domain.gpu import MIB, Gpu
-from gpushared.domain.instructions import Instruction, StopContainer
-from gpushared.domain.lease import Active, ContainerId, Draining, Grant, Lease, OverLimit
-from gpushared.domain.rules import MpsMode
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.instructions import Instruction, StopContainer
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu
+from gpushared.domain.model.lease import (
+    Active,
+    ContainerId,
+    Draining,
+    Grant,
+    Lease,
+    OverLimit,
+)
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.node.loop import Loop
 from gpushared.node.sampler import Sampler

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushared.domain.errors import GpusUnavailable, TimedOut
+from gpushared.domain.model.errors import GpusUnavailable, TimedOut
 from gpushared.gpus.call_thread import CallThread
 
 

@@ -8,8 +8,8 @@ import os
 import psutil
 import pytest
 
-from gpushared.domain.errors import GpusUnavailable, TimedOut
-from gpushared.domain.gpu import MIB
+from gpushared.domain.model.errors import GpusUnavailable, TimedOut
+from gpushared.domain.model.gpu import MIB
 from gpushared.ports import GpuProcess
 from tests.gpus.worlds import PlayableWorld, World, answers_again
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.domain.errors import GpusUnavailable
+from gpushared.domain.model.errors import GpusUnavailable
 from gpushared.gpus.nvml_errors import NvmlCode
 from gpushared.ports import GpuSettings
 from tests.gpus.fake_nvml import FakeGpu

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import GpusUnavailable, TimedOut
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import GpusUnavailable, TimedOut
+from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml_limits import TRIAL_CGROUP, NvmlMemoryLimits
 from tests.gpus.fake_nvml import NO_MEMORY_LIMITS, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import FakeWorld

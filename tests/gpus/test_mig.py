@@ -7,8 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import (
+    MIB,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.ports import GpuProcess, GpuReading
 from tests.gpus.fake_nvml import FakeInstance

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.domain.errors import GpusUnavailable
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import GpusUnavailable
+from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml_modes import NvmlComputeModes
 from tests.gpus.fake_nvml import FakeGpu
 from tests.gpus.worlds import FakeWorld

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import GpusUnavailable
-from gpushared.domain.gpu import MIB
+from gpushared.domain.model.errors import GpusUnavailable
+from gpushared.domain.model.gpu import MIB
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_driver import NvmlDriver, _ask
 from gpushared.gpus.nvml_errors import DriverError, NvmlCode
@@ -370,7 +370,7 @@ def _run(body: str, environment: dict[str, str]) -> subprocess.CompletedProcess[
     program = "\n".join(
         [
             "import asyncio",
-            "from gpushared.domain.errors import TimedOut",
+            "from gpushared.domain.model.errors import TimedOut",
             "from gpushared.gpus.nvml import NvmlGpus",
             "async def main():",
             textwrap.indent(textwrap.dedent(body), "    "),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_errors import NvmlCode
 from gpushared.gpus.simulated import SimulatedGpus

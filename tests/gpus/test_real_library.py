@@ -20,7 +20,7 @@ NAMED = re.compile(r"""["'.]f?(nvml[A-Z][A-Za-z]+(?:_v\d)?)["'(]""")
 """Functions of NVML as strings or attributes in the package's source."""
 SAY_WHY = """
 import asyncio, sys
-from gpushared.domain.errors import GpusUnavailable
+from gpushared.domain.model.errors import GpusUnavailable
 from gpushared.gpus.nvml import NvmlGpus
 try:
     asyncio.run(NvmlGpus(library=sys.argv[1]).survey())

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import MIB
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.gpus.simulated_models import MODELS
 from gpushared.ports import GpuProcess

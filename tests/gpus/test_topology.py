@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 from gpushared.gpus.nvml_errors import NvmlCode
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.ports import Gpus

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from gpushared.domain.errors import GpusUnavailable, TimedOut
+from gpushared.domain.model.errors import GpusUnavailable, TimedOut
 from gpushared.gpus.memory import MPS_RESERVE_BYTES
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus

@@ -7,24 +7,23 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gpushared.domain.gpu import MIB, Drained, GpuId
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import (
     After,
     AfterKind,
-    AttemptKey,
     AttemptState,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     Owner,
     Pull,
 )
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Gang
-from gpushared.domain.lease import (
+from gpushared.domain.model.gpu import MIB, Drained, GpuId
+from gpushared.domain.model.lease import (
     Active,
+    AttemptKey,
     ComputeCap,
     ContainerId,
     Draining,
@@ -34,6 +33,7 @@ from gpushared.domain.lease import (
     Finished,
     Grant,
     Idle,
+    JobId,
     Lease,
     LeaseId,
     LeaseState,
@@ -57,9 +57,14 @@ from gpushared.domain.lease import (
     Suspending,
     Walls,
 )
-from gpushared.domain.policy.projects import Project, Quota
-from gpushared.domain.policy.standing import Standing, StandingChange
-from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
+from gpushared.domain.model.request import (
+    Caller,
+    Isolation,
+    LeaseClass,
+    Request,
+)
+from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
 from gpushared.testing import fake_lease

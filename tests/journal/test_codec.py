@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import (
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
     ComputeCap,
     ContainerId,
     Ended,

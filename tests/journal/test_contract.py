@@ -6,19 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import JournalUnavailable
-from gpushared.domain.gpu import Drained, GpuId
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId
-from gpushared.domain.lease import (
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import AttemptState
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.model.errors import JournalUnavailable
+from gpushared.domain.model.gpu import Drained, GpuId
+from gpushared.domain.model.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
+    AttemptKey,
     ContainerId,
     Ended,
     Failed,
     Finished,
     Grant,
+    JobId,
     Lease,
     LeaseId,
     NeverClaimed,

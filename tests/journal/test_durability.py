@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import JournalUnavailable
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.errors import JournalUnavailable
+from gpushared.domain.model.lease import LeaseId
 from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
 from gpushared.testing import fake_lease

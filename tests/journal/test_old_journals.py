@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.gpu import MIB
-from gpushared.domain.lease import (
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import (
     Draining,
     Ended,
     Finished,
@@ -20,8 +20,8 @@ from gpushared.domain.lease import (
     Suspended,
     state_name,
 )
-from gpushared.domain.policy.standing import Standing
-from gpushared.domain.request import LeaseClass
+from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.project_accounts import Standing
 from gpushared.journal import SqliteJournal, schema
 from tests.journal.make_journal import ATTEMPTS, CONTACTS, DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import ConfigError, JournalUnavailable, TimedOut
-from gpushared.domain.lease import Ended, Finished, LeaseId
+from gpushared.domain.model.errors import ConfigError, JournalUnavailable, TimedOut
+from gpushared.domain.model.lease import Ended, Finished, LeaseId
 from gpushared.journal import SqliteJournal, schema, store
 from gpushared.ports import JournalWrite
 from gpushared.sqlite.calls import MAX_WAITING_CALLS
@@ -225,7 +225,7 @@ async def test_a_folder_instead_of_a_journal_is_refused(tmp_path: Path) -> None:
 READ_ONLY = """
 import asyncio, os, sys
 from pathlib import Path
-from gpushared.domain.errors import JournalUnavailable
+from gpushared.domain.model.errors import JournalUnavailable
 from gpushared.journal import SqliteJournal
 os.setuid(65534)
 async def main():

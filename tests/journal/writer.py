@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from gpushared.domain.lease import Ended, Finished
+from gpushared.domain.model.lease import Ended, Finished
 from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
 from gpushared.testing import fake_lease

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from gpushared.domain.lease import Lease, LeaseId, StoryEntry
+from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
 from gpushared.node.app import Daemon
 from gpushared.node.main import read_config
 from gpushared.node.parts import real_parts

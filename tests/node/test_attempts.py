@@ -16,17 +16,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.job import (
     AttemptState,
     EndKind,
-    JobId,
     JobSpec,
     Owner,
     Pull,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query, Report, StaleEpoch
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Request
 from gpushared.records import from_json, to_json
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine

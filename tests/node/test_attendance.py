@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.node import handle
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import Caller, Request
 from gpushared.node.attendance import STEP_SECONDS, Attendance
 
 PATIENCE_SECONDS = 30.0

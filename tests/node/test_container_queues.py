@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.instructions import ResumeContainer, StartContainer, SuspendContainer
-from gpushared.domain.lease import (
+from gpushared.domain.leases.instructions import ResumeContainer, StartContainer, SuspendContainer
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
     Active,
     ContainerId,
     Grant,
@@ -21,7 +21,7 @@ from gpushared.domain.lease import (
     Starting,
     Suspending,
 )
-from gpushared.domain.request import Request
+from gpushared.domain.model.request import Request
 from gpushared.node.container_queues import ContainerQueues, InTurn
 
 LEASE, BOX = LeaseId("l-1"), ContainerId("box")

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import (
+from gpushared.domain.leases.node_rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     Active,
     ComputeCap,
     ContainerId,
@@ -18,9 +20,7 @@ from gpushared.domain.lease import (
     Reserved,
     Walls,
 )
-from gpushared.domain.request import LeaseClass, Request
-from gpushared.domain.rules import Action, Rules, WatchdogPolicy
-from gpushared.domain.state import NodeState
+from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.node.effects import resize_effects
 
 GIB = 1024 * MIB

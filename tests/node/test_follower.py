@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.jobs.key import AttemptKey, JobId
-from gpushared.domain.jobs.model import EndKind, JobSpec, Owner
+from gpushared.domain.jobs.job import EndKind, JobSpec, Owner
 from gpushared.domain.jobs.node_messages import AttemptPrepared, OrderTaken
 from gpushared.domain.jobs.protocol import Place
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.messages import (
+from gpushared.domain.leases.events import (
     ClaimAsked,
     Condition,
     ContainerCreated,
@@ -21,8 +19,9 @@ from gpushared.domain.messages import (
     GpusSampled,
     GpusSurveyed,
 )
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
+from gpushared.domain.model.request import Caller, Request
 from gpushared.node.follower import Follower
 from gpushared.node.loop import Loop
 from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpushared.domain.errors import TimedOut
+from gpushared.domain.model.errors import TimedOut
 from gpushared.gate import accounts
 from gpushared.gate.accounts import ask_names
 from gpushared.serving import identity

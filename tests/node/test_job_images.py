@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.node.images import name_and_tag
 from tests.bed import parts

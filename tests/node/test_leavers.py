@@ -7,8 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import ComputeCap, LeaseId, MemoryWall, Walls
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    LeaseId,
+    MemoryWall,
+    Walls,
+)
 from gpushared.node.leavers import Leavers, Sighting, held_by_mps
 from gpushared.ports import GpuProcess, SharingStatus
 from gpushared.testing.leases import fake_lease

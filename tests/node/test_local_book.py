@@ -9,25 +9,23 @@ from typing import Any, cast
 
 import pytest
 
-from gpushared.domain.jobs import attempts
-from gpushared.domain.jobs.attempts import Attempts
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.messages import JobSubmitted
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs import attempt_log
+from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.coordinator_events import JobSubmitted
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ended,
     JobFailed,
-    JobId,
     JobSpec,
     Owner,
     Placing,
     Running,
 )
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
+from gpushared.domain.model.request import Caller, Request
 from gpushared.node import local_book as module
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.local_book import LocalBook
@@ -51,15 +49,15 @@ class Desk:
         self._tell: Callable[[AttemptKey], None] = lambda _: None
 
     async def take(self, order: Order, _: str) -> Report | StaleEpoch:
-        taken = attempts.take(self.book, order, ADA, None, 1.0, boot_id="boot")
+        taken = attempt_log.take(self.book, order, ADA, None, 1.0, boot_id="boot")
         self.book = taken.book
         return taken.report
 
     def reports(self, _: str) -> tuple[Report, ...]:
-        return attempts.reports(self.book)
+        return attempt_log.reports(self.book)
 
     def report(self, _: str, key: AttemptKey) -> Report | None:
-        return attempts.report_of(self.book.records[key])
+        return attempt_log.report_of(self.book.records[key])
 
     def seen(self, _: str) -> Contact:
         return Contact()
@@ -70,7 +68,7 @@ class Desk:
 
     def runs(self, job: str, lease: LeaseId) -> None:
         key = AttemptKey(JobId(job), 1)
-        self.book = attempts.changed(self.book, key, AttemptState.RUNNING, lease=lease, now=2.0)
+        self.book = attempt_log.changed(self.book, key, AttemptState.RUNNING, lease=lease, now=2.0)
         self._tell(key)
 
 

@@ -10,15 +10,25 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.asking import NewSize
-from gpushared.domain.errors import JournalUnavailable, SharingUnavailable, TimedOut, Unavailable
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.instructions import HoldContainer
-from gpushared.domain.lease import ContainerId, Lease, LeaseId, Reserved
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.instructions import HoldContainer
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import (
+    JournalUnavailable,
+    SharingUnavailable,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import (
+    ContainerId,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import NewSize
 from gpushared.node.attendance import Attendance
 from gpushared.node.desk import WRITE_AGAIN_SECONDS, NodeDesk
 from gpushared.node.follower import Follower

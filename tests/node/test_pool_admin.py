@@ -12,7 +12,7 @@ import pytest
 
 from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pool import PoolClient
-from gpushared.domain.errors import DaemonUnavailable, PermissionRefused
+from gpushared.domain.model.errors import DaemonUnavailable, PermissionRefused
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, make_directory, wait_until
 from tests.pool.processes import CoordinatorProcess

@@ -16,10 +16,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2
-from gpushared.domain.errors import GpushareError, NotFound, RequestError, Unavailable
-from gpushared.domain.jobs.messages import CancelAsked, JobSubmitted
-from gpushared.domain.jobs.model import Ended, JobId, NodeName, Owner
-from gpushared.domain.request import Caller
+from gpushared.domain.jobs.coordinator_events import CancelAsked, JobSubmitted
+from gpushared.domain.jobs.job import Ended, NodeName, Owner
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    RequestError,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Caller
 from gpushared.node.pool_jobs import PoolJobs
 from gpushared.pool.archive import Archive
 from gpushared.pool.job_ids import id_of, older_id_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpushared.client.pipeline import AsyncPool, JobRequest, JobWarning, NeverFits, Pool
-from gpushared.domain.errors import GpushareError, NotFound, StateConflict
+from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import OWN_LABEL, DaemonProcess, Refused, make_directory, wait_until

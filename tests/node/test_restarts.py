@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gpushared.domain.lease import (
+from gpushared.domain.model.lease import (
     TRANSITIONS,
     Active,
     Draining,

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import LimitReached
-from gpushared.domain.instructions import StopContainer
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.instructions import StopContainer
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.lease import (
     ComputeCap,
     ContainerId,
     Draining,
@@ -24,10 +27,7 @@ from gpushared.domain.lease import (
     Stopped,
     Walls,
 )
-from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import Caller, Request
 from gpushared.testing import fake_gpu, fake_lease
 
 NOW = 1_800_000_000.0

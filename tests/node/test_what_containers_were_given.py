@@ -7,8 +7,10 @@ from typing import get_args
 
 import pytest
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import (
+from gpushared.domain.leases.node_machine import restore
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     TRANSITIONS,
     Active,
     ContainerId,
@@ -26,9 +28,7 @@ from gpushared.domain.lease import (
     Suspending,
     WithContainer,
 )
-from gpushared.domain.node import restore
-from gpushared.domain.request import Request
-from gpushared.domain.state import NodeState
+from gpushared.domain.model.request import Request
 from gpushared.node.verifier import given_gpus, minors_of
 from gpushared.ports import Machine
 

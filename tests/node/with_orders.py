@@ -18,10 +18,10 @@ from typing import Any
 
 import click
 
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, JobId
+from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.gate.http import Routes
 from gpushared.node.app import Daemon
 from gpushared.node.job_containers import Containers

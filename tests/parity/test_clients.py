@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.site import Policy
 from tests.gate.desks import FakeDesk

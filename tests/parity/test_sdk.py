@@ -14,7 +14,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.serving import ALICE, ROOT, serving_gate

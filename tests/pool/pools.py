@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from gpushared.domain.jobs.member import Free, Inventory, Member
-from gpushared.domain.jobs.messages import (
+from gpushared.domain.jobs.coordinator_events import (
     JobSubmitted,
     NodeEnrolled,
     NodeHello,
@@ -16,10 +15,17 @@ from gpushared.domain.jobs.messages import (
     PoolTick,
     Send,
 )
-from gpushared.domain.jobs.model import Job, JobId, JobSpec, NodeName, Owner
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    Job,
+    JobSpec,
+    NodeName,
+    Owner,
+)
+from gpushared.domain.jobs.member import Free, Inventory, Member
 from gpushared.domain.jobs.protocol import Place
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.request import LeaseClass, Request
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.pool.high_water import HighWater
 from gpushared.pool.loop import PoolLoop
 from gpushared.pool.restoring import restored

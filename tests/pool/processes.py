@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushared.client.pool import PoolClient
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.node import nursery
 
 GPUSHARED_POOL: Final = Path(sys.executable).with_name("gpushared-pool")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import PermissionRefused, TimedOut
-from gpushared.domain.jobs.model import Owner
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import PermissionRefused, TimedOut
 from gpushared.pool.member import accounts as module
 from gpushared.pool.member.accounts import AccountRules, LocalAccounts
 

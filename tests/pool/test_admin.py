@@ -8,11 +8,28 @@ from typing import Any
 import pytest
 
 from gpushared.api.v1 import pool_pb2
-from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.jobs.coordinator_events import (
+    NodeDisconnected,
+    NodeEnrolled,
+    NodeHello,
+    PoolTick,
+    Reported,
+)
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    NodeName,
+    Owner,
+    Queued,
+)
 from gpushared.domain.jobs.member import Free, Inventory, Member
-from gpushared.domain.jobs.messages import NodeDisconnected, NodeEnrolled, NodeHello, PoolTick, Reported
-from gpushared.domain.jobs.model import AttemptState, NodeName, Owner, Queued
 from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
 from gpushared.pool.admin import Admin
 from gpushared.pool.trust.callers import ALL_SCOPES, PoolCaller
 from tests.pool.pools import ADA, NODE, Pool, coordinator, job_id

@@ -11,9 +11,10 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.cli import references
-from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs.model import JobId, JobSpec, Owner, Pull
+from gpushared.domain.jobs.job import JobSpec, Owner, Pull
 from gpushared.domain.jobs.submit_limits import MAX_ARRAY, read_array
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.job_ids import ALPHABET, id_in_array, id_of, is_job_id, is_own_id, older_id_of
 from gpushared.pool.job_words import MAX_BODY_BYTES, Wanted, read_submit
 

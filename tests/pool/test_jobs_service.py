@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.coordinator_events import JobSubmitted, Reported
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    Owner,
+)
+from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     NotFound,
@@ -19,11 +28,7 @@ from gpushared.domain.errors import (
     StateConflict,
     Unavailable,
 )
-from gpushared.domain.jobs.messages import JobSubmitted, Reported
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, JobId, Owner
-from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.pool.archive import Archive
 from gpushared.pool.job_search import WALKED
 from gpushared.pool.job_views import JobViews

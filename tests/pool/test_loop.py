@@ -10,17 +10,7 @@ from itertools import count
 
 import pytest
 
-from gpushared.domain.errors import (
-    GpushareError,
-    LimitReached,
-    NotFound,
-    RequestError,
-    StateConflict,
-    TimedOut,
-    Unavailable,
-)
-from gpushared.domain.jobs.member import Free, Member
-from gpushared.domain.jobs.messages import (
+from gpushared.domain.jobs.coordinator_events import (
     CancelAsked,
     JobSubmitted,
     NodeBeat,
@@ -32,10 +22,10 @@ from gpushared.domain.jobs.messages import (
     Reported,
     Send,
 )
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
     After,
     AfterKind,
-    AttemptKey,
     AttemptState,
     Ended,
     Ending,
@@ -46,9 +36,18 @@ from gpushared.domain.jobs.model import (
     Queued,
     Running,
 )
+from gpushared.domain.jobs.member import Free, Member
 from gpushared.domain.jobs.protocol import CancelPart, Place, Report, StaleEpoch
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey, LeaseId
 from gpushared.pool import loop as loop_module
 from gpushared.pool.archive import GONE_KEPT_SECONDS
 from gpushared.pool.high_water import HighWater

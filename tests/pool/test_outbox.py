@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import LimitReached, NotFound, StateConflict
-from gpushared.domain.jobs.model import JobId
+from gpushared.domain.model.errors import LimitReached, NotFound, StateConflict
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.member import outbox as module
 from gpushared.pool.member.outbox import OUTBOX, Outbox, refusal_of
 from gpushared.pool.store import StoreUnavailable

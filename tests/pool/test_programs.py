@@ -17,7 +17,13 @@ import pytest
 
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.pipeline import AsyncPool, Job, JobRequest, Pool
-from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, TimedOut
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    TimedOut,
+)
 from tests.node.daemon import make_directory
 from tests.pool.processes import CoordinatorProcess
 

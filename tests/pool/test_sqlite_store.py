@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import ConfigError, TimedOut
+from gpushared.domain.model.errors import ConfigError, TimedOut
 from gpushared.pool import store_file
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import Conflict, Deposed, StoreUnavailable, Transaction

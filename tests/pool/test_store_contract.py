@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import RequestError, Unavailable
+from gpushared.domain.model.errors import RequestError, Unavailable
 from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.store import (
     MAX_OPERATIONS,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.jobs.model import Queued
+from gpushared.domain.jobs.job import Queued
 from tests.pool.pools import REQUEST, SECONDS, coordinator
 
 

@@ -17,7 +17,14 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, link_pb2, link_pb2_grpc
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    JobSpec,
+    NodeName,
+    Owner,
+)
+from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,
     LimitReached,
@@ -25,9 +32,8 @@ from gpushared.domain.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, NodeName, Owner
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Caller, Request
 from gpushared.pool import tunnels as tunnels_module
 from gpushared.pool.job_logs import job_logs
 from gpushared.pool.member import tunnel_doors

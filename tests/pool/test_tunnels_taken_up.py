@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import NotFound
+from gpushared.domain.model.errors import NotFound
 from gpushared.pool import tunnel_streams
 from gpushared.pool.member import tunnel_doors, tunnel_ends
 from gpushared.pool.member.backoff import Retry

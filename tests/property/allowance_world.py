@@ -10,32 +10,31 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.granting import decisions
 from gpushared.domain.jobs import coordinator
-from gpushared.domain.jobs import messages as pool
-from gpushared.domain.jobs.member import Free, Inventory, Member, Told
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs import coordinator_events as pool
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,
     Job,
-    JobId,
     JobSpec,
     NodeName,
     Owner,
     Placing,
 )
+from gpushared.domain.jobs.member import Free, Inventory, Member, Told
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.messages import AllowanceKnown, ReleaseAsked, RequestSubmitted
-from gpushared.domain.node import handle
-from gpushared.domain.policy.allowance import Allowance
-from gpushared.domain.policy.projects import Policy, Project, Quota
-from gpushared.domain.policy.sizes import permille_of
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.events import AllowanceKnown, ReleaseAsked, RequestSubmitted
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.scheduling.allowance import Allowance
+from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.domain.scheduling.projects import Policy, Project, Quota
 from gpushared.pool.member.facts import free_of
 from tests.unit.jobs.pool_world import gpus_of
 

@@ -16,31 +16,28 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Generic, TypeVar
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.jobs import attempts
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.attempts import Attempts
+from gpushared.domain.jobs import attempt_log
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.attempt_log import Attempt, Attempts
 from gpushared.domain.jobs.coordinator import handle, restore
-from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ended,
     Ending,
     EndKind,
     Job,
-    JobId,
     JobSpec,
     NodeName,
     Owner,
     Queued,
 )
+from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
+from gpushared.domain.model.request import Caller, Request
 
 NOW = 1_000_000.0
 POOL = "lab"
@@ -419,7 +416,7 @@ class Search:
             case "hello":
                 assert node is not None
                 book = self.sides.values[number].book
-                told = attempts.reports(book)
+                told = attempt_log.reports(book)
                 return m.NodeHello(node, inventory(node), Free(), told, seen_epoch=book.epoch)
             case "submit":
                 return m.JobSubmitted(JOB, self.story.spec, old=number < self.story.restores)
@@ -470,13 +467,13 @@ class Search:
         order = self.messages.values[number][1]
         assert not isinstance(order, Report | StaleEpoch)
         taken = self.take(before.book, order)
-        if self.story.quick and taken.todo is attempts.Todo.PREPARE:
+        if self.story.quick and taken.todo is attempt_log.Todo.PREPARE:
             return self._changed(self._side(replace(before, book=taken.book)), node, order.key, RESERVES)
         sent = self._message(node, taken.report, to_node=False)
         return self._side(replace(before, book=taken.book)), sent
 
-    def take(self, book: Attempts, order: Order) -> attempts.Taken:
-        return attempts.take(book, order, ACCOUNT, None, NOW, boot_id=BOOT)
+    def take(self, book: Attempts, order: Order) -> attempt_log.Taken:
+        return attempt_log.take(book, order, ACCOUNT, None, NOW, boot_id=BOOT)
 
     def _goes_on(self, record: Attempt) -> Iterator[tuple[str, int]]:
         """What may become of an attempt by itself; the number says which of ``CHANGES``."""
@@ -504,8 +501,8 @@ class Search:
         if known not in self._by_node:
             before = self.sides.values[side]
             state, ending = CHANGES[number]
-            book = attempts.changed(before.book, key, state, lease=LeaseId("l-1"), ending=ending, now=NOW)
-            sent = self._message(node, attempts.report_of(book.records[key]), to_node=False)
+            book = attempt_log.changed(before.book, key, state, lease=LeaseId("l-1"), ending=ending, now=NOW)
+            sent = self._message(node, attempt_log.report_of(book.records[key]), to_node=False)
             self._by_node[known] = self._side(replace(before, book=book)), sent
         return self._by_node[known]
 
@@ -516,13 +513,13 @@ class Search:
         over = self.over_with_boot(book)
         for key, record in sorted(before.book.live.items()):
             if key in book.records and (key in over or record.state is AttemptState.RUNNING):
-                book = attempts.changed(book, key, AttemptState.ENDED, ending=LOST, now=NOW)
-                sent |= self._message(node, attempts.report_of(book.records[key]), to_node=False)
+                book = attempt_log.changed(book, key, AttemptState.ENDED, ending=LOST, now=NOW)
+                sent |= self._message(node, attempt_log.report_of(book.records[key]), to_node=False)
         return self._side(replace(before, book=book)), sent
 
     def over_with_boot(self, book: Attempts) -> tuple[AttemptKey, ...]:
         """What must not begin any more."""
-        return attempts.of_earlier_boots(book, NEXT_BOOT)
+        return attempt_log.of_earlier_boots(book, NEXT_BOOT)
 
     def after_reboot(self, book: Attempts) -> Attempts:
         """A node forgets nothing."""
@@ -530,7 +527,7 @@ class Search:
 
     def _heard(self, side: int, epoch: int) -> int:
         before = self.sides.values[side]
-        return self._side(replace(before, book=attempts.heard(before.book, epoch), cut=False))
+        return self._side(replace(before, book=attempt_log.heard(before.book, epoch), cut=False))
 
     def _side(self, side: NodeSide) -> int:
         book = side.book

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Grant, Lease, LeaseId, Queued, Reserved
-from gpushared.domain.placement import Rooms, rooms_of
-from gpushared.domain.policy.passes import Candidate, Holder, Plan, Preemption
-from gpushared.domain.policy.plan import plan
-from gpushared.domain.policy.projects import Policy
-from gpushared.domain.policy.rooms import RoomPlaces
-from gpushared.domain.policy.usage import Interval, Usage
-from gpushared.domain.request import Isolation, LeaseClass, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    LeaseId,
+    Queued,
+    Reserved,
+)
+from gpushared.domain.model.request import Isolation, LeaseClass, Request
+from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.pass_records import (
+    Candidate,
+    Holder,
+    Plan,
+    Preemption,
+)
+from gpushared.domain.scheduling.placement.free_capacity import Rooms, rooms_of
+from gpushared.domain.scheduling.plan import plan
+from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
 
 SIZE = 80_000 * MIB
 START = 1_800_000_000.0

@@ -6,12 +6,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from gpushared.domain import messages as m
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, JobId, JobSpec, Owner
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    JobSpec,
+    Owner,
+)
 from gpushared.domain.jobs.node_messages import (
     AttemptPrepared,
+    Contact,
     ContactMade,
     FencesLooked,
     LaunchFailed,
@@ -28,18 +33,21 @@ from gpushared.domain.jobs.protocol import (
     Report,
     StaleEpoch,
 )
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.node_machine import restore
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.lease import (
     Active,
+    AttemptKey,
     Draining,
     Ended,
+    JobId,
     LeaseState,
     Queued,
     Reserved,
     Starting,
 )
-from gpushared.domain.node import restore
-from gpushared.domain.request import Request
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import Request
 from tests.property.test_node_machine import NodeMachine
 from tests.property.worlds import CALLERS, REQUESTS
 

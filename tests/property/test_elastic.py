@@ -7,14 +7,25 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpushared.domain.bounds import bounds, count_bounds
-from gpushared.domain.elastic import as_held, is_elastic, largest, least, most
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, GpuId
-from gpushared.domain.granting import decisions
-from gpushared.domain.lease import Grant, Lease, LeaseId
-from gpushared.domain.placement import Room, is_grant, need_on, place
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.leases.explain import bounds, count_bounds
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.model.elastic import (
+    as_held,
+    is_elastic,
+    largest,
+    least,
+    most,
+)
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE, GpuId
+from gpushared.domain.model.lease import Grant, Lease, LeaseId
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.scheduling.placement.free_capacity import (
+    Room,
+    is_grant,
+    need_on,
+    place,
+)
 from tests.property.test_placement import rooms
 from tests.property.test_queue import BIG, SMALL, Node, node
 from tests.property.worlds import COUNT_RANGES, ELASTIC, LIMITS, MEMORY_RANGES, REQUESTS, SHARE_RANGES

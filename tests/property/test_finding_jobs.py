@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.errors import NotFound, RequestError
 from gpushared.domain.jobs.coordinator import restore
-from gpushared.domain.jobs.model import Ended, Job, JobId, JobSpec, Owner, Queued, Succeeded
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import PoolDraft, PoolState
-from gpushared.domain.line import Line
-from gpushared.domain.request import Request
-from gpushared.domain.shelf import Shelf
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolDraft, PoolState
+from gpushared.domain.jobs.job import (
+    Ended,
+    Job,
+    JobSpec,
+    Owner,
+    Queued,
+    Succeeded,
+)
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.request import Request
 from gpushared.pool import job_search
 from gpushared.pool.archive import Archive
 from gpushared.testing import MemoryStore

@@ -11,16 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from gpushared.domain.fleet.choice import HostReason, rate
-from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.fleet.mix import Scarcity, expected_leftover
-from gpushared.domain.fleet.need import Need, kind_of
-from gpushared.domain.fleet.policies import PolicyName
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId, MigInstance
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.placement import refuse
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import (
+    MIB,
+    WHOLE_PERMILLE,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.scheduling.placement.demand_profile import Scarcity, expected_leftover
+from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
+from gpushared.domain.scheduling.placement.free_capacity import refuse
+from gpushared.domain.scheduling.placement.gpu_choice import HostReason, rate
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import PolicyName
+from gpushared.domain.scheduling.placement.request_shape import Need, kind_of
 
 MODELS = ("H100", "T4")
 GIB = 1024 * MIB

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.fleet.places import FleetPlaces, fleet_with
-from gpushared.domain.fleet.policies import PolicyName
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Lease, LeaseId, Reserved
-from gpushared.domain.placement import rooms_of
-from gpushared.domain.policy.rooms import RoomPlaces
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import Lease, LeaseId, Reserved
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
+from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import PolicyName
 
 GIB = 1024 * MIB
 SHARE = st.sampled_from([100, 250, 333, 500, 750, 1000])

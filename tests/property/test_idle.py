@@ -7,9 +7,12 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import IdleAction, IdlePolicy, Rules
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     Active,
     ContainerId,
     Draining,
@@ -20,10 +23,7 @@ from gpushared.domain.lease import (
     Suspended,
     Suspending,
 )
-from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, LeaseClass, Request
-from gpushared.domain.rules import IdleAction, IdlePolicy, Rules
-from gpushared.domain.state import NodeState
+from gpushared.domain.model.request import Caller, LeaseClass, Request
 
 ALICE = Caller(1000, 1000, "alice")
 GPU = Gpu(GpuId("GPU-0"), 0, "H100", 81920 * MIB, 81920 * MIB)

@@ -10,18 +10,35 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.ground import Ground
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.cluster_snapshot import Ground
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    NodeName,
+)
 from gpushared.domain.jobs.member import Free
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, JobId, NodeName
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.lease import Grant, Lease, LeaseId, Reserved
-from gpushared.domain.policy.passes import Holder
-from gpushared.domain.policy.projects import Policy, Project, Quota
-from gpushared.domain.policy.roll import Roll
-from gpushared.domain.policy.usage import BUCKET_MS, KEPT_HALF_LIVES, Interval, Running, Usage
-from gpushared.domain.request import LeaseClass, Request
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Grant,
+    JobId,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.model.request import LeaseClass, Request
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.pass_records import Holder
+from gpushared.domain.scheduling.projects import Policy, Project, Quota
+from gpushared.domain.scheduling.use_over_time import (
+    BUCKET_MS,
+    KEPT_HALF_LIVES,
+    Interval,
+    Running,
+    Usage,
+)
 from tests.property.queue_world import request_of
 from tests.unit.jobs.pool_world import ADA, BOB, GIB, HALF, RULES, WHOLE, Pool, exited, held
 

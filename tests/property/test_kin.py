@@ -5,14 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.fleet.choice import rate
-from gpushared.domain.fleet.fleet import Fleet, Placement
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.fleet.need import Need
-from gpushared.domain.fleet.policies import Policy, PolicyName, Together, policy_for
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
+from gpushared.domain.scheduling.placement.gpu_choice import rate
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import (
+    Policy,
+    PolicyName,
+    Together,
+    policy_for,
+)
+from gpushared.domain.scheduling.placement.request_shape import Need
 
 GIB = 1024 * MIB
 PROJECTS = st.sampled_from(["", "red", "blue"])

@@ -8,16 +8,23 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpushared.domain import messages as m
-from gpushared.domain.asking import NewSize, read_size
-from gpushared.domain.bounds import count_bounds
-from gpushared.domain.elastic import is_elastic, least, most
-from gpushared.domain.errors import GpushareError, InvalidTransition
-from gpushared.domain.gpu import MIB, WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.granting import decisions
-from gpushared.domain.instructions import DropEdits, MakeEdits
 from gpushared.domain.jobs.node_messages import AttemptPrepared
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.explain import count_bounds
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.instructions import DropEdits, MakeEdits
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.elastic import is_elastic, least, most
+from gpushared.domain.model.errors import GpushareError, InvalidTransition
+from gpushared.domain.model.gpu import (
+    MIB,
+    WHOLE_PERMILLE,
+    Gpu,
+    GpuId,
+)
+from gpushared.domain.model.lease import (
     STORY_KEPT_IN_MEMORY,
     Active,
     ComputeCap,
@@ -36,11 +43,9 @@ from gpushared.domain.lease import (
     Walls,
     WithContainer,
 )
-from gpushared.domain.node import handle, restore
-from gpushared.domain.placement import need_on
-from gpushared.domain.request import Caller, Isolation, Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import Caller, Isolation, Request
+from gpushared.domain.model.request_spec import NewSize, read_size
+from gpushared.domain.scheduling.placement.free_capacity import need_on
 from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
 
 PICK = st.integers(0, 40)

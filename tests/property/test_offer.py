@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition, Means
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.offers import offer
+from gpushared.domain.leases.queue_pass import pass_over
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import (
     ContainerId,
     Draining,
     Lease,
@@ -22,14 +28,18 @@ from gpushared.domain.lease import (
     Suspended,
     Suspending,
 )
-from gpushared.domain.messages import Condition, Means
-from gpushared.domain.node import handle
-from gpushared.domain.offer import offer
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, Policy, Project, Quota
-from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.scheduling import pass_over
-from gpushared.domain.state import NodeState
+from gpushared.domain.model.request import (
+    Caller,
+    Isolation,
+    LeaseClass,
+    Request,
+)
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    Policy,
+    Project,
+    Quota,
+)
 from tests.property.worlds import gpu
 
 USERS = [Caller(uid, uid, name) for uid, name in ((1000, "ann"), (1001, "bob"), (1002, "eve"))]

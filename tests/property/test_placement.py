@@ -8,10 +8,21 @@ from itertools import combinations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import WHOLE_PERMILLE, Gpu, GpuId, MigInstance
-from gpushared.domain.lease import Grant
-from gpushared.domain.placement import STRAY_PERMILLE, Room, is_grant, need_on, place
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import (
+    WHOLE_PERMILLE,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
+from gpushared.domain.model.lease import Grant
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.scheduling.placement.free_capacity import (
+    STRAY_PERMILLE,
+    Room,
+    is_grant,
+    need_on,
+    place,
+)
 from tests.property.worlds import GIB, INSTANCES, PINNED, REQUESTS, SIZES_MIB, SLICES, WHOLE, gpu, instance
 
 

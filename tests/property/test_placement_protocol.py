@@ -12,12 +12,17 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.jobs import attempts, following, orders, recovery
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.attempts import Attempts, Taken
+from gpushared.domain.jobs import (
+    attempt_log,
+    job_progress,
+    orders,
+    recovery,
+)
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.attempt_log import Attempts, Taken
 from gpushared.domain.jobs.coordinator import restore
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.coordinator_state import PoolDraft
+from gpushared.domain.jobs.job import (
     AttemptState,
     EndKind,
     Job,
@@ -27,7 +32,7 @@ from gpushared.domain.jobs.model import (
     Running,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Order, Query, Report
-from gpushared.domain.jobs.state import PoolDraft
+from gpushared.domain.model.lease import AttemptKey
 from tests.property.protocol_world import (
     ADA,
     HALF,
@@ -239,7 +244,7 @@ def test_a_gang_that_starts_before_all_have_come_is_found(monkeypatch: pytest.Mo
             committed = draft.put(replace(job, state=replace(state, committed=True)))
             orders.send(committed, draft)
 
-    monkeypatch.setattr(following, "_gather", hasty)
+    monkeypatch.setattr(job_progress, "_gather", hasty)
     _finds(Search(TWO), "a part runs though not all were reserved")
 
 
@@ -247,9 +252,9 @@ def test_a_gang_that_keeps_its_other_parts_when_one_is_lost_is_found(monkeypatch
     """The rest must be ended before all of it is begun anew, or old parts run beside new ones."""
 
     def careless(job: Job, part: Part, draft: PoolDraft) -> None:
-        following.requeue(job, f"{part.node} lost it", draft)
+        job_progress.requeue(job, f"{part.node} lost it", draft)
 
-    monkeypatch.setattr(following, "take_down", careless)
+    monkeypatch.setattr(job_progress, "take_down", careless)
     _finds(Search(replace(TWO, reboots=1)), "two copies run")
 
 
@@ -274,4 +279,4 @@ def test_the_searched_worlds_are_many_and_different() -> None:
     ends = {search._ended(world[0]) for world in search.worlds}
     assert {type(end).__name__ for end in ends} == {"NoneType", "Succeeded", "JobFailed", "Cancelled"}
     assert any(isinstance(side, NodeSide) and side.book.records for side in search.sides.values)
-    assert attempts.NEVER_SEEN.kind is EndKind.LOST
+    assert attempt_log.NEVER_SEEN.kind is EndKind.LOST

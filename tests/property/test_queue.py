@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain import forecast
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import Gpu
-from gpushared.domain.granting import decisions
-from gpushared.domain.lease import LeaseId, Queued
-from gpushared.domain.node import handle
-from gpushared.domain.request import Isolation, Request
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases import forecast
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import Gpu
+from gpushared.domain.model.lease import LeaseId, Queued
+from gpushared.domain.model.request import Isolation, Request
 from tests.property.worlds import CALLERS, LIMITS, REQUESTS, gpu
 
 ROOT = CALLERS[0]

@@ -8,11 +8,16 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpushared.domain.policy.ledger import Ledger
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, Policy, Project, Quota
-from gpushared.domain.policy.roll import Roll
-from gpushared.domain.policy.usage import Interval, Usage
-from gpushared.domain.request import LeaseClass
+from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    Policy,
+    Project,
+    Quota,
+)
+from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
 from tests.property.queue_world import START, QueueWorld, request_of
 
 HALF_LIFE = 86_400.0

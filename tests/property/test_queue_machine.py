@@ -10,12 +10,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.placement import rooms_of
-from gpushared.domain.policy.passes import Holder, Plan, Preemption
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
-from gpushared.domain.policy.usage import Interval, Usage
-from gpushared.domain.request import LeaseClass, Request
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import LeaseClass, Request
+from gpushared.domain.scheduling.pass_records import Holder, Plan, Preemption
+from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    GivesWay,
+    Policy,
+    Project,
+    Quota,
+)
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
 from tests.property.queue_world import QueueWorld, request_of
 
 PICK = st.integers(0, 40)

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gpushared.domain.attempts import GUARD_AFTER_SECONDS
-from gpushared.domain.jobs import attempts
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.attempts import Attempts
+from gpushared.domain.jobs import attempt_log
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.attempt_log import Attempts
 from gpushared.domain.jobs.coordinator import handle, restore
-from gpushared.domain.jobs.member import Free
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
     AttemptState,
     Cancelling,
     Ending,
@@ -30,9 +29,9 @@ from gpushared.domain.jobs.model import (
     Queued,
     Running,
 )
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import PoolState
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.jobs.member import Free
+from gpushared.domain.leases.job_attempts import GUARD_AFTER_SECONDS
+from gpushared.domain.model.lease import AttemptKey, LeaseId
 from tests.property.protocol_world import ACCOUNT, ADA, HALF, JOB, NOW, inventory
 
 STEP_SECONDS = 10.0
@@ -119,9 +118,9 @@ class Fencing:
         step = handle(state, m.JobSubmitted(JOB, SPEC), NOW)
         (send,) = (one for one in step.instructions if isinstance(one, m.Send))
         assert send.node == FIRST
-        book = attempts.take(Attempts(), send.order, ACCOUNT, None, NOW).book
-        book = attempts.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
-        report = attempts.report_of(book.records[KEY])
+        book = attempt_log.take(Attempts(), send.order, ACCOUNT, None, NOW).book
+        book = attempt_log.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
+        report = attempt_log.report_of(book.records[KEY])
         return World(handle(step.state, m.Reported(FIRST, report), NOW).state, book)
 
     def stepped(self, world: World, link: str) -> World:
@@ -153,7 +152,7 @@ class Fencing:
         if link == AWAY:
             return world
         clock = world.elapsed * self.rate
-        due = attempts.to_fence(world.book, world.contact_at, clock)
+        due = attempt_log.to_fence(world.book, world.contact_at, clock)
         fenced = self.fences_by_daemon and KEY in due
         return replace(world, fenced=fenced, armed_at=clock if self.renewed_by_life else world.contact_at)
 
@@ -168,7 +167,7 @@ class Fencing:
 
     def _ended(self, world: World) -> World:
         fenced = Ending(EndKind.FENCED, "it heard nothing")
-        book = attempts.changed(world.book, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
+        book = attempt_log.changed(world.book, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
         return replace(world, book=book)
 
     def _check(self, world: World) -> None:

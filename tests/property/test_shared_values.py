@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain import line
-from gpushared.domain.line import Line
-from gpushared.domain.shelf import Shelf
+from gpushared.domain.model import persistent_sorted_list
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_sorted_list import Line
 
 KEYS = st.integers(0, 400)
 CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.integers()), max_size=120)
@@ -38,7 +38,7 @@ def test_a_line_is_a_sorted_list_whose_earlier_selves_stay(
     first: set[tuple[int, int]], changes: list[tuple[bool, int, int]]
 ) -> None:
     """With chunks so small that they are split and emptied."""
-    usual, line.CHUNK = line.CHUNK, 4
+    usual, persistent_sorted_list.CHUNK = persistent_sorted_list.CHUNK, 4
     try:
         waiting, model = Line(first), set(first)
         before = []
@@ -60,4 +60,4 @@ def test_a_line_is_a_sorted_list_whose_earlier_selves_stay(
                 for key in range(0, 401, 100)
             )
     finally:
-        line.CHUNK = usual
+        persistent_sorted_list.CHUNK = usual

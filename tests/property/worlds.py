@@ -6,8 +6,13 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
-from gpushared.domain.request import Caller, Isolation, Request
+from gpushared.domain.model.gpu import (
+    MIB,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
+from gpushared.domain.model.request import Caller, Isolation, Request
 
 GIB = 1024 * MIB
 SIZES_MIB = (81079, 24000, 16000, 7777)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 from gpushared.serving.clock import SteadyClock, boot_id, boottime, day_at, keep
 from gpushared.serving.troubles import Troubles
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.audit.line import Origin
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.gate.limits import Shares, UserLimits
 from gpushared.gate.refusals import Refusal

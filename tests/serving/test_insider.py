@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gpushared.domain.errors import EngineUnavailable, LimitReached, Unavailable
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import EngineUnavailable, LimitReached, Unavailable
+from gpushared.domain.model.request import Caller
 from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
 from gpushared.gate.wire import Wire
 from gpushared.serving import insider as module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.domain.errors import LimitReached
+from gpushared.domain.model.errors import LimitReached
 from gpushared.serving.intake import CallsUnderWay
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.serving import subordinate
 from gpushared.serving.identity import Identities, Peer
 from gpushared.serving.subordinate import SubordinateIds

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.ports import SharingStatus
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
 from gpushared.sharing.daemon_pool import MpsTiming

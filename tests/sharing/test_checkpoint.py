@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.sharing.checkpoint import CudaCheckpoints
 
 SOURCE = Path(__file__).with_name("fake_checkpoint.c")

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import GpushareError, GpusUnavailable, SharingUnavailable, TimedOut
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.request import Isolation
+from gpushared.domain.model.errors import (
+    GpushareError,
+    GpusUnavailable,
+    SharingUnavailable,
+    TimedOut,
+)
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.request import Isolation
 from gpushared.sharing.compute_mode import (
     DEFAULT,
     EXCLUSIVE_PROCESS,

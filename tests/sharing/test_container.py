@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.gpu import MIB
-from gpushared.domain.lease import Grant, Lease
-from gpushared.domain.request import Isolation
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import Grant, Lease
+from gpushared.domain.model.request import Isolation
 from gpushared.ports import Edits
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.mps import MpsSharing

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import ConfigError, SharingUnavailable, TimedOut
-from gpushared.domain.gpu import GpuId
+from gpushared.domain.model.errors import ConfigError, SharingUnavailable, TimedOut
+from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.lease_directories import LeaseDirectories
 from tests.sharing import daemons

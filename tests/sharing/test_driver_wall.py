@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.lease import Active, ComputeCap, ContainerId, Lease, MemoryWall, Reserved, Walls
-from gpushared.domain.request import Request
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.domain.model.lease import (
+    Active,
+    ComputeCap,
+    ContainerId,
+    Lease,
+    MemoryWall,
+    Reserved,
+    Walls,
+)
+from gpushared.domain.model.request import Request
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_limits import NvmlMemoryLimits
 from gpushared.ports import CgroupDriver, DeviceMechanism, Edits, EngineFacts

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.errors import SharingUnavailable
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import ComputeCap, Grant, Lease, MemoryWall, Reserved, Walls
-from gpushared.domain.request import Isolation
+from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Grant,
+    Lease,
+    MemoryWall,
+    Reserved,
+    Walls,
+)
+from gpushared.domain.model.request import Isolation
+from gpushared.domain.model.request_spec import Ask, read_request
 from gpushared.ports import Edits, Hook, Mount
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold

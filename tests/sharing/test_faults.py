@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import TimedOut
-from gpushared.domain.request import Isolation
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import TimedOut
+from gpushared.domain.model.request import Isolation
 from gpushared.ports import ServerFault, SharingStatus
 from gpushared.sharing.control import ControlTiming
 from gpushared.sharing.daemon_pool import MpsTiming

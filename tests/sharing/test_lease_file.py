@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.gpu import MIB
-from gpushared.domain.lease import ComputeCap, MemoryWall, Walls
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
+from gpushared.domain.model.request_spec import Ask, read_request
 from gpushared.sharing.lease_file import lease_file
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, lease

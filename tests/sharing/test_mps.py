@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import ConfigError, SharingUnavailable, TimedOut
-from gpushared.domain.lease import ComputeCap, Grant, MemoryWall, Walls
-from gpushared.domain.request import Isolation
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.errors import ConfigError, SharingUnavailable, TimedOut
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Grant,
+    MemoryWall,
+    Walls,
+)
+from gpushared.domain.model.request import Isolation
 from gpushared.ports import Sharing, SharingStatus
 from gpushared.sharing.control import ControlTiming
 from gpushared.sharing.daemon_pool import MpsTiming

@@ -11,10 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.gpu import MIB
-from gpushared.domain.lease import Active, ComputeCap, ContainerId, Grant, Lease, MemoryWall, Walls
-from gpushared.domain.request import Isolation, LeaseClass
-from gpushared.domain.rules import MpsMode
+from gpushared.domain.leases.node_rules import MpsMode
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import (
+    Active,
+    ComputeCap,
+    ContainerId,
+    Grant,
+    Lease,
+    MemoryWall,
+    Walls,
+)
+from gpushared.domain.model.request import Isolation, LeaseClass
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.mps import MpsSharing

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import RequestError, SharingUnavailable, TimedOut
+from gpushared.domain.model.errors import RequestError, SharingUnavailable, TimedOut
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.supervisor import Supervisor, backoff_seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import LimitReached, SharingUnavailable
+from gpushared.domain.model.errors import LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts, UserBounds, UserUse
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.limit_files import Trees

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Grant, Lease, Reserved
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import Grant, Lease, Reserved
+from gpushared.domain.model.request import Isolation, Request
 from gpushared.testing.gpus import fake_gpu
 from gpushared.testing.leases import SOME_TIME, fake_lease
 

@@ -4,10 +4,23 @@ import asyncio
 
 import pytest
 
-from gpushared.domain.errors import EngineUnavailable, GpusUnavailable, JournalUnavailable, NotFound, TimedOut
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import ComputeCap, Grant, LeaseId, MemoryWall, Reserved, Walls
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    GpusUnavailable,
+    JournalUnavailable,
+    NotFound,
+    TimedOut,
+)
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
+    ComputeCap,
+    Grant,
+    LeaseId,
+    MemoryWall,
+    Reserved,
+    Walls,
+)
+from gpushared.domain.model.request import Isolation, Request
 from gpushared.ports import (
     Clock,
     ContainerFacts,

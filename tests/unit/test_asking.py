@@ -6,10 +6,10 @@ from dataclasses import fields
 
 import pytest
 
-from gpushared.domain.asking import Ask, describe, read_request
-from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.gpu import MIB
-from gpushared.domain.request import Isolation, LeaseClass, Request
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.request import Isolation, LeaseClass, Request
+from gpushared.domain.model.request_spec import Ask, describe, read_request
 
 GIB = 1024 * MIB
 PRESETS = {

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.attempts import GUARD_AFTER_SECONDS, deadlines, under_way
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.instructions import DropEdits, StopContainer
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.attempts import FINAL_KEPT_SECONDS
-from gpushared.domain.jobs.contact import Contact
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, JobId, JobSpec, Owner
+from gpushared.domain.jobs.attempt_log import FINAL_KEPT_SECONDS, Attempt
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    JobSpec,
+    Owner,
+)
 from gpushared.domain.jobs.node_messages import (
     AttemptPrepared,
+    Contact,
     ContactMade,
     FencesLooked,
     GiveUpAttempt,
@@ -31,11 +32,25 @@ from gpushared.domain.jobs.node_messages import (
     TellCoordinator,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, GiveBack, Place, Query, Report
-from gpushared.domain.lease import ContainerId, Ended, Expired, Lease, NeverClaimed, Queued, Reserved
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.instructions import DropEdits, StopContainer
+from gpushared.domain.leases.job_attempts import GUARD_AFTER_SECONDS, deadlines, under_way
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    AttemptKey,
+    ContainerId,
+    Ended,
+    Expired,
+    JobId,
+    Lease,
+    NeverClaimed,
+    Queued,
+    Reserved,
+)
+from gpushared.domain.model.request import Caller, Request
 
 ADA = Caller(1000, 1000, "ada")
 BOX = ContainerId("box")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.checkup import (
+from gpushared.doctor.checkup import (
     Check,
     Finding,
     Result,

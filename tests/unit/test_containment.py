@@ -6,14 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import MIB
-from gpushared.domain.instructions import InspectContainer, StartContainer, StopContainer
-from gpushared.domain.lease import Active, Draining, Ended, Failed, Finished, LeaseId, Starting, state_name
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import restore
-from gpushared.domain.request import Request
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.instructions import InspectContainer, StartContainer, StopContainer
+from gpushared.domain.leases.node_machine import restore
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import (
+    Active,
+    Draining,
+    Ended,
+    Failed,
+    Finished,
+    LeaseId,
+    Starting,
+    state_name,
+)
+from gpushared.domain.model.request import Request
 from tests.unit.test_health import ALICE, BOB, ONE, QUARTER, ROOT, Node, box, stops, told
 
 AGAIN = Request(1, 250, None, 250, restart_on_fault=2)

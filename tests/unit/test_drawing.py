@@ -6,15 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.asking import NewSize
-from gpushared.domain.errors import LimitReached
-from gpushared.domain.jobs.contact import Contact
 from gpushared.domain.jobs.member import Allowed
-from gpushared.domain.messages import AllowanceKnown, Event, RequestSubmitted, ResizeAsked
-from gpushared.domain.node import handle
-from gpushared.domain.policy.allowance import Allowance, Share, Want
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.leases.events import (
+    AllowanceKnown,
+    Event,
+    RequestSubmitted,
+    ResizeAsked,
+)
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import NewSize
+from gpushared.domain.scheduling.allowance import Allowance, Share, Want
 from gpushared.node.allowance import Kept
 from gpushared.pool.member.facts import free_of
 from tests.property.allowance_world import POOL, PROJECT, Node, part

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpushared.domain import forecast
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.explain import Waiting, waiting
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.granting import decisions
-from gpushared.domain.node import handle
-from gpushared.domain.placement import Reason
-from gpushared.domain.queue import Decision
-from gpushared.domain.request import Caller
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases import forecast
+from gpushared.domain.leases.explain import Waiting, waiting
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.scheduling.outcome import Decision
+from gpushared.domain.scheduling.placement.free_capacity import Reason
 
 ALICE = Caller(1000, 1000, "alice")
 SIZE = 81920 * MIB

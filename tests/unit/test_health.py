@@ -6,13 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.explain import waiting
-from gpushared.domain.gpu import MIB, Drained, Gpu, GpuId, MigInstance
-from gpushared.domain.granting import decisions
-from gpushared.domain.instructions import DropEdits, StopContainer
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.explain import waiting
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.instructions import DropEdits, StopContainer
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.gpu import (
+    MIB,
+    Drained,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
+from gpushared.domain.model.lease import (
     ComputeCap,
     ContainerId,
     Draining,
@@ -25,10 +40,7 @@ from gpushared.domain.lease import (
     Walls,
     state_name,
 )
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, Isolation, Request
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import Caller, Isolation, Request
 
 ALICE, BOB = Caller(1000, 1000, "alice"), Caller(1001, 1001, "bob")
 ROOT = Caller(0, 0, "root", trusted=True)

@@ -7,11 +7,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.idle import idle_since
-from gpushared.domain.instructions import NotifyContainer
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.idle_leases import idle_since
+from gpushared.domain.leases.instructions import NotifyContainer
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import (
+    IdleAction,
+    IdlePolicy,
+    IdleRules,
+    Rules,
+)
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     Active,
     ContainerId,
     Draining,
@@ -22,11 +30,13 @@ from gpushared.domain.lease import (
     NoticeKind,
     state_name,
 )
-from gpushared.domain.node import handle, restore
-from gpushared.domain.policy.projects import Policy, Project
-from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.rules import IdleAction, IdlePolicy, IdleRules, Rules
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import (
+    Caller,
+    Isolation,
+    LeaseClass,
+    Request,
+)
+from gpushared.domain.scheduling.projects import Policy, Project
 
 ALICE = Caller(1000, 1000, "alice")
 GPU = Gpu(GpuId("GPU-0"), 0, "H100", 81920 * MIB, 81920 * MIB)

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from gpushared.domain.errors import InvalidTransition
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.lease import (
+from gpushared.domain.model.errors import InvalidTransition
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
     STORY_KEPT_IN_MEMORY,
     TRANSITIONS,
     Active,
@@ -31,7 +31,7 @@ from gpushared.domain.lease import (
     Suspending,
     state_name,
 )
-from gpushared.domain.request import Request
+from gpushared.domain.model.request import Request
 
 GRANTS = (Grant(GpuId("GPU-0"), 1 << 30, 250),)
 BOX = ContainerId("box")

@@ -7,16 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import (
-    LimitReached,
-    NotFound,
-    PermissionRefused,
-    RequestError,
-    StateConflict,
-)
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.instructions import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.instructions import (
     DropEdits,
     HoldContainer,
     InspectContainer,
@@ -24,7 +17,17 @@ from gpushared.domain.instructions import (
     MakeEdits,
     StopContainer,
 )
-from gpushared.domain.lease import (
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.errors import (
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     Active,
     ContainerId,
     Draining,
@@ -42,10 +45,7 @@ from gpushared.domain.lease import (
     Stopped,
     state_name,
 )
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, Process, Request
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import Caller, Process, Request
 
 ALICE = Caller(1000, 1000, "alice")
 BOB = Caller(1001, 1001, "bob")

@@ -6,22 +6,33 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.errors import NeverFits
-from gpushared.domain.forecast import starts
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import ContainerId, Lease, LeaseId, Reserved
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle
-from gpushared.domain.offer import Offer, fits_instead, offer
-from gpushared.domain.placement import Reason
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
-from gpushared.domain.prospects import when_others_need_it
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.requeue import Step
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.forecast import starts
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.offers import Offer, fits_instead, offer
+from gpushared.domain.leases.prospects import when_others_need_it
+from gpushared.domain.leases.requeue import Step
+from gpushared.domain.model.errors import NeverFits
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    ContainerId,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.scheduling.placement.free_capacity import Reason
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    GivesWay,
+    Policy,
+    Project,
+    Quota,
+)
 
 ALICE = Caller(1000, 1000, "alice")
 BOB = Caller(1001, 1001, "bob")

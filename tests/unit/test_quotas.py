@@ -7,19 +7,37 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import GpushareError, NotFound, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.gpu import MIB, Gpu, GpuId, MigInstance
-from gpushared.domain.granting import decisions
-from gpushared.domain.lease import Lease, Queued, Reserved
-from gpushared.domain.node import handle, restore
-from gpushared.domain.placement import Reason
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, Policy, Project, Quota, project_of
-from gpushared.domain.policy.standing import Standing
-from gpushared.domain.quotas import capacity_of
-from gpushared.domain.request import Caller, LeaseClass, Request
-from gpushared.domain.rules import Preemption, Rules
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.leases.project_settings import capacity_of
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.gpu import (
+    MIB,
+    Gpu,
+    GpuId,
+    MigInstance,
+)
+from gpushared.domain.model.lease import Lease, Queued, Reserved
+from gpushared.domain.model.request import Caller, LeaseClass, Request
+from gpushared.domain.scheduling.placement.free_capacity import Reason
+from gpushared.domain.scheduling.project_accounts import Standing
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    Policy,
+    PreemptionSetting,
+    Project,
+    Quota,
+    project_of,
+)
 
 ALICE = Caller(1000, 1000, "alice")
 BOB = Caller(1001, 1001, "bob")
@@ -64,7 +82,7 @@ class Node:
         return found.reason, found.text
 
 
-def configured(preemption: Preemption = Preemption.AUTO) -> Node:
+def configured(preemption: PreemptionSetting = PreemptionSetting.AUTO) -> Node:
     return Node(Rules(policy=Policy(projects={"vision": CONFIGURED}), preemption=preemption))
 
 
@@ -195,15 +213,15 @@ def test_a_limit_holds_requests_back_until_it_is_lifted() -> None:
 @pytest.mark.parametrize(
     ("preemption", "projects", "gives_way"),
     [
-        (Preemption.AUTO, False, False),
-        (Preemption.AUTO, True, True),
-        (Preemption.ON, False, True),
-        (Preemption.OFF, True, False),
+        (PreemptionSetting.AUTO, False, False),
+        (PreemptionSetting.AUTO, True, True),
+        (PreemptionSetting.ON, False, True),
+        (PreemptionSetting.OFF, True, False),
     ],
 )
 @pytest.mark.parametrize("at_run_time", [False, True])
 def test_leases_give_way_where_the_site_wants_it_or_by_itself_where_there_are_projects(
-    preemption: Preemption, projects: bool, gives_way: bool, at_run_time: bool
+    preemption: PreemptionSetting, projects: bool, gives_way: bool, at_run_time: bool
 ) -> None:
     in_file = {"vision": CONFIGURED} if projects and not at_run_time else {}
     node = Node(Rules(policy=Policy(projects=in_file), preemption=preemption))

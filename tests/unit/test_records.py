@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.jobs.attempt import Attempt
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import Job
 from gpushared.domain.jobs.protocol import Order, Query, Report, StaleEpoch
 from gpushared.records import RecordError, from_json, to_json
 

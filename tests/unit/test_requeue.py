@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import PermissionRefused, StateConflict
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.granting import decisions
-from gpushared.domain.host import ContainerMemory
-from gpushared.domain.instructions import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.instructions import (
     DropEdits,
     MakeEdits,
     NotifyContainer,
@@ -20,7 +18,16 @@ from gpushared.domain.instructions import (
     StopContainer,
     SuspendContainer,
 )
-from gpushared.domain.lease import (
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.leases.prospects import when_others_need_it
+from gpushared.domain.leases.requeue import Step as Rung
+from gpushared.domain.leases.requeue import step_of
+from gpushared.domain.model.errors import PermissionRefused, StateConflict
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.host import ContainerMemory
+from gpushared.domain.model.lease import (
     Active,
     ComputeCap,
     ContainerId,
@@ -41,15 +48,8 @@ from gpushared.domain.lease import (
     Walls,
     state_name,
 )
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle, restore
-from gpushared.domain.policy.projects import Policy, Project, Quota
-from gpushared.domain.prospects import when_others_need_it
-from gpushared.domain.request import Caller, Isolation, Request
-from gpushared.domain.requeue import Step as Rung
-from gpushared.domain.requeue import step_of
-from gpushared.domain.rules import Rules
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import Caller, Isolation, Request
+from gpushared.domain.scheduling.projects import Policy, Project, Quota
 
 ALICE = Caller(1000, 1000, "alice")
 BOB = Caller(1001, 1001, "bob")

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.asking import Ask, NewSize, describe, read_request, read_size
-from gpushared.domain.elastic import is_elastic
-from gpushared.domain.errors import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.instructions import MakeEdits
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.elastic import is_elastic
+from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     NeverFits,
@@ -18,9 +22,8 @@ from gpushared.domain.errors import (
     StateConflict,
     Unavailable,
 )
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.instructions import MakeEdits
-from gpushared.domain.lease import (
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     ComputeCap,
     ContainerId,
     Grant,
@@ -31,11 +34,19 @@ from gpushared.domain.lease import (
     Reserved,
     Walls,
 )
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle
-from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.rules import Action, Rules, WatchdogPolicy
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.model.request import (
+    Caller,
+    Isolation,
+    LeaseClass,
+    Request,
+)
+from gpushared.domain.model.request_spec import (
+    Ask,
+    NewSize,
+    describe,
+    read_request,
+    read_size,
+)
 
 ROOT = Caller(0, 0, "root", trusted=True)
 ALICE = Caller(1000, 1000, "alice")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Active, ContainerId, LeaseId
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.scheduling import holder
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.queue_pass import holder
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import Active, ContainerId, LeaseId
+from gpushared.domain.model.request import Caller, Request
 
 ALICE = Caller(1000, 1000, "alice")
 BOX = ContainerId("box")

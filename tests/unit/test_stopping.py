@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from gpushared.domain.stopping import (
+from gpushared.domain.leases.stop_order import (
     KILL,
     AskedEnd,
     Ending,

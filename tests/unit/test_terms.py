@@ -6,17 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import NeverFits, NotFound, RequestError
-from gpushared.domain.fleet.mix import FIRST_LESSON
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.host import HostSize
-from gpushared.domain.lease import ContainerId, Lease, LeaseId, Suspended
-from gpushared.domain.node import handle, restore
-from gpushared.domain.request import Caller, Request
-from gpushared.domain.state import NodeState
-from gpushared.domain.surroundings import free_of_host, models_named
-from gpushared.domain.terms import mix_of, still_meant
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.surroundings import free_of_host
+from gpushared.domain.leases.terms import mix_of, still_meant
+from gpushared.domain.model.errors import NeverFits, NotFound, RequestError
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.gpu_names import models_named
+from gpushared.domain.model.host import HostSize
+from gpushared.domain.model.lease import (
+    ContainerId,
+    Lease,
+    LeaseId,
+    Suspended,
+)
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.scheduling.placement.demand_profile import FIRST_LESSON
 
 ALICE = Caller(1000, 1000, "alice")
 NAMES = ("NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "Tesla T4", "Tesla T40")

@@ -6,16 +6,31 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError, StateConflict
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.granting import decisions
-from gpushared.domain.instructions import MakeEdits, NotifyContainer
-from gpushared.domain.lease import Active, ContainerId, Ended, Lease, LeaseId, NoticeKind, Queued, Reserved
-from gpushared.domain.node import handle
-from gpushared.domain.placement import Reason
-from gpushared.domain.request import Caller, Isolation, Request
-from gpushared.domain.state import NodeState, Step
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.instructions import MakeEdits, NotifyContainer
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.errors import (
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Active,
+    ContainerId,
+    Ended,
+    Lease,
+    LeaseId,
+    NoticeKind,
+    Queued,
+    Reserved,
+)
+from gpushared.domain.model.request import Caller, Isolation, Request
+from gpushared.domain.scheduling.placement.free_capacity import Reason
 
 ALICE = Caller(1000, 1000, "alice")
 BOB = Caller(1001, 1001, "bob")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import MIB
-from gpushared.domain.units import (
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.units import (
     MAX_DURATION_SECONDS,
     GpuSize,
     format_duration,

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain import messages as m
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.instructions import StopContainer
-from gpushared.domain.lease import (
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.instructions import StopContainer
+from gpushared.domain.leases.memory_watchdog import overlap
+from gpushared.domain.leases.node_machine import handle
+from gpushared.domain.leases.node_rules import Action, Rules, WatchdogPolicy
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
     ContainerId,
     Draining,
     Ended,
@@ -19,12 +24,12 @@ from gpushared.domain.lease import (
     OverLimit,
     state_name,
 )
-from gpushared.domain.messages import Condition
-from gpushared.domain.node import handle
-from gpushared.domain.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.rules import Action, Rules, WatchdogPolicy
-from gpushared.domain.state import NodeState, Step
-from gpushared.domain.watchdog import overlap
+from gpushared.domain.model.request import (
+    Caller,
+    Isolation,
+    LeaseClass,
+    Request,
+)
 
 ALICE = Caller(1000, 1000, "alice")
 BOX = ContainerId("box")

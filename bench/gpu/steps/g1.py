@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from bench.gpu.case import Case, Seen, Step
 from bench.gpu.lab import Lab
 from bench.gpu.mps import ASK_MIB, LIMIT_MIB, LIMITS, PERCENTAGE, as_client, client, daemon, server_of, take
-from gpushared.domain.errors import SharingUnavailable
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.sharing.control import DaemonLimits, MpsControl
 
 LOOK = ("info", *take())

@@ -15,7 +15,7 @@ from bench.gpu.child import Child
 from bench.gpu.lab import Lab
 from bench.gpu.machine import Need
 from bench.gpu.mps import LIMITS, client, daemon, server_of, server_states
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from gpushared.sharing.control import MpsControl
 
 NO_RESET = "a GPU that does not recover would need a reset, and a run makes none"

@@ -8,7 +8,7 @@ There are synchronous and asyncio twins.
         job = pool.submit(JobRequest("busybox", ["echo", "hello"], gpu="0.25"))
         print(pool.wait(job).state)
 
-Importing this module imports gRPC. Errors are those of ``gpushared.domain.errors``.
+Importing this module imports gRPC. Errors are those of ``gpushared.domain.model.errors``.
 """
 
 from gpushared.client.faults import ConnectionLost
@@ -26,7 +26,7 @@ from gpushared.client.pipeline.async_pool import AsyncPool
 from gpushared.client.pipeline.calls import JobWarning
 from gpushared.client.pipeline.pool import Pool
 from gpushared.client.pipeline.request import JobRequest, Mount
-from gpushared.domain.errors import NeverFits
+from gpushared.domain.model.errors import NeverFits
 
 __all__ = [
     "AsyncPool",

@@ -9,7 +9,7 @@ from gpushared.api.v1 import jobs_pb2
 from gpushared.client.job_messages import Job, JobExplanation, SubmitAnswer
 from gpushared.client.pipeline.door import Door
 from gpushared.client.pipeline.request import JobRequest
-from gpushared.domain.errors import NeverFits, RequestError, TimedOut
+from gpushared.domain.model.errors import NeverFits, RequestError, TimedOut
 
 CALL_SECONDS = 30.0
 """A call that waits for nothing may take so long."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from gpushared.client.api import socket_path
-from gpushared.domain.errors import ConfigError, RequestError
+from gpushared.domain.model.errors import ConfigError, RequestError
 
 POOL_VARIABLE = "GPUSHARE_POOL"
 CA_VARIABLE = "GPUSHARE_POOL_CA"

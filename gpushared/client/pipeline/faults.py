@@ -7,8 +7,8 @@ from typing import Protocol, cast
 import grpc
 
 from gpushared.client.faults import ConnectionLost
-from gpushared.domain import errors
-from gpushared.domain.errors import GpushareError, kind_of_code
+from gpushared.domain.model import errors
+from gpushared.domain.model.errors import GpushareError, kind_of_code
 
 HINT_METADATA = "gpushare-hint-bin"
 """The daemons send an error's hint in this trailing metadata."""

@@ -35,7 +35,7 @@ from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
 from gpushared.client.pipeline.progress import STARTED, Position, Watched, job_of
 from gpushared.client.pipeline.request import JobRequest
-from gpushared.domain.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
 
 class Pool:

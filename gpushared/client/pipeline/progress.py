@@ -8,7 +8,7 @@ from google.protobuf.message import Message as Wire
 from gpushared.api.v1 import jobs_pb2
 from gpushared.client.job_messages import Job
 from gpushared.client.messages import Message
-from gpushared.domain.errors import GpushareError, StateConflict
+from gpushared.domain.model.errors import GpushareError, StateConflict
 
 STARTED = frozenset({"running", "paused", "unknown", "cancelling", "succeeded", "failed", "cancelled"})
 """In these states a job has, or had, or will never have a container to read from."""

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.client.moment import read_moment
 from gpushared.client.submit_words import LEASE_WORDS
-from gpushared.domain.errors import RequestError
+from gpushared.domain.model.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)

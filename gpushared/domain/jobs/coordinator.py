@@ -14,13 +14,16 @@ from dataclasses import replace
 from functools import singledispatch
 from itertools import accumulate, islice
 
-from gpushared.domain.jobs import allowances, asking, planning, recovery, silence
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import HERE, Ended, Job, JobId, NodeName, Queued
-from gpushared.domain.jobs.orders import resend
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs import (
+    job_commands,
+    job_placement,
+    liveness,
+    node_allowances,
+    recovery,
+)
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import (
     PoolDraft,
     PoolState,
     PoolStep,
@@ -31,9 +34,19 @@ from gpushared.domain.jobs.state import (
     name_key,
     nodes_of,
 )
-from gpushared.domain.line import Line
-from gpushared.domain.policy.standing import Standing, usage_of
-from gpushared.domain.shelf import Shelf
+from gpushared.domain.jobs.job import (
+    HERE,
+    Ended,
+    Job,
+    NodeName,
+    Queued,
+)
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.orders import resend
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.scheduling.project_accounts import Standing, usage_of
 
 ALARMS_AT_ONCE = 200
 """A step looks at this many alarms; the others are due at once in the next step."""
@@ -44,7 +57,7 @@ def handle(state: PoolState, event: m.PoolEvent, now: float) -> PoolStep:
     draft = PoolDraft(state, now)
     _apply(event, draft)
     _look_at_alarms(draft)
-    planning.place_who_can(draft)
+    job_placement.place_who_can(draft)
     return draft.finish()
 
 
@@ -80,7 +93,7 @@ def restore(
         usage=usage_of(standing.usage, rules.policy.half_life_seconds),
         turns=standing.turns,
         projects=standing.projects,
-        lends=any(allowances.is_lent(member) for member in enrolled.values()),
+        lends=any(node_allowances.is_lent(member) for member in enrolled.values()),
         next_sequence=1 + max((job.sequence for job in everything), default=0),
     )
     _remember(state, everything)
@@ -140,7 +153,7 @@ def _look_after(draft: PoolDraft) -> None:
             draft.wake(draft.now, Wake.AFTER, awaited)
     for node in state.by_node:
         if node in state.members:
-            silence.watch(node, draft)
+            liveness.watch(node, draft)
     for job in state.jobs.values():
         if job.presumed is not None:
             draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
@@ -167,9 +180,9 @@ def _ring(what: Wake, whose: str, draft: PoolDraft) -> None:
             if (job := draft.job(JobId(whose))) is not None:
                 resend(job, draft)
         case Wake.AFTER:
-            asking.after_end(JobId(whose), draft)
+            job_commands.after_end(JobId(whose), draft)
         case Wake.SILENCE:
-            silence.look(NodeName(whose), draft)
+            liveness.look(NodeName(whose), draft)
         case Wake.SETTLE:
             recovery.settle_if_due(draft)
 
@@ -182,11 +195,11 @@ def _apply(event: object, draft: PoolDraft) -> None:  # noqa: ARG001 - the signa
     raise TypeError(f"no rule for {type(event).__name__}")
 
 
-_apply.register(m.JobSubmitted, asking.submit)
-_apply.register(m.CancelAsked, asking.ask_cancel)
-_apply.register(m.ClientGone, asking.client_gone)
-_apply.register(m.JobHoldAsked, asking.hold)
-_apply.register(m.JobPriorityAsked, asking.set_priority)
+_apply.register(m.JobSubmitted, job_commands.submit)
+_apply.register(m.CancelAsked, job_commands.ask_cancel)
+_apply.register(m.ClientGone, job_commands.client_gone)
+_apply.register(m.JobHoldAsked, job_commands.hold)
+_apply.register(m.JobPriorityAsked, job_commands.set_priority)
 _apply.register(m.NodeHello, recovery.hello)
 _apply.register(m.Reported, recovery.reported)
 _apply.register(m.NodeEnrolled, recovery.enroll)
@@ -200,7 +213,7 @@ def _(event: m.NodeBeat, draft: PoolDraft) -> None:
         return
     news = event.inventory is not None and event.inventory != member.inventory
     free = member.free if event.free is None else event.free
-    if news or free != member.free or not silence.takes_work(member, draft.state, draft.now):
+    if news or free != member.free or not liveness.takes_work(member, draft.state, draft.now):
         draft.state.stale = True
     inventory = event.inventory if news else member.inventory
     beaten = replace(member, heard_at=draft.now, silent_since=None, free=free, inventory=inventory)
@@ -212,14 +225,14 @@ def _(event: m.NodeDisconnected, draft: PoolDraft) -> None:
     member = draft.state.members.get(event.node)
     if member is not None and member.connected:
         draft.put_member(replace(member, connected=False, silent_since=draft.now), durable=False)
-        silence.watch(event.node, draft)
+        liveness.watch(event.node, draft)
 
 
 @_apply.register
 def _(event: m.NodeDrainAsked, draft: PoolDraft) -> None:
     member = draft.state.members.get(event.node)
     if member is None:
-        raise asking.no_node(event.node)
+        raise job_commands.no_node(event.node)
     by = event.by.principal if event.reason is not None else ""
     draft.put_member(replace(member, drained_by=by, drain_reason=event.reason or ""))
     draft.state.stale = True

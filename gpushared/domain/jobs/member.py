@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs.model import AttemptKey, NodeName
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.policy.allowance import Share, Want
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
+from gpushared.domain.scheduling.allowance import Share, Want
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushared.domain.jobs.key import AttemptKey
-from gpushared.domain.jobs.model import Ending
+from gpushared.domain.jobs.job import Ending
 from gpushared.domain.jobs.protocol import Order
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.request import Caller
+from gpushared.domain.model.lease import AttemptKey, ContainerId
+from gpushared.domain.model.request import Caller
 
 # --- events --------------------------------------------------------------------------------------------
 
@@ -135,3 +134,18 @@ class TellCoordinator:
 
 
 AttemptInstruction = PrepareAttempt | LaunchAttempt | GiveUpAttempt | TellCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """The highest that was seen of a coordinator, and when it surely still knew of this node.
+
+    ``revision``: the highest that was seen in ``epoch``.
+    ``at``: CLOCK_BOOTTIME, in seconds, of the moment at which the newest beat that it acknowledged was sent;
+    it says something in the boot ``boot_id`` only, and is None before the first.
+    """
+
+    epoch: int = 0
+    revision: int = 0
+    boot_id: str = ""
+    at: float | None = None

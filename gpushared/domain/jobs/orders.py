@@ -10,10 +10,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from zlib import crc32
 
-from gpushared.domain.jobs.messages import Send
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.coordinator_events import Send
+from gpushared.domain.jobs.coordinator_state import (
+    PoolDraft,
+    Wake,
+    is_gang,
+    is_over,
+)
+from gpushared.domain.jobs.job import (
     HERE,
-    AttemptKey,
     AttemptState,
     Cancelling,
     Job,
@@ -24,8 +29,8 @@ from gpushared.domain.jobs.model import (
     Running,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query
-from gpushared.domain.jobs.state import PoolDraft, Wake, is_gang, is_over
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import AttemptKey
+from gpushared.domain.model.request import Request
 
 PORTS = range(20_000, 30_000)
 """The port of a gang's first node is taken from this range, below those that Linux gives to connections."""

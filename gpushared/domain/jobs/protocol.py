@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, JobSpec
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.request import Request
+from gpushared.domain.jobs.job import AttemptState, Ending, JobSpec
+from gpushared.domain.model.lease import AttemptKey, LeaseId
+from gpushared.domain.model.request import Request
 
 CLIENT_END = "the end of its client"
 """An interactive job for which nobody waits any more is cancelled with these words as the canceller."""

@@ -12,12 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs import claims
-from gpushared.domain.jobs.asking import enter, is_same_request, look_at_dependencies
-from gpushared.domain.jobs.following import advance, apply, cancel, end, lost, replace_part, watch_silence
-from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.messages import (
+from gpushared.domain.jobs import staleness_claims
+from gpushared.domain.jobs.coordinator_events import (
     NodeEnrolled,
     NodeForgotten,
     NodeHello,
@@ -25,15 +21,22 @@ from gpushared.domain.jobs.messages import (
     Send,
     TellAllowance,
 )
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.coordinator_state import (
+    NOTHING,
+    PoolDraft,
+    Wake,
+    is_gang,
+    is_incomplete,
+    is_over,
+    kind_of,
+)
+from gpushared.domain.jobs.job import (
     HERE,
-    AttemptKey,
     Cancelling,
     Ended,
     EndKind,
     Job,
     JobFailed,
-    JobId,
     JobSpec,
     NodeName,
     Part,
@@ -42,13 +45,25 @@ from gpushared.domain.jobs.model import (
     Running,
     Then,
 )
+from gpushared.domain.jobs.job_commands import enter, is_same_request, look_at_dependencies
+from gpushared.domain.jobs.job_progress import (
+    advance,
+    apply,
+    cancel,
+    end,
+    lost,
+    replace_part,
+    watch_silence,
+)
+from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.orders import name_of, order_for
+from gpushared.domain.jobs.pending_jobs import Kind, Waiting
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
-from gpushared.domain.jobs.state import NOTHING, PoolDraft, Wake, is_gang, is_incomplete, is_over, kind_of
-from gpushared.domain.jobs.waiting import Kind, Waiting
-from gpushared.domain.policy.projects import project_of
-from gpushared.domain.request import Request
-from gpushared.domain.shelf import Shelf
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.projects import project_of
 
 MAX_AHEAD = 1000
 """No old memory lacks so many attempts of one job: more is a lie, and would use up their numbers."""
@@ -65,7 +80,10 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
     state = draft.state
     member = state.members.get(event.node) or Member(event.node, draft.now, (event.node,))
     known = event.node in state.members
-    claims_news, outranked = claims.is_news(event, member, state), claims.is_outranked(event, state)
+    claims_news, outranked = (
+        staleness_claims.is_news(event, member, state),
+        staleness_claims.is_outranked(event, state),
+    )
     news = member.inventory != event.inventory or member.forgotten_at is not None or not known
     member = replace(
         member,

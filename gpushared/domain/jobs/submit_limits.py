@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.units import shown
 
 MAX_ARRAY = 10_000
 """Jobs of one array."""

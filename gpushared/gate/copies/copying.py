@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from gpushared.domain.errors import (
+from gpushared.domain.model.errors import (
     GpushareError,
     NotFound,
     PermissionRefused,

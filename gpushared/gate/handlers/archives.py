@@ -16,7 +16,7 @@ from typing import Any
 
 import h11
 
-from gpushared.domain.errors import (
+from gpushared.domain.model.errors import (
     EngineUnavailable,
     NotFound,
     PermissionRefused,

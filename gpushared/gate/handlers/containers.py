@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from gpushared.domain.errors import GpushareError, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import look_up
 from gpushared.gate.body import section, serialise
 from gpushared.gate.call import Call

@@ -8,8 +8,14 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 
 from gpushared.config.gate import DRIVER_CAPABILITIES
-from gpushared.domain.asking import Ask
-from gpushared.domain.errors import EngineUnavailable, LimitReached, NotFound, PermissionRefused, RequestError
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+)
+from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.accounts import PathWish, look_up
 from gpushared.gate.body import Body, section, strings, text
 from gpushared.gate.call import Call
@@ -38,7 +44,8 @@ from gpushared.gate.mounts import lead_to, unnamed_volumes, volumes_of, wishes_o
 from gpushared.gate.names import check_name, hide_holder
 from gpushared.gate.passwd import LABEL_USERS
 from gpushared.gate.pins.pins import LABEL_PINS
-from gpushared.gate.policy.judge import Context, judge_create, networks_of
+from gpushared.gate.policy.judge import judge_create, networks_of
+from gpushared.gate.policy.rules import Context
 from gpushared.gate.published import LABEL_PORTS, ports_of
 from gpushared.gate.room import Room
 from gpushared.gate.routes import Action

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from gpushared.domain.errors import EngineUnavailable
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import EngineUnavailable
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import Account
 from gpushared.gate.audit import digest_of
 from gpushared.gate.body import Body, Json, check_create, section
@@ -21,7 +21,7 @@ from gpushared.gate.parameters import drop_unknown
 from gpushared.gate.passwd import PasswdFiles
 from gpushared.gate.pins.pins import Pins
 from gpushared.gate.policy.fields import NEWEST
-from gpushared.gate.policy.judge import Context
+from gpushared.gate.policy.rules import Context
 from gpushared.gate.policy.schema import Table, Version, fit, readable, respelled, version_of
 from gpushared.gate.policy.site import Policy
 from gpushared.gate.proxy import Farewell, forward, nothing

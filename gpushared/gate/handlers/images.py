@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.body import Body
 from gpushared.gate.call import Call, drop_body
 from gpushared.gate.containers import OK, inspect

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import NotFound, StateConflict
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import NotFound, StateConflict
+from gpushared.domain.model.request import Caller
 from gpushared.gate.call import Call
 from gpushared.gate.containers import STILL, find_container, own_containers
 from gpushared.gate.filters import own_only, parse_filters, with_own, write_filters

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import NotFound, StateConflict
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import NotFound, StateConflict
+from gpushared.domain.model.request import Caller
 from gpushared.gate.body import Body, section, serialise, text
 from gpushared.gate.call import Call
 from gpushared.gate.containers import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import NotFound
+from gpushared.domain.model.errors import NotFound
 from gpushared.gate.body import serialise
 from gpushared.gate.call import Call
 from gpushared.gate.containers import OK, own_containers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gpushared.domain.errors import StateConflict
+from gpushared.domain.model.errors import StateConflict
 from gpushared.gate.body import objects, section, serialise, text
 from gpushared.gate.call import Call
 from gpushared.gate.containers import CREATED, OK, find_owned, owns

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpushared.domain.errors import TimedOut, Unavailable
+from gpushared.domain.model.errors import TimedOut, Unavailable
 
 HELPER_SECONDS = 10.0
 KILL_SECONDS = 1.0

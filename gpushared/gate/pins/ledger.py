@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import Unavailable
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import Unavailable
+from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import PathWish
 
 log = logging.getLogger(__name__)

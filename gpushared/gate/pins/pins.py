@@ -22,7 +22,13 @@ from urllib.parse import quote
 
 import h11
 
-from gpushared.domain.errors import EngineUnavailable, GpushareError, PermissionRefused, TimedOut, Unavailable
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    GpushareError,
+    PermissionRefused,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.gate.accounts import Account, PathWish, look_up
 from gpushared.gate.body import serialise
 from gpushared.gate.engine import EngineSocket

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from gpushared.gate.policy.schema import Json
 
 

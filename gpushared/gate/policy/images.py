@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.units import shown
 from gpushared.gate.body import Body, objects, section, strings, text
 from gpushared.gate.policy.site import Policy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.body import Body, Json, section
 from gpushared.gate.containers import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS
 from gpushared.gate.mounts import judge_mounts

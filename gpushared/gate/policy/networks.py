@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from gpushared.config.gate import Network, Publish
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.units import shown
 from gpushared.gate.body import Body, Json, objects, section, text
 from gpushared.gate.containers import HOST_NETWORK
 from gpushared.gate.policy.rules import Context

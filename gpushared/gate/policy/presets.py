@@ -18,7 +18,7 @@ from gpushared.config.gate import (
     Restart,
 )
 from gpushared.config.kinds import Percent
-from gpushared.domain.host import HostSize
+from gpushared.domain.model.host import HostSize
 from gpushared.gate.policy.site import HOME, UNKNOWN_MACHINE, Policy
 
 _HARMLESS_SYSCTLS = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.units import shown
 from gpushared.gate.body import Json, objects, section, strings, text
 from gpushared.gate.policy.rules import Context, matches
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpushared.config.gate import may_be_passed
-from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 from gpushared.gate.accounts import Account
 from gpushared.gate.body import Body, Json, objects, section, strings, text
 from gpushared.gate.driver_capabilities import check_driver_capabilities

@@ -13,8 +13,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from gpushared.domain.errors import PermissionRefused, RequestError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 
 Version = tuple[int, int]
 Json = Any

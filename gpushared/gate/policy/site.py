@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpushared.config.gate import DEV_PRESET, DRIVER_CAPABILITIES, Network, PolicyPreset, Publish, Restart
 from gpushared.config.kinds import Percent
-from gpushared.domain.host import HostSize
+from gpushared.domain.model.host import HostSize
 from gpushared.ports import UserBounds
 
 HOME = "~"

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpushared.domain.errors import PermissionRefused, TimedOut
-from gpushared.domain.jobs.model import Owner
-from gpushared.domain.request import Caller
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import PermissionRefused, TimedOut
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
 from gpushared.gate.accounts import ask_names
 from gpushared.serving.identity import look_up
 

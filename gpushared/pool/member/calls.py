@@ -11,8 +11,8 @@ import grpc
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2_grpc
-from gpushared.domain.errors import LimitReached
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.request import Caller
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
 from gpushared.serving.statuses import error_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from gpushared.domain.errors import GpushareError, PermissionRefused, Unavailable
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, Unavailable
 from gpushared.serving.doors import MAX_MESSAGE_BYTES
 
 KEEPALIVE_SECONDS = 20.0

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import link_pb2, pool_pb2, pool_pb2_grpc
-from gpushared.domain.errors import GpushareError, StateConflict, Unavailable
+from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
 from gpushared.pool.member.first_contact import pinned_anchor
 from gpushared.pool.member.membership import Membership, MembershipFile
 from gpushared.pool.trust.addresses import Address, read_address

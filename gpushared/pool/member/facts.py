@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpushared.domain.drawing import told_project, wants
-from gpushared.domain.gpu import MIB
 from gpushared.domain.jobs.member import Allowed, Free, Holding, Inventory
-from gpushared.domain.lease import Lease, LeaseId
-from gpushared.domain.queue import Decision
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.allowance_limits import told_project, wants
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import Lease, LeaseId
+from gpushared.domain.scheduling.outcome import Decision
 
 STRAY_STEP_BYTES = 16 * MIB
 """Stray memory is told in steps, rounded up, because it never stands still."""

@@ -13,7 +13,12 @@ import grpc
 from cryptography import x509
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
-from gpushared.domain.errors import GpushareError, PermissionRefused, TimedOut, Unavailable
+from gpushared.domain.model.errors import (
+    GpushareError,
+    PermissionRefused,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.pool.trust.addresses import Address
 from gpushared.pool.trust.certificates import digest_of, pem_of
 from gpushared.pool.trust.clocks import TOLERANCE_SECONDS, offset_words

@@ -15,8 +15,8 @@ from random import Random, SystemRandom
 import grpc
 
 from gpushared.api.v1 import link_pb2_grpc
-from gpushared.domain.errors import Code, GpushareError, Unavailable
-from gpushared.domain.jobs.model import AttemptKey, JobId
+from gpushared.domain.model.errors import Code, GpushareError, Unavailable
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.member.backoff import Backoff, Retry
 from gpushared.pool.member.beats import FIRST_SECONDS
 from gpushared.pool.member.dial import Dial

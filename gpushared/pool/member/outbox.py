@@ -17,10 +17,11 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import GpushareError, LimitReached, NotFound
-from gpushared.domain.jobs.asking import name_taken
-from gpushared.domain.jobs.model import JobId, JobSpec
-from gpushared.domain.request import Process
+from gpushared.domain.jobs.job import JobSpec
+from gpushared.domain.jobs.job_commands import name_taken
+from gpushared.domain.model.errors import GpushareError, LimitReached, NotFound
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Process
 from gpushared.pool.chunks import cut
 from gpushared.pool.member.ports import Kept
 from gpushared.pool.records import Changes

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs.job import JobSpec
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, JobId, JobSpec
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import AttemptKey, JobId
 
 
 class Desk(Protocol):

@@ -14,10 +14,16 @@ from typing import Any, TypeVar
 import grpc
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import GpushareError, StateConflict, TimedOut, Unavailable
-from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
+from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import (
+    GpushareError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.units import shown
 from gpushared.pool import bounds, wire
 from gpushared.pool.mailbox import Mailbox
 from gpushared.pool.member.beats import Beats

@@ -24,10 +24,16 @@ from typing import Any, NamedTuple
 import grpc
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import GpushareError, LimitReached, NotFound, RequestError, Unavailable
-from gpushared.domain.jobs.model import JobId
-from gpushared.domain.request import Caller
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    RequestError,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
 from gpushared.gate.answers import docker_error, http_status
 from gpushared.pool.member.backoff import Backoff, Retry
 from gpushared.pool.tunnel_frames import Chunk, from_wire, to_wire

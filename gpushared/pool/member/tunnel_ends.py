@@ -18,16 +18,17 @@ from math import inf
 import grpc
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     NotFound,
     PermissionRefused,
     RequestError,
 )
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, JobId, Owner
-from gpushared.domain.request import Caller
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Caller
 from gpushared.pool.tunnel_bytes import pump
 from gpushared.pool.tunnel_frames import Data, Frame, frame, from_wire, to_wire
 from gpushared.pool.tunnel_streams import CALL_ERRORS, CallCarrier, Kept, TunnelStream

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.units import shown
 
 USERS_PORT = 7440
 """For users with tokens, and for machines that join."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpushared.api.v1 import pool_pb2
-from gpushared.domain.errors import NotFound, RequestError
-from gpushared.domain.jobs.model import NodeName
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.units import shown
 from gpushared.pool.trust.callers import PoolCaller
 from gpushared.pool.trust.token_records import ApiRecord, JoinRecord
 from gpushared.pool.trust.trust import Trust

@@ -7,9 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpushared.config.jobs import is_realm
-from gpushared.domain.errors import LimitReached, NotFound, PermissionRefused, RequestError
-from gpushared.domain.quotas import is_user_name
-from gpushared.domain.units import shown
+from gpushared.domain.leases.project_settings import is_user_name
+from gpushared.domain.model.errors import (
+    LimitReached,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+)
+from gpushared.domain.model.units import shown
 from gpushared.pool.store import Conflict, Store
 from gpushared.pool.trust.secret_words import ApiWords, hash_of, matches, new_id, new_secret
 from gpushared.pool.trust.token_records import ApiRecord, Kept, Scope, TokenRecords

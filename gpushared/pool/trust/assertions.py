@@ -18,9 +18,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import Message
 
-from gpushared.domain.errors import LimitReached, PermissionRefused, RequestError
-from gpushared.domain.jobs.model import NodeName
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import LimitReached, PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 from gpushared.pool.trust.certificates import NodeCertificate
 from gpushared.pool.trust.clocks import TOLERANCE_SECONDS, offset_words
 from gpushared.pool.trust.names import split_principal

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from gpushared.domain.errors import ConfigError, RequestError, StateConflict
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import ConfigError, RequestError, StateConflict
 from gpushared.pool.trust import certificates
 from gpushared.pool.trust.certificates import ASSERTION_KEY_BYTES, ASSERTION_KEY_OID, BACKDATED_SECONDS
 from gpushared.pool.trust.names import coordinator_host, coordinator_uri, node_uri, pool_name, realm_uri

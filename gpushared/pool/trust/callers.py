@@ -17,9 +17,9 @@ from typing import Any, NoReturn, TypeVar
 from google.protobuf.message import Message
 
 from gpushared.audit.line import NOBODY_HERE
-from gpushared.domain.errors import GpushareError, PermissionRefused
-from gpushared.domain.jobs.model import NodeName, Owner
-from gpushared.domain.request import Caller
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate

@@ -11,8 +11,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.pool.trust.names import SCHEME
 
 ASSERTION_KEY_OID = x509.ObjectIdentifier("2.25.3128955938680712431273847370430093104")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.domain.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused
 
 TOLERANCE_SECONDS = 120
 """Clocks that are further apart than this make certificates and signed words of one invalid for the other."""

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpushared.domain.errors import NotFound, PermissionRefused, StateConflict
-from gpushared.domain.jobs.model import NodeName
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import NotFound, PermissionRefused, StateConflict
+from gpushared.domain.model.units import shown
 from gpushared.pool.trust.authority import Authority, key_digest
 from gpushared.pool.trust.certificates import NodeCertificate, pem_of, read_node_certificate
 from gpushared.pool.trust.join_tokens import JoinTokens

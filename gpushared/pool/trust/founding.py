@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.domain.errors import ConfigError
+from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.serving.files import make_private_folder, telling

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpushared.domain.errors import NotFound, PermissionRefused, RequestError
-from gpushared.domain.jobs.model import NodeName
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 from gpushared.pool.store import Conflict, Store
 from gpushared.pool.trust.names import node_name, realm_name
 from gpushared.pool.trust.secret_words import JoinWords, hash_of, matches, new_id, new_secret

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpushared.domain.errors import ConfigError, Unavailable
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import ConfigError, Unavailable
 from gpushared.pool.trust.certificates import NodeCertificate
 from gpushared.serving.files import PRIVATE, sync_folder, telling
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.jobs.model import NodeName, Owner
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import PermissionRefused
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.callers import Callers
 from gpushared.pool.trust.ledger import Ledger

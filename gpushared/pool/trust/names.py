@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 
 from gpushared.config.jobs import is_realm
-from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs.model import NodeName
-from gpushared.domain.quotas import is_user_name
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.leases.project_settings import is_user_name
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.units import shown
 
 SCHEME = "gpushare"
 _POOL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")

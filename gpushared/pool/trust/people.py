@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpushared.config.users import EVERYBODY, UserConfig
-from gpushared.domain.errors import ConfigError
-from gpushared.domain.jobs.model import Owner
-from gpushared.domain.units import shown
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import ConfigError
+from gpushared.domain.model.units import shown
 from gpushared.pool.trust.names import split_principal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from gpushared.domain.errors import LimitReached
+from gpushared.domain.model.errors import LimitReached
 
 BURST = 20
 PER_SECOND = 1 / 3

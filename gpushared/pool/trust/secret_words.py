@@ -9,8 +9,8 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from gpushared.domain.errors import PermissionRefused
-from gpushared.domain.units import shown
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.units import shown
 
 SECRET_BYTES = 32
 ID_BYTES = 5

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpushared.domain.errors import GpushareError, PermissionRefused
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.certificates import NodeCertificate
 from gpushared.pool.trust.clocks import TOLERANCE_SECONDS

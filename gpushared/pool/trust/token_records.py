@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpushared.domain.errors import Unavailable
+from gpushared.domain.model.errors import Unavailable
 from gpushared.pool.store import Store, Transaction
 
 

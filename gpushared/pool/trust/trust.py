@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from gpushared.domain.errors import GpushareError, StateConflict
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import GpushareError, StateConflict
 from gpushared.pool.store import Store
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.authority import NODE_SECONDS, Authority

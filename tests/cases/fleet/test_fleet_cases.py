@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.asking import Ask, read_request
-from gpushared.domain.fleet.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.fleet.hosts import Host
-from gpushared.domain.fleet.need import Need
-from gpushared.domain.fleet.policies import PolicyName, Together
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.request import Request
-from gpushared.domain.units import parse_memory
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import Grant, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.units import parse_memory
+from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import PolicyName, Together
+from gpushared.domain.scheduling.placement.request_shape import Need
 from tests.cases.reading import cases_in
 
 HERE = Path(__file__).parent

@@ -9,16 +9,35 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.lease import Grant, Lease, LeaseId, Queued, Reserved
-from gpushared.domain.placement import rooms_of
-from gpushared.domain.policy.passes import NEVER, Candidate, Holder, Ladder, Plan, Preemption
-from gpushared.domain.policy.plan import plan
-from gpushared.domain.policy.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
-from gpushared.domain.policy.rooms import RoomPlaces
-from gpushared.domain.policy.usage import Interval, Usage
-from gpushared.domain.request import Isolation, LeaseClass, Request
-from gpushared.domain.units import format_share, parse_duration
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    LeaseId,
+    Queued,
+    Reserved,
+)
+from gpushared.domain.model.request import Isolation, LeaseClass, Request
+from gpushared.domain.model.units import format_share, parse_duration
+from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.pass_records import (
+    NEVER,
+    Candidate,
+    Holder,
+    Ladder,
+    Plan,
+    Preemption,
+)
+from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.plan import plan
+from gpushared.domain.scheduling.projects import (
+    DEFAULT_CLASSES,
+    GivesWay,
+    Policy,
+    Project,
+    Quota,
+)
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
 from tests.cases.reading import cases_in
 
 HERE = Path(__file__).parent

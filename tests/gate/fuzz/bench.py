@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from gpushared.audit.line import AuditLine
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
 from gpushared.gate.http import Exchange, Limits
 from gpushared.gate.target import Target, parse_target

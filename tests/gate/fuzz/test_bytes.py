@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.audit.line import AuditLine
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.target import parse_target
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.bench import Bench, Seen

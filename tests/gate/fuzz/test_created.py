@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk

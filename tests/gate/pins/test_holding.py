@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import PermissionRefused, Unavailable
+from gpushared.domain.model.errors import PermissionRefused, Unavailable
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.pins.pins import ROOT, Pins
 from gpushared.gate.policy.site import Policy

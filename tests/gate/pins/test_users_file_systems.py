@@ -12,8 +12,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from gpushared.domain.errors import PermissionRefused, TimedOut
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import PermissionRefused, TimedOut
+from gpushared.domain.model.request import Caller
 from gpushared.engine import reality
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.pins import kernel

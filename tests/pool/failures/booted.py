@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpushared.client.api import Client
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.bed import parts
 from tests.bed.machine import Machine
 from tests.pool.failures.daemons import ACCOUNT, PERSON, POOL, Json

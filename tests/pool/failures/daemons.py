@@ -13,7 +13,7 @@ from typing import Any, Final
 import psutil
 
 from gpushared.client.api import Client
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.pool.failures.engine import Engine
 from tests.pool.failures.machine import BrokenBed, Machine, Program, wait_until
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
-from gpushared.domain.gpu import MIB, Gpu, GpuId
 from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.pool import wire
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.session import Call

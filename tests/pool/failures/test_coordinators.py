@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.errors import NotFound, Unavailable
+from gpushared.domain.model.errors import NotFound, Unavailable
 from tests.pool.failures.daemons import Coordinator
 from tests.pool.failures.machine import wait_until
 from tests.pool.failures.world import World

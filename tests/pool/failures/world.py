@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from gpushared.domain.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError
 from tests.bed import parts
 from tests.bed.cgroups import remove_users, users_of
 from tests.pool.failures.daemons import Coordinator, Json, Node

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gpushared.domain.jobs.key import AttemptKey, JobId
 from gpushared.domain.jobs.orders import port_for
+from gpushared.domain.model.lease import AttemptKey, JobId
 from tests.pool.failures.machine import wait_until
 from tests.pool.failures.world import World
 from tests.pool.gangs.conftest import RESERVE_SECONDS, Gangs

@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpushared.api.v1 import jobs_pb2, link_pb2, link_pb2_grpc
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import HERE, Job, NodeName
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.model import HERE, Job, JobId, NodeName
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.link import LinkService
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import (

@@ -10,15 +10,22 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs import attempts
-from gpushared.domain.jobs.attempts import Attempts
-from gpushared.domain.jobs.contact import Contact
+from gpushared.domain.jobs import attempt_log
+from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    JobSpec,
+    NodeName,
+    Owner,
+)
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, JobId, JobSpec, NodeName, Owner
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
-from gpushared.domain.request import Caller, Request
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Caller, Request
 from gpushared.pool.member.backoff import Retry
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.link import MemberLink
@@ -59,25 +66,25 @@ class Desk:
         if self.refusal is not None:
             raise self.refusal
         self.orders.append(order)
-        taken = attempts.take(self.book, order, ADA, None, time.time())
+        taken = attempt_log.take(self.book, order, ADA, None, time.time())
         self.book = taken.book
         return taken.report
 
     def change(self, key: AttemptKey, state: AttemptState, ending: Ending | None = None) -> None:
-        self.book = attempts.changed(self.book, key, state, ending=ending, now=time.time())
+        self.book = attempt_log.changed(self.book, key, state, ending=ending, now=time.time())
 
     def reports(self) -> tuple[Report, ...]:
-        return attempts.reports(self.book)
+        return attempt_log.reports(self.book)
 
     def report(self, key: AttemptKey) -> Report | None:
         record = self.book.get(key)
-        return None if record is None else attempts.report_of(record)
+        return None if record is None else attempt_log.report_of(record)
 
     def contact(self) -> Contact:
         return self.seen
 
     async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
-        self.book = attempts.heard(self.book, epoch)
+        self.book = attempt_log.heard(self.book, epoch)
         highest = Contact(max(epoch, self.seen.epoch), max(revision, self.seen.revision), "boot", sent_at)
         self.seen = highest
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.model import AttemptKey, JobId, NodeName
 from gpushared.domain.jobs.protocol import Place
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Request
 from gpushared.pool import bounds
 from gpushared.pool.member.backoff import Retry
 from tests.pool.link.coordinator import Coordinator, enlist, foreign

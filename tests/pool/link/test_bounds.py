@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import RequestError
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.jobs.job import JobSpec, NodeName
 from gpushared.domain.jobs.member import Free, Inventory, Member
-from gpushared.domain.jobs.model import JobSpec, NodeName
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.pool import wire
 from gpushared.pool.bounds import MESSAGES, RECORDS, Bounds, check_message, check_record
 from gpushared.pool.records import member_bytes, read_member

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import LimitReached, PermissionRefused, Unavailable
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import LimitReached, PermissionRefused, Unavailable
+from gpushared.domain.model.request import Caller
 from gpushared.pool.member import calls as module
 from gpushared.pool.member.calls import CoordinatorCalls
 from gpushared.pool.member.dial import Dial

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.jobs.claims import refused
-from gpushared.domain.jobs.messages import NodeHello
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.coordinator_events import NodeHello
+from gpushared.domain.jobs.job import (
     MAX_TEXT,
-    AttemptKey,
     AttemptState,
     Ending,
     EndKind,
-    JobId,
     NodeName,
 )
 from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.staleness_claims import refused
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool import wire
 from gpushared.pool.hellos import HelloBounds, Hellos
 from gpushared.pool.link import LinkService

@@ -14,13 +14,14 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import Unavailable
-from gpushared.domain.gpu import GpuId
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.member import Free
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
-from gpushared.domain.request import Request
+from gpushared.domain.model.errors import Unavailable
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Request
 from gpushared.pool.link import LinkService
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.session import Timing

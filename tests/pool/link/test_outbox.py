@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.domain.errors import NotFound, Unavailable
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import JobId, Owner
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import NotFound, Unavailable
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.member.ports import Kept
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import Node, spec

@@ -9,14 +9,22 @@ from random import Random
 
 import pytest
 
-from gpushared.domain.errors import StateConflict
-from gpushared.domain.gpu import MIB, Drained
 from gpushared.domain.jobs.member import Holding
-from gpushared.domain.jobs.model import AttemptKey, JobId
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.lease import Active, ContainerId, Grant, Lease, LeaseId, Queued
-from gpushared.domain.request import Isolation, Request
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import StateConflict
+from gpushared.domain.model.gpu import MIB, Drained
+from gpushared.domain.model.lease import (
+    Active,
+    AttemptKey,
+    ContainerId,
+    Grant,
+    JobId,
+    Lease,
+    LeaseId,
+    Queued,
+)
+from gpushared.domain.model.request import Isolation, Request
 from gpushared.pool import wire
 from gpushared.pool.mailbox import Mailbox
 from gpushared.pool.member.backoff import Backoff, Retry

@@ -7,12 +7,18 @@ from dataclasses import replace
 import pytest
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, JobId, NodeName, Owner
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    NodeName,
+    Owner,
+)
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Report
-from gpushared.domain.lease import LeaseId
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
+from gpushared.domain.model.request import Isolation, Request
 from gpushared.pool import wire
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec

@@ -15,11 +15,16 @@ from gpushared.audit.line import AuditLine
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.model import Config
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
-from gpushared.domain import messages as n
-from gpushared.domain.instructions import Instruction
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.model import AttemptKey, Ended, Job, JobId, Owner, Placing, Running, Succeeded
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import (
+    Ended,
+    Job,
+    Owner,
+    Placing,
+    Running,
+    Succeeded,
+)
 from gpushared.domain.jobs.node_messages import (
     AttemptInstruction,
     AttemptPrepared,
@@ -27,9 +32,11 @@ from gpushared.domain.jobs.node_messages import (
     PrepareAttempt,
     TellCoordinator,
 )
-from gpushared.domain.lease import ContainerId
-from gpushared.domain.request import Caller
-from gpushared.domain.state import NodeState
+from gpushared.domain.leases import events as n
+from gpushared.domain.leases.instructions import Instruction
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
+from gpushared.domain.model.request import Caller
 from gpushared.node.attempts import AttemptDesk
 from gpushared.node.loop import Loop
 from gpushared.node.order_audit import OrderAudit

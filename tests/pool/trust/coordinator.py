@@ -16,8 +16,8 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc, pool_pb2_grpc
 from gpushared.config.users import UserConfig
-from gpushared.domain.errors import GpushareError
-from gpushared.domain.jobs.model import NodeName
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import GpushareError
 from gpushared.pool.join_service import JoinService
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.sqlite_store import SqliteStore

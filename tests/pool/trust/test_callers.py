@@ -12,7 +12,8 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.config.users import UserConfig
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
     LimitReached,
@@ -20,8 +21,7 @@ from gpushared.domain.errors import (
     RequestError,
     Unavailable,
 )
-from gpushared.domain.jobs.model import NodeName, Owner
-from gpushared.domain.request import Caller
+from gpushared.domain.model.request import Caller
 from gpushared.pool.store import Transaction
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import _CONTEXT, Asserter, Nonces, request_digest

@@ -16,7 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from gpushared.domain.errors import ConfigError, PermissionRefused, RequestError, StateConflict, Unavailable
+from gpushared.domain.model.errors import (
+    ConfigError,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    Unavailable,
+)
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import (

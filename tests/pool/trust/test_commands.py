@@ -20,8 +20,8 @@ from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
 from gpushared.config.users import UserConfig
-from gpushared.domain.errors import GpushareError, PermissionRefused
-from gpushared.domain.request import Caller
+from gpushared.domain.model.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.request import Caller
 from gpushared.gate.http import Exchange, Routes
 from gpushared.node.membership import Memberships
 from gpushared.pool.app import PoolDaemon, real_pool_parts

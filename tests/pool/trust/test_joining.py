@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from gpushared.domain.errors import (
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.model.errors import (
     ConfigError,
     LimitReached,
     PermissionRefused,
@@ -18,7 +19,6 @@ from gpushared.domain.errors import (
     StateConflict,
     Unavailable,
 )
-from gpushared.domain.jobs.model import NodeName
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.rates import Rates
 from tests.pool.trust.coordinator import POOL, Clock, Coordinator, coordinator, refusal

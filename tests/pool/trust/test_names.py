@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.domain.errors import PermissionRefused, RequestError
+from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.pool.trust.addresses import read_address
 from gpushared.pool.trust.clocks import check_clock
 from gpushared.pool.trust.names import coordinator_host, pool_name, split_principal

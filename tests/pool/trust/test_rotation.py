@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.errors import PermissionRefused, StateConflict, Unavailable
+from gpushared.domain.model.errors import PermissionRefused, StateConflict, Unavailable
 from gpushared.pool.member.enrolment import EARLIEST_RENEWAL, LATEST_RENEWAL, Enrolment
 from gpushared.pool.trust.server_identity import REISSUE_SECONDS
 from tests.pool.trust.coordinator import Coordinator, Stream, cancel, coordinator, member, refusal, within

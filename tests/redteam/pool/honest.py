@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2, link_pb2, link_pb2_grpc
-from gpushared.domain.gpu import Gpu, GpuId
+from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.member import Free, Holding, Inventory
-from gpushared.domain.jobs.model import AttemptState, JobId
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
-from gpushared.domain.lease import Grant, LeaseId
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import Grant, JobId, LeaseId
 from gpushared.pool import wire
 from gpushared.pool.job_ids import id_of
 from gpushared.pool.member.enrolment import Enrolment

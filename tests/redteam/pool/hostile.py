@@ -11,9 +11,10 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
 from gpushared.api.v1 import audit_pb2, jobs_pb2, link_pb2, pool_pb2
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, JobId, JobSpec, Owner
+from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Request
 from gpushared.pool import wire
 from gpushared.pool.job_ids import id_of
 from gpushared.pool.member.enrolment import make_csr

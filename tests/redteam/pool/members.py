@@ -18,11 +18,17 @@ from google.protobuf.message_factory import GetMessageClass
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2, link_pb2_grpc
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
 from gpushared.config.users import UserConfig
+from gpushared.domain.jobs.coordinator_events import NodeEnrolled
+from gpushared.domain.jobs.job import (
+    Job,
+    JobSpec,
+    NodeName,
+    Owner,
+)
 from gpushared.domain.jobs.member import Free, Inventory
-from gpushared.domain.jobs.messages import NodeEnrolled
-from gpushared.domain.jobs.model import Job, JobId, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.request import Request
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Request
 from gpushared.pool import wire
 from gpushared.pool.app import ROOMS, STORE_NAME, PoolDaemon, real_pool_parts
 from gpushared.pool.member.session import Call

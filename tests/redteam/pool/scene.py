@@ -14,21 +14,19 @@ import psutil
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.client.pipeline import Job, Pool
-from gpushared.domain.gpu import Gpu, GpuId
-from gpushared.domain.jobs.member import Free, Holding, Inventory
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     NodeName,
     Owner,
 )
+from gpushared.domain.jobs.member import Free, Holding, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Place, Report
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.request import Request
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
+from gpushared.domain.model.request import Request
 from gpushared.pool import wire
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.session import Call

@@ -17,21 +17,19 @@ from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
 from gpushared.config.users import UserConfig
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.job import (
     After,
-    AttemptKey,
     AttemptState,
     Cancelled,
     Ended,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     NodeName,
     Queued,
 )
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.pool import wire
 from gpushared.pool.job_ids import id_in_array, id_of, older_id_of
 from tests.redteam.pool.members import Answer, Link, Member, Scene, pool_scene, spec_of, submit_request

@@ -15,9 +15,10 @@ import pytest
 
 from gpushared.client.pipeline import JobRequest
 from gpushared.client.pipeline.calls import JobWarning
+from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.member import Free
-from gpushared.domain.jobs.model import AttemptKey, AttemptState
 from gpushared.domain.jobs.protocol import CancelPart, Place, Report
+from gpushared.domain.model.lease import AttemptKey
 from tests.redteam.pool.scene import (
     HAS_SEEN_MORE,
     MIB,

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.jobs.model import JobId
+from gpushared.domain.model.lease import JobId
 from gpushared.pool import wire
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.assertions import _CONTEXT, ASSERTION_METADATA, request_digest

@@ -6,29 +6,27 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gpushared.domain.gpu import MIB, Gpu, GpuId
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.coordinator import handle, restore
-from gpushared.domain.jobs.member import Free, Holding, Inventory
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState, PoolStep
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ended,
     Ending,
     EndKind,
     Job,
-    JobId,
     JobSpec,
     JobState,
     NodeName,
     Owner,
     Part,
 )
+from gpushared.domain.jobs.member import Free, Holding, Inventory
 from gpushared.domain.jobs.protocol import Order, Report
-from gpushared.domain.jobs.rules import PoolRules
-from gpushared.domain.jobs.state import PoolState, PoolStep
-from gpushared.domain.lease import Grant, LeaseId
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId
+from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
+from gpushared.domain.model.request import Isolation, Request
 
 START = 1_000_000.0
 GIB = 1024 * MIB

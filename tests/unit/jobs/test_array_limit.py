@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import HERE, AttemptState, JobId, Placing, Queued, Running
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    HERE,
+    AttemptState,
+    Placing,
+    Queued,
+    Running,
+)
 from gpushared.domain.jobs.protocol import Report
-from gpushared.domain.jobs.rules import PoolRules
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.job_whys import why
 from tests.unit.jobs.pool_world import ADA, HALF, RULES, Pool, exited
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.claims import ClaimRefused
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,
@@ -17,6 +16,7 @@ from gpushared.domain.jobs.model import (
     Running,
 )
 from gpushared.domain.jobs.protocol import CancelPart, StaleEpoch
+from gpushared.domain.jobs.staleness_claims import ClaimRefused
 from tests.unit.jobs.pool_world import ADA, HALF, ROOT, RULES, Pool
 
 S = AttemptState

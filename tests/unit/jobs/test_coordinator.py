@@ -7,26 +7,17 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.errors import (
-    GpushareError,
-    LimitReached,
-    NotFound,
-    RequestError,
-    StateConflict,
-)
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
     HERE,
     After,
     AfterKind,
-    AttemptKey,
     AttemptState,
     Cancelled,
     Cancelling,
     Ending,
     EndKind,
     JobFailed,
-    JobId,
     NodeName,
     Owner,
     Placing,
@@ -35,6 +26,14 @@ from gpushared.domain.jobs.model import (
     Succeeded,
 )
 from gpushared.domain.jobs.protocol import CancelPart, GiveBack, Place
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.job_whys import why
 from gpushared.pool.node_views import notices_of
 from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited, held

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.explaining import lack_of_room
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, NodeName, Queued
-from gpushared.domain.placement import Reason
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    NodeName,
+    Queued,
+)
+from gpushared.domain.jobs.placement_reasons import lack_of_room
+from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.pool.job_whys import JobReason, why
 from tests.unit.jobs.pool_world import HALF, ROOT, WHOLE, J, Pool, held
 

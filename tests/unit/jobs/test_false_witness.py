@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.errors import StateConflict
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import (
-    AttemptKey,
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     NodeName,
     Placing,
@@ -22,7 +19,8 @@ from gpushared.domain.jobs.model import (
     Running,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Report
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.errors import StateConflict
+from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, J, Pool, exited
 
 A, B = NodeName("a"), NodeName("b")

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.errors import RequestError
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs import orders
-from gpushared.domain.jobs.asking import MAX_NODES
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs.job import (
     AttemptState,
     Cancelled,
     Cancelling,
     Ending,
     EndKind,
     JobFailed,
-    JobId,
     JobSpec,
     NodeName,
     Placing,
@@ -27,8 +24,11 @@ from gpushared.domain.jobs.model import (
     Succeeded,
     Then,
 )
+from gpushared.domain.jobs.job_commands import MAX_NODES
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Place
-from gpushared.domain.request import Isolation, Request
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Isolation, Request
 from tests.unit.jobs.pool_world import ADA, RULES, WHOLE, J, Pool, exited
 
 S = AttemptState

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpushared.domain.jobs.attempt import Attempt
-from gpushared.domain.jobs.attempts import SPEC_BYTES, reports, restored
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, JobId, JobSpec
+from gpushared.domain.jobs.attempt_log import SPEC_BYTES, Attempt, reports, restored
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    JobSpec,
+)
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.wire import report_bytes
 from tests.unit.jobs.pool_world import ADA, HALF
 

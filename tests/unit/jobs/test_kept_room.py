@@ -8,9 +8,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    NodeName,
+    Placing,
+)
 from gpushared.domain.jobs.member import Holding
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, JobId, NodeName, Placing
-from gpushared.domain.lease import LeaseId
+from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.pool.node_views import notices_of
 from tests.unit.jobs.pool_world import RULES, Pool, exited
 

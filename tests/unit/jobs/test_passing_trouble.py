@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.jobs.model import AttemptState, Ending, EndKind, Placing, Queued, Running
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    Placing,
+    Queued,
+    Running,
+)
 from tests.unit.jobs.pool_world import RULES, J, Pool, exited
 
 S = AttemptState

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.ground import Ground
-from gpushared.domain.jobs.member import Free, Holding, Inventory
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.cluster_snapshot import Ground
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     NodeName,
     Owner,
@@ -22,9 +20,11 @@ from gpushared.domain.jobs.model import (
     Queued,
     Running,
 )
+from gpushared.domain.jobs.member import Free, Holding, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Place
-from gpushared.domain.policy.passes import WaitReason
-from gpushared.domain.policy.projects import Policy, Project, Quota
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.scheduling.pass_records import WaitReason
+from gpushared.domain.scheduling.projects import Policy, Project, Quota
 from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, gpus_of, held
 
 S = AttemptState

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.errors import NotFound, Unavailable
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.member import Presence
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
     After,
     AfterKind,
     AttemptState,
@@ -17,7 +15,6 @@ from gpushared.domain.jobs.model import (
     Cancelling,
     Ending,
     EndKind,
-    JobId,
     JobSpec,
     NodeName,
     Placing,
@@ -25,8 +22,11 @@ from gpushared.domain.jobs.model import (
     Running,
     Succeeded,
 )
+from gpushared.domain.jobs.liveness import presence
+from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, StaleEpoch
-from gpushared.domain.jobs.silence import presence
+from gpushared.domain.model.errors import NotFound, Unavailable
+from gpushared.domain.model.lease import JobId
 from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, J, Pool, exited
 
 S = AttemptState

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpushared.domain.jobs.model import NodeName
-from gpushared.domain.jobs.shares import LimitBook, NodeBook, shared_out
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.jobs.limit_shares import LimitBook, NodeBook, shared_out
 
 GPUS = 4000
 

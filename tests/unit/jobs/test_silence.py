@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import (
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
     EndKind,

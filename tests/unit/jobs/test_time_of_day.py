@@ -6,10 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.jobs import messages as m
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Job,
+    NodeName,
+    Placing,
+    Queued,
+    Running,
+)
+from gpushared.domain.jobs.liveness import presence
 from gpushared.domain.jobs.member import Member, Presence
-from gpushared.domain.jobs.model import AttemptState, Job, JobId, NodeName, Placing, Queued, Running
-from gpushared.domain.jobs.silence import presence
+from gpushared.domain.model.lease import JobId
 from gpushared.pool.job_views import JobViews
 from gpushared.pool.node_views import nodes_of
 from tests.unit.jobs.pool_world import HALF, START, WHOLE, J, Pool, exited

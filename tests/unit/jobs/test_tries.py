@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.errors import RequestError, StateConflict
-from gpushared.domain.jobs import messages as m
-from gpushared.domain.jobs.model import AttemptKey, AttemptState, Ending, EndKind, Job, NodeName
-from gpushared.domain.jobs.tries import TRIES_KEPT, TRY_PARTS_KEPT
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.attempt_history import TRIES_KEPT, TRY_PARTS_KEPT
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    Job,
+    NodeName,
+)
+from gpushared.domain.model.errors import RequestError, StateConflict
+from gpushared.domain.model.lease import AttemptKey
 from gpushared.pool.job_places import output_of, place_of
 from gpushared.pool.job_views import JobViews
 from tests.unit.jobs.pool_world import RULES, START, J, Pool, exited

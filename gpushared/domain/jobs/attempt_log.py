@@ -1,0 +1,391 @@
+"""Answer a coordinator's orders from the node's book of attempts, which is written before the answer is sent.
+
+An answer is the record, so an order that comes twice, or late, gets the same answer as before. An attempt
+that was asked about or cancelled before the node saw it is refused for ever: a *tombstone*. The node does not
+take an order of an epoch below the highest one seen, because its sender no longer leads. The node does answer
+a query of such an epoch, which harms nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from gpushared.domain.jobs.job import (
+    AttemptState,
+    Ending,
+    EndKind,
+    JobSpec,
+)
+from gpushared.domain.jobs.protocol import (
+    CLIENT_END,
+    CancelPart,
+    Commit,
+    Gang,
+    GiveBack,
+    Order,
+    Place,
+    Query,
+    Report,
+    StaleEpoch,
+)
+from gpushared.domain.model.lease import AttemptKey, LeaseId
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.request import Caller, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One part of an attempt on this node. Final ones are kept, so that what comes late is answered alike.
+
+    ``spec`` is None in a tombstone: an attempt that was asked about or cancelled before it was seen.
+    ``account``: the local account that it runs as. ``coordinator``: who gave it, empty for the node itself.
+    """
+
+    key: AttemptKey
+    state: AttemptState
+    revision: int
+    at: float
+    spec: JobSpec | None = None
+    request: Request | None = None
+    account: Caller | None = None
+    lease: LeaseId | None = None
+    ending: Ending | None = None
+    wait: bool = False
+    gang: bool = False
+    facts: Gang | None = None
+    """Set when the gang was told to start."""
+    reserve_seconds: int = 60
+    coordinator: str = ""
+    cancelled_by: str = ""
+    started_at: float | None = None
+    boot_id: str = ""
+    """The machine was in this boot when the container was last seen to begin."""
+    placed_in: str = ""
+    """The machine was in this boot when the order to run the attempt came."""
+    guarded: bool = False
+    """Its container runs only with a guard that ends it for want of contact without the daemon, too."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Return True if the attempt is ended for want of contact.
+
+        The node's own attempts never lose contact.
+        """
+        return bool(self.coordinator) and self.spec is not None and self.spec.stop_after_seconds is not None
+
+
+FINAL_KEPT_SECONDS = 30 * 24 * 3600.0
+"""A final record is kept at least this long, which is longer than an order may be under way."""
+SPEC_BYTES = 256 * 1024
+"""A coordinator that may have forgotten finished attempts is sent this much of their specs."""
+SPEC_REST_BYTES = 2048
+"""A spec has about this many bytes besides its body."""
+NEVER_SEEN = Ending(EndKind.LOST, "the node never saw the order to run it")
+CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node saw it")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """A node's book of one coordinator's orders.
+
+    ``epoch``: the highest that was seen; ``next_revision``: that of the next change.
+    """
+
+    records: Shelf[AttemptKey, Attempt] = field(default_factory=Shelf)
+    live: Mapping[AttemptKey, Attempt] = field(default_factory=dict)
+    """The records that are not final."""
+    epoch: int = 0
+    next_revision: int = 1
+    coordinator: str = ""
+
+    def get(self, key: AttemptKey) -> Attempt | None:
+        return self.records.get(key)
+
+
+class Todo(StrEnum):
+    """Name the node's work for an order, done in the same transaction as the order's record."""
+
+    NOTHING = "nothing"
+    PREPARE = "prepare"
+    """Make the image ready, then ask for the lease."""
+    START = "start"
+    """The gang is complete: make the container in the reserved lease."""
+    END = "end"
+    """End its lease; where the record has none and is final now, what was being prepared is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The book after an order, what to answer, and what to do. ``attempt`` is the record as it is now."""
+
+    book: Attempts
+    report: Report | StaleEpoch
+    todo: Todo = Todo.NOTHING
+    attempt: Attempt | None = None
+
+
+def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> Attempts:
+    """The book that these records were in. ``epoch``: the highest that was seen."""
+    known = {record.key: record for record in records}
+    return Attempts(
+        Shelf(known),
+        {key: record for key, record in known.items() if not record.state.is_final},
+        epoch,
+        1 + max((record.revision for record in known.values()), default=0),
+        coordinator,
+    )
+
+
+def take(
+    book: Attempts,
+    order: Order,
+    account: Caller | None,
+    refusal: Ending | None,
+    now: float,
+    *,
+    boot_id: str = "",
+) -> Taken:
+    """Return the outcome of an order: the new book and the answer.
+
+    ``account``: the local account as which a ``Place`` would run here. ``refusal``: the reason why this node
+    does not take the order whatever is free, such as an owner who has no account here. ``boot_id``: this boot
+    of the machine.
+    """
+    if order.epoch < book.epoch and not isinstance(order, Query):
+        return Taken(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
+    book = heard(book, order.epoch)
+    match order:
+        case Place():
+            return _place(book, order, account, refusal, now, boot_id)
+        case Query():
+            return _answer(book, book.get(order.key) or _tombstone(order, NEVER_SEEN, now))
+        case CancelPart():
+            return _cancel(book, order, now)
+        case Commit():
+            return _commit(book, order, now)
+        case GiveBack():
+            return _cancel(book, CancelPart(order.key, order.epoch, 0, CLIENT_END), now)
+
+
+def heard(book: Attempts, epoch: int) -> Attempts:
+    """The book after a coordinator said its epoch: orders of a lower one are not taken any more."""
+    return replace(book, epoch=epoch) if epoch > book.epoch else book
+
+
+def changed(
+    book: Attempts,
+    key: AttemptKey,
+    state: AttemptState,
+    *,
+    lease: LeaseId | None = None,
+    ending: Ending | None = None,
+    started_at: float | None = None,
+    boot_id: str | None = None,
+    guarded: bool | None = None,
+    now: float,
+) -> Attempts:
+    """The book after a lease, a container or a preparation changed; final records stay as they are.
+
+    What is not said stays as it was. The end of what the coordinator cancelled is by its word.
+    """
+    record = book.records[key]
+    if record.state.is_final:
+        return book
+    if ending is not None and ending.kind is EndKind.STOPPED and record.cancelled_by:
+        ending = replace(ending, kind=EndKind.CANCELLED)
+    new = replace(
+        record,
+        state=state,
+        lease=lease or record.lease,
+        ending=ending or record.ending,
+        started_at=record.started_at if started_at is None else started_at,
+        boot_id=record.boot_id if boot_id is None else boot_id,
+        guarded=record.guarded if guarded is None else guarded,
+    )
+    return book if new == record else _written(book, replace(new, at=now))
+
+
+def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
+    """Return the report on a record; ``with_spec`` adds all that a coordinator without memory needs."""
+    return Report(
+        key=attempt.key,
+        state=attempt.state,
+        revision=attempt.revision,
+        lease=attempt.lease,
+        ending=attempt.ending,
+        spec=attempt.spec if with_spec else None,
+        request=attempt.request if with_spec else None,
+        started_at=attempt.started_at,
+        committed=attempt.facts is not None,
+        ended_at=attempt.at if attempt.state.is_final else None,
+        guarded=attempt.guarded,
+    )
+
+
+def reports(book: Attempts, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
+    """Return the reports on all attempts for the node's hello to a coordinator, the oldest change first.
+
+    A coordinator that lost its memory goes on with live attempts by their specs. Of a finished attempt it
+    must know only that the attempt is over. The newest of these come with their specs too, up to
+    ``spec_bytes``, so that the jobs of the last hours are shown again. The specs of a whole month would keep
+    both sides busy for as long as the node sends them.
+    """
+    records = sorted(book.records.values(), key=lambda record: record.revision)
+    with_spec, left = set(book.live), spec_bytes
+    for record in reversed(records):
+        if record.state.is_final and record.spec is not None:
+            left -= len(record.spec.body) + SPEC_REST_BYTES
+            if left < 0:
+                break
+            with_spec.add(record.key)
+    return tuple(_told(record, record.key in with_spec) for record in records)
+
+
+def _told(record: Attempt, with_spec: bool) -> Report:
+    """A gang's part is known by what it asked for, which is not the same on all nodes."""
+    report = report_of(record, with_spec=with_spec)
+    return replace(report, request=record.request) if record.gang else report
+
+
+def fenced(book: Attempts) -> tuple[Attempt, ...]:
+    """The attempts that are ended for want of contact."""
+    return tuple(record for record in book.live.values() if record.is_fenced)
+
+
+def to_fence(book: Attempts, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
+    """The attempts that must be ended, because the coordinator may soon take them for dead.
+
+    ``contact_at``: when the newest beat that the coordinator acknowledged was *sent*. Any later time would
+    be wrong: the coordinator counts from when it last heard of this node, not from when it last spoke.
+    """
+    return tuple(sorted(key for key, at in _fences(book, contact_at) if at <= now))
+
+
+def fence_at(book: Attempts, contact_at: float) -> float:
+    """When ``to_fence`` will next name one; infinite where none may be taken for dead."""
+    return min((at for _, at in _fences(book, contact_at)), default=float("inf"))
+
+
+def of_earlier_boots(book: Attempts, boot_id: str) -> tuple[AttemptKey, ...]:
+    """The attempts that must not begin, or go on, in this boot of the machine.
+
+    While it was off, somebody may have said so to the coordinator, which then runs their jobs elsewhere. What
+    was running is not among them: its end says that it is lost. Nor are the node's own, which nobody else
+    runs.
+    """
+    if not book.coordinator:
+        return ()
+    return tuple(
+        sorted(
+            key
+            for key, record in book.live.items()
+            if record.state is not AttemptState.RUNNING and (record.boot_id or record.placed_in) != boot_id
+        )
+    )
+
+
+def pruned(book: Attempts, now: float) -> Attempts:
+    """The book without final records that nothing can come late for any more."""
+    old = [
+        key
+        for key, record in book.records.items()
+        if record.state.is_final and record.at < now - FINAL_KEPT_SECONDS
+    ]
+    records = book.records
+    for key in old:
+        records = records.drop(key)
+    return replace(book, records=records)
+
+
+# --- one order each ------------------------------------------------------------------------------------
+
+
+def _place(
+    book: Attempts,
+    order: Place,
+    account: Caller | None,
+    refusal: Ending | None,
+    now: float,
+    boot_id: str,
+) -> Taken:
+    known = book.get(order.key)
+    if known is not None:
+        return Taken(book, report_of(known), attempt=known)
+    record = Attempt(
+        key=order.key,
+        state=AttemptState.PREPARING if refusal is None else AttemptState.REFUSED,
+        revision=book.next_revision,
+        at=now,
+        spec=order.spec,
+        request=order.request,
+        account=account,
+        ending=refusal,
+        wait=order.wait,
+        gang=order.gang,
+        reserve_seconds=order.reserve_seconds,
+        placed_in=boot_id,
+        # Its container is started only once a guard watches it.
+        guarded=order.spec.stop_after_seconds is not None,
+    )
+    return _answer(book, record, Todo.PREPARE if refusal is None else Todo.NOTHING)
+
+
+def _cancel(book: Attempts, order: CancelPart, now: float) -> Taken:
+    known = book.get(order.key)
+    if known is None:
+        return _answer(book, _tombstone(order, CANCELLED_UNSEEN, now))
+    if known.state.is_final:
+        return Taken(book, report_of(known), attempt=known)
+    by = order.by or "the coordinator"
+    if known.lease is None:
+        gone = Ending(EndKind.CANCELLED, f"cancelled by {by}")
+        return _answer(
+            book, replace(known, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now), Todo.END
+        )
+    if known.cancelled_by:
+        return Taken(book, report_of(known), Todo.END, known)
+    return _answer(book, replace(known, cancelled_by=by, at=now), Todo.END)
+
+
+def _commit(book: Attempts, order: Commit, now: float) -> Taken:
+    known = book.get(order.key)
+    if known is None:
+        return _answer(book, _tombstone(order, NEVER_SEEN, now))
+    if known.state is not AttemptState.RESERVED or not known.gang or known.facts or known.cancelled_by:
+        return Taken(book, report_of(known), attempt=known)
+    return _answer(book, replace(known, facts=order.gang, at=now), Todo.START)
+
+
+def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
+    return Attempt(order.key, AttemptState.REFUSED, 0, now, ending=ending)
+
+
+def _answer(book: Attempts, record: Attempt, todo: Todo = Todo.NOTHING) -> Taken:
+    """Answer with the record, written where it is new."""
+    if book.get(record.key) is not record:
+        book = _written(book, record)
+    record = book.records[record.key]
+    return Taken(book, report_of(record), todo, record)
+
+
+def _written(book: Attempts, record: Attempt) -> Attempts:
+    record = replace(record, revision=book.next_revision, coordinator=book.coordinator)
+    live = {key: one for key, one in book.live.items() if key != record.key}
+    if not record.state.is_final:
+        live[record.key] = record
+    return replace(
+        book,
+        records=book.records.put(record.key, record),
+        live=live,
+        next_revision=book.next_revision + 1,
+    )
+
+
+def _fences(book: Attempts, contact_at: float) -> Iterable[tuple[AttemptKey, float]]:
+    return (
+        (key, contact_at + record.spec.stop_after_seconds)
+        for key, record in book.live.items()
+        if record.spec is not None and record.spec.stop_after_seconds is not None
+    )

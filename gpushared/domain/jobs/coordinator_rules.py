@@ -1,0 +1,121 @@
+"""The figures of the configuration that a coordinator needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.scheduling.placement.policies import PolicyName
+from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, without_preemption
+
+TOLD_JOBS = 4096
+"""A coordinator learns at most this many jobs that it does not remember from one node. That is more than
+run on a node, together with the finished jobs of which a node tells."""
+TOLD_BYTES = 64 * MIB
+"""The descriptions of these jobs take at most this much."""
+
+
+class WhenCutOff(StrEnum):
+    """Name what a cut-off node may give by itself of a project with a limit.
+
+    A node is cut off while its coordinator does not answer. ``serve``: the node gives what it was allowed
+    last. ``refuse``: the node gives nothing more after ``cut_off_seconds``. Either way the coordinator counts
+    the allowance as held until it hears of the node: leases outlive the permission to give them.
+    """
+
+    SERVE = "serve"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """Times in seconds.
+
+    ``here``: this is a node's own book. Its only member is the node itself, in whose queue jobs wait with
+    everybody else, so that nothing is planned here.
+    """
+
+    here: bool = False
+    policy: Policy = field(default_factory=Policy)
+    preemption: PreemptionSetting = PreemptionSetting.AUTO
+    placement: PolicyName = PolicyName.FRAGMENTATION
+    counts_host: bool = True
+    max_queued: int = 200_000
+    """The bound counts jobs that are not over, as do all bounds of the pool and of a realm."""
+    max_queued_bytes: int = 2048 * MIB
+    """The descriptions of these jobs at their submission take at most this much."""
+    max_queued_per_realm: int = 150_000
+    max_queued_bytes_per_realm: int = 1024 * MIB
+    max_queued_per_person: int = 120_000
+    """The bound counts waiting jobs."""
+    max_queued_bytes_per_person: int = 512 * MIB
+    max_told_per_node: int = TOLD_JOBS
+    max_told_bytes_per_node: int = TOLD_BYTES
+    max_numbers_per_node: int = 100_000
+    """A node tells only the numbers of at most this many finished attempts of jobs that are not
+    remembered."""
+    ended_kept: int = 20_000
+    """This many finished jobs are remembered; the store has more."""
+    ended_bytes_kept: int = 256 * MIB
+    """The descriptions of these jobs at their submission take at most this much."""
+    settle_seconds: float = 60.0
+    """Nothing old is placed for this long after a start, unless all members have reported before."""
+    recover_seconds: float = 120.0
+    """A recovery lasts at least so long, for members that joined after what we remember."""
+    beat_seconds: float = 5.0
+    beats_per_second: float = 50.0
+    """If there are so many members that their beats would be more frequent, each member beats less often."""
+    resend_seconds: float = 10.0
+    """An order without an answer is sent again after this long."""
+    retry_seconds: float = 5.0
+    """A job waits this long to be run again after its first failure, twice as long after each further one."""
+    retry_most_seconds: float = 600.0
+    troubles_borne: int = 12
+    """A job may fail this many times in a row to begin for a passing reason, after the same waits,"""
+    trouble_most_seconds: float = 300.0
+    """and none of these waits is longer than this: half an hour in all."""
+    refused_seconds: float = 0.5
+    """A job that a node had no room for waits this long to be placed again, and the wait grows in the same
+    way."""
+    refused_most_seconds: float = 30.0
+    refusals_before_rest: int = 3
+    """A node that refuses this many places in a row is tried last for ``rest_seconds``. Each further
+    refusal by the same words doubles that time."""
+    rest_seconds: float = 60.0
+    stop_grace_seconds: int = 10
+    fence_margin_seconds: float = 30.0
+    fence_drift: float = 0.01
+    """A node's clock may be slower than ours by this much."""
+    reserve_seconds: int = 60
+    """A gang's reservations last this long without contact."""
+    gang_patience_seconds: float = 120.0
+    """A gang that waits longer has nodes kept for it."""
+    plan_seconds: float = 0.05
+    """This much time lies between two passes over the queue."""
+    looked_at: int = 500
+    """A pass looks at this many waiting jobs,"""
+    looked_at_alike: int = 64
+    """and at this many that ask for the same."""
+    placed_at_once: int = 100
+    """A pass places at most this many jobs."""
+    here_at_once: int = 50
+    """With ``here``: this many jobs of one person wait in the node's own queue, which has bounds. The
+    others wait in the book."""
+
+    when_cut_off: WhenCutOff = WhenCutOff.SERVE
+    cut_off_seconds: float = 300.0
+    principals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A person's principals on the nodes;"""
+    common_realms: frozenset[str] = frozenset()
+    """in these realms every user is the person of the same name."""
+
+    def policy_with(self, projects: Mapping[str, Project]) -> Policy:
+        """Return the policy that says which request goes next, and if any lease gives way."""
+        policy = replace(self.policy, projects={**self.policy.projects, **projects})
+        if self.preemption is PreemptionSetting.ON or (
+            self.preemption is PreemptionSetting.AUTO and policy.projects
+        ):
+            return policy
+        return without_preemption(policy)

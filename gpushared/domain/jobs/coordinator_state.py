@@ -1,0 +1,661 @@
+"""Hold a coordinator's knowledge, and the draft in which one event changes it.
+
+The state is a value: a step whose write fails is dropped, and nothing has to be taken back. The large parts
+(jobs, lines, indexes) are kept so that a change shares nearly all of them with the state before. So an event
+costs by what it changes, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from heapq import merge
+from itertools import chain, islice, takewhile
+from typing import Any, TypeVar
+
+from gpushared.domain.jobs.coordinator_events import PoolInstruction, Send, TellOrigin
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    HERE,
+    Ended,
+    Job,
+    JobSpec,
+    NodeName,
+    Owner,
+    Part,
+    Placing,
+    Queued,
+    Running,
+)
+from gpushared.domain.jobs.member import Member, Rest
+from gpushared.domain.jobs.pending_jobs import Kind, Throttle, Waiting
+from gpushared.domain.model.errors import NotFound
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.model.lease import Grant, JobId, LeaseId
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.units import shown
+from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.domain.scheduling.pass_records import Preemption, Verdict
+from gpushared.domain.scheduling.project_accounts import StandingChange, UsageRow
+from gpushared.domain.scheduling.projects import DAY, Policy, Project
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
+
+NEVER = float("inf")
+
+
+class Wake(StrEnum):
+    """Name the work to do when an alarm is due."""
+
+    READY = "ready"
+    """A job whose time to be placed has come."""
+    RESEND = "resend"
+    """A job whose nodes may not have answered is looked at."""
+    AFTER = "after"
+    """The jobs that waited for a finished job are looked at."""
+    SILENCE = "silence"
+    """A node that may have been silent for too long."""
+    SETTLE = "settle"
+
+
+Alarm = tuple[float, str, str]
+"""When, what is to be looked at then, and whose."""
+Booked = Mapping[NodeName, tuple[Grant, ...]]
+IdKey = tuple[str, bool, JobId]
+"""The job's person, whether the job is over, and its id."""
+NameKey = tuple[str, str, bool, int, JobId]
+"""The job's person, its name, whether it is over, its sequence (the newest first), and its id."""
+ArrayKey = tuple[str, JobId]
+"""The array's owner, a principal, and its id."""
+FEW_NAMED = 5
+"""At most this many of one person's jobs of a name are looked at."""
+MANY_NAMED = 1000
+"""At most this many of the jobs whose names begin as the name of an array are looked at."""
+_Key = TypeVar("_Key", bound=tuple[Any, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Count the jobs of a sort, and the bytes of their descriptions at their submission."""
+
+    jobs: int = 0
+    spec_bytes: int = 0
+
+    def changed(self, spec: JobSpec, by: int) -> Total:
+        """The total with this job (1), or without it (-1)."""
+        return Total(self.jobs + by, self.spec_bytes + by * spec.size_bytes)
+
+
+NOTHING = Total()
+
+
+@dataclass(slots=True)
+class PoolState:
+    """Everything that a coordinator's rules know. ``jobs`` are those that are not over.
+
+    A value to everybody but the draft that makes the next one: it copies the state and fills in the copy.
+    """
+
+    rules: PoolRules = field(default_factory=PoolRules)
+    epoch: int = 0
+    revision: int = 0
+    """The revision of the newest write to the store. Its writer sets it; 0 means that nobody writes."""
+    started_at: float = 0.0
+    ahead_seconds: float = 0.0
+    """The time of day, which people set, is ahead of the clock that counts time by this much."""
+    jobs: Shelf[JobId, Job] = field(default_factory=Shelf)
+    ended: Shelf[JobId, Job] = field(default_factory=Shelf)
+    """The newest jobs that are over."""
+    ended_bytes: int = 0
+    """The size of the descriptions of the jobs in ``ended``."""
+    members: Shelf[NodeName, Member] = field(default_factory=Shelf)
+    usage: Usage = field(default_factory=lambda: Usage(DAY))
+    turns: Mapping[str, float] = field(default_factory=dict)
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    next_sequence: int = 1
+    settled: bool = True
+    """False from a start until all members have reported, or had their time."""
+    recovering_since: float | None = None
+    """Since when it is known that our memory is older than that of our nodes."""
+    reported: frozenset[NodeName] = frozenset()
+    waived: frozenset[NodeName] = frozenset()
+    claimants: frozenset[NodeName] = frozenset()
+    """The nodes that claimed to have seen more of the pool; a node's claim counts once."""
+    by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
+    """The jobs with a part on a node that is not over."""
+    ids: Line[IdKey] = field(default_factory=Line)
+    """All jobs, over or not, so ordered that jobs of a person whose ids begin alike are found together."""
+    names: Line[NameKey] = field(default_factory=Line)
+    """The jobs whose containers have a name of their own."""
+    dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
+    ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
+    numbers: Shelf[JobId, int] = field(default_factory=Shelf)
+    """The highest attempt that was told of, of jobs that are not known (yet)."""
+    told: Shelf[NodeName, Total] = field(default_factory=Shelf)
+    """The jobs that this coordinator learned from each node, in its whole life."""
+    told_numbers: Shelf[NodeName, int] = field(default_factory=Shelf)
+    """The number of ``numbers`` that each node told first."""
+    old: Shelf[JobId, None] = field(default_factory=Shelf)
+    """Jobs that may run somewhere without our knowing; empty once it is settled."""
+    waiting: Waiting = field(default_factory=Waiting)
+    gangs: Waiting = field(default_factory=Waiting)
+    throttles: Shelf[ArrayKey, Throttle] = field(default_factory=Shelf)
+    """Arrays that may run only a certain number of their jobs at once."""
+    queued: Shelf[str, Total] = field(default_factory=Shelf)
+    """The waiting jobs of each person."""
+    realms: Shelf[str, Total] = field(default_factory=Shelf)
+    """The jobs of each realm's users that are not over."""
+    spec_bytes: int = 0
+    """The size of the descriptions of all jobs that are not over."""
+    booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
+    """The plan for an attempt; it counts until the attempt's node says what it has."""
+    alarms: Line[Alarm] = field(default_factory=Line)
+    verdicts: Mapping[LeaseId | Kind, Verdict] = field(default_factory=dict)
+    """The reasons why jobs wait, by the last pass; a job that was not looked at goes by the verdict on its
+    kind."""
+    under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
+    """Jobs that others give way to at the moment."""
+    lends: bool = False
+    """A node knows of something that it may give by itself."""
+    stale: bool = False
+    """Something changed since the last pass that could let somebody start."""
+    planned_at: float = 0.0
+    plan_again_at: float = NEVER
+    """Time alone may let a job start at this moment, by the last pass."""
+    resting: Mapping[NodeName, Rest] = field(default_factory=dict)
+    """Nodes that refused several jobs in a row and took none since."""
+    ground: Any = field(default=None, compare=False, repr=False)
+    """The picture of the pool that passes share (``ground.Ground``); it is no part of what is known."""
+
+    ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """The policy and what it was made of: it is asked for with each event, and the same as long as these."""
+
+    @property
+    def policy(self) -> Policy:
+        known = self.ruling
+        if known is None or known[0] is not self.rules or known[1] is not self.projects:
+            known = self.ruling = (self.rules, self.projects, self.rules.policy_with(self.projects))
+        return known[2]
+
+    @property
+    def queued_count(self) -> int:
+        """Return the number of waiting jobs."""
+        return sum(queue.jobs for queue in self.queued.values())
+
+    @property
+    def look_again_at(self) -> float:
+        """Return the time at which time alone may change something; infinite if only an event can."""
+        first = self.alarms.first()
+        alarm = NEVER if first is None else first[0]
+        return min(alarm, self.plan_at if self.stale else max(self.plan_at, self.plan_again_at))
+
+    @property
+    def plan_at(self) -> float:
+        """The time of the next pass: of large pools, whose passes cost more, they are fewer."""
+        if self.rules.here:
+            return self.planned_at
+        return self.planned_at + self.rules.plan_seconds * max(1.0, len(self.members) / 500)
+
+    def day(self, at: float) -> float:
+        """A moment as the time of day shows it, for people."""
+        return at + self.ahead_seconds
+
+    def moment(self, day: float) -> float:
+        """A time of day as the clock that counts time has it."""
+        return day - self.ahead_seconds
+
+    def ready_at(self, job: Job) -> float:
+        """Return the time at which a waiting job may be placed, as far as time decides it."""
+        assert isinstance(job.state, Queued)
+        begin_at = job.spec.request.begin_at
+        return max(job.state.not_before, self.moment(begin_at) if begin_at is not None else 0.0)
+
+    def find(self, job: JobId, by: Owner | None = None) -> Job:
+        """A job, over or not; raises NotFound, also for ``by`` where the job is somebody else's."""
+        found = self.jobs.get(job) or self.ended.get(job)
+        if found is None or (by is not None and not by.may_see_jobs_of(found.spec.owner)):
+            raise NotFound(f"there is no job {shown(job)}", hint="`gpushare jobs` lists them")
+        return found
+
+    def named(self, name: str, by: Owner | None = None) -> list[Job]:
+        """The jobs of a name that ``by`` may see (None: all).
+
+        Of each person a few: first those that are not over, then the newest of the others.
+        """
+        return [
+            self.find(key[-1])
+            for person in self._people(by)
+            for key in islice(self.names.since((person, name)), FEW_NAMED)
+            if key[:2] == (person, name)
+        ]
+
+    def named_in_array(self, name: str, by: Owner) -> list[Job]:
+        """The jobs of arrays of a name, of each person as many as one may look at: ``name-0``, ``name-1``."""
+
+        def of(person: str) -> Iterator[Job]:
+            keys = self.names.since((person, f"{name}-"))
+            alike = takewhile(lambda key: key[0] == person and key[1].startswith(f"{name}-"), keys)
+            return (self.find(key[-1]) for key in islice(alike, MANY_NAMED))
+
+        jobs = chain.from_iterable(map(of, self._people(by)))
+        return [job for job in jobs if job.spec.array and job.spec.name == f"{name}-{job.spec.index}"]
+
+    def beginning(self, text: str, by: Owner, *, over: bool, after: str = "") -> Iterator[Job]:
+        """The jobs that they may see and whose ids begin so, in the order of the ids and after one."""
+
+        def of(person: str) -> Iterator[JobId]:
+            keys = self.ids.since((person, over, max(text, after)))
+            alike = takewhile(lambda key: key[:2] == (person, over) and key[2].startswith(text), keys)
+            return (job for _, _, job in alike if job != after)
+
+        return map(self.find, merge(*map(of, self._people(by))))
+
+    def _people(self, by: Owner | None) -> Iterator[str]:
+        """Yield the people with jobs that ``by`` may see."""
+        if by is not None and not by.admin:
+            yield by.person
+            return
+        first = next(self.ids.since(()), None)
+        while first is not None:
+            yield first[0]
+            first = next(self.ids.since((first[0] + "\0",)), None)
+
+    def missing(self) -> tuple[NodeName, ...]:
+        """The members that have not reported since the start, and that nobody waived.
+
+        One that was forgotten may have come back since an old copy was made.
+        """
+        doubtful = self.recovering_since is not None
+        return tuple(
+            sorted(
+                name
+                for name, member in self.members.items()
+                if (doubtful or member.forgotten_at is None)
+                and name not in self.reported
+                and name not in self.waived
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStep:
+    """Hold the results of one event. None is true before the store has ``jobs``, ``members`` and the rest.
+
+    Attributes:
+        jobs: The jobs to be written.
+        shown: The jobs that changed only in what their nodes tell again anyhow: shown, not written.
+        gone: The finished jobs that are no longer kept.
+        members: The members that changed in more than the time of their last message.
+        epoch: The epoch from now on, if nodes have seen higher ones than ours. It is to be written, and the
+            streams of all nodes are to be ended, so that each node hears of it.
+        job: The job that was asked for or about.
+    """
+
+    state: PoolState
+    instructions: tuple[PoolInstruction, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    shown: tuple[Job, ...] = ()
+    gone: tuple[Job, ...] = ()
+    members: tuple[Member, ...] = ()
+    standing: StandingChange | None = None
+    epoch: int | None = None
+    job: Job | None = None
+
+    @property
+    def look_again_at(self) -> float:
+        return self.state.look_again_at
+
+
+class PoolDraft:
+    """One event's work on a state; ``finish`` makes the step."""
+
+    def __init__(self, state: PoolState, now: float) -> None:
+        self.base = state
+        self.state = copy(state)
+        self.now = now
+        self.rules = state.rules
+        self.answer: JobId | None = None
+        self._instructions: dict[Hashable, PoolInstruction] = {}
+        self._changed: dict[JobId, bool] = {}
+        self._members: dict[NodeName, None] = {}
+        self._gone: list[Job] = []
+
+    # --- jobs ------------------------------------------------------------------------------------------
+
+    def job(self, job: JobId) -> Job | None:
+        """A job that is not over."""
+        return self.state.jobs.get(job)
+
+    def is_old(self, job: JobId) -> bool:
+        """Return True if the job may run somewhere without our knowing."""
+        return job in self.state.old
+
+    def is_in_doubt(self, job: JobId) -> bool:
+        """Return True if the job may have had newer attempts than we remember."""
+        return self.state.recovering_since is not None and job in self.state.old
+
+    def put(self, job: Job, *, durable: bool = True) -> Job:
+        """Keep a job as it is now. What is not durable is what its nodes would say again."""
+        state, before = self.state, self.state.jobs.get(job.id)
+        self._index(before, job)
+        self._call(before, job)
+        self._charge(before, job)
+        if isinstance(job.state, Ended):
+            state.jobs = state.jobs.drop(job.id)
+            self._bury(job)
+        else:
+            state.jobs = state.jobs.put(job.id, job)
+        self.line_up(job)
+        self._changed[job.id] = durable or self._changed.get(job.id, False)
+        # The node whose job it is must not take a stranger's word for its end.
+        if durable and job.spec.origin != HERE and job.told_by == HERE:
+            self.do(TellOrigin(job.id))
+        return job
+
+    def line_up(self, job: Job) -> None:
+        """Put a job among those that may be placed, or take it out, as it and the time are now."""
+        ready = self._is_ready(job)
+        array = array_key(job.spec)
+        if array is None or job.spec.array_limit is None:
+            self._line_up(job, ready=ready)
+            return
+        state = self.state
+        throttle, let_in = (state.throttles.get(array) or Throttle()).changed(job, ready=ready)
+        state.throttles = state.throttles.put(array, throttle) if throttle else state.throttles.drop(array)
+        self._line_up(job, ready=ready and job.id in throttle.admitted)
+        for name in let_in:
+            self._line_up(state.jobs[name], ready=True)
+
+    def _is_ready(self, job: Job) -> bool:
+        """Return True if the job itself may be placed now; other jobs may still stand against it."""
+        if not _may_be_placed(job) or job.id in self.state.old:
+            return False
+        at = self.state.ready_at(job)
+        if at > self.now:
+            self.wake(at, Wake.READY, job.id)
+        return at <= self.now
+
+    def _line_up(self, job: Job, *, ready: bool) -> None:
+        state = self.state
+        waiting = state.gangs if is_gang(job.spec) else state.waiting
+        kind = kind_of(job, state.policy) if ready else None
+        known = waiting.where.get(job.id)
+        if known is not None and known[1] != kind:
+            waiting = waiting.drop(job.id)
+        if kind is not None and (known is None or known[1] != kind):
+            # Behind others who ask for the same and were refused, nobody new has to be looked at.
+            state.stale = state.stale or kind not in waiting.kinds
+            waiting = waiting.put(job.id, job.sequence, kind)
+        if is_gang(job.spec):
+            state.gangs = waiting
+        else:
+            state.waiting = waiting
+
+    def _index(self, before: Job | None, job: Job) -> None:
+        """Enter in the indexes what changed."""
+        state = self.state
+        was, now = nodes_of(before), nodes_of(job)
+        if state.rules.here and before is not None and isinstance(before.state, Placing):
+            state.stale = True  # it may have left the node's queue, and so made room for the next
+        for node in was - now:
+            left = {name: None for name in state.by_node[node] if name != job.id}
+            state.by_node = state.by_node.put(node, left)
+            state.stale = True
+        for node in now:
+            # Also where it was there before: whoever looks at a node sees by this that something is new.
+            jobs = state.by_node.get(node) or {}
+            state.by_node = state.by_node.put(node, {**jobs, job.id: None})
+        if not now:
+            state.booked = state.booked.drop(job.id)
+        self._recount(before, job)
+
+    def _recount(self, before: Job | None, job: Job) -> None:
+        """Count a job while it is not over, and with its person while it waits."""
+        same = before is not None and before.spec is job.spec
+        for counts, change in ((_is_going, count), (_waits, count_waiting)):
+            was, now = before is not None and counts(before), counts(job)
+            if same and was is now:
+                continue
+            if before is not None and was:
+                change(self.state, before, -1)
+            if now:
+                change(self.state, job, 1)
+
+    def _call(self, before: Job | None, now: Job | None) -> None:
+        """Let a job be found by what it is called now (None: it is forgotten), and by nothing else."""
+        state = self.state
+        state.ids = _moved(state.ids, id_key, before, now)
+        state.names = _moved(state.names, name_key, before, now)
+
+    def _charge(self, before: Job | None, job: Job) -> None:
+        """Count what an attempt held against its project, when it holds it no more."""
+        if before is None or not isinstance(before.state, Running) or self.rules.here:
+            return
+        if before.told_by != HERE:
+            return  # its owner said nothing of it
+        same = isinstance(job.state, Running) and job.state.attempt == before.state.attempt
+        if not same:
+            used = Interval(before.project, self._permille(before), before.state.since, self.now)
+            self.state.usage = with_interval(self.state.usage, used)
+
+    def _permille(self, job: Job) -> int:
+        """Return the permille of GPUs that a running job holds."""
+        booked, total = self.base.booked.get(job.id, {}), 0
+        for part in job.parts:
+            member = self.state.members.get(part.node)
+            gpus = {gpu.id: gpu for gpu in member.inventory.gpus} if member and member.inventory else {}
+            grants = booked.get(part.node, ())
+            request = part.request
+            alone = request.gpu_count * (
+                request.compute_permille or request.memory_permille or WHOLE_PERMILLE
+            )
+            total += permille_of(grants, gpus) if grants else alone
+        return total
+
+    def _bury(self, job: Job) -> None:
+        """Remember a job that is over, forget the oldest, and see who waited for it."""
+        state = self.state
+        assert isinstance(job.state, Ended)
+        if (known := state.ended.get(job.id)) is not None:
+            state.ended_bytes -= known.spec.size_bytes
+        state.ended = state.ended.put(job.id, job)
+        state.ended_order = state.ended_order.put((job.state.at, job.sequence, job.id))
+        state.ended_bytes += job.spec.size_bytes
+        rules = self.rules
+        while len(state.ended) > rules.ended_kept or state.ended_bytes > rules.ended_bytes_kept:
+            oldest = state.ended_order.first()
+            assert oldest is not None, "it orders all of them"
+            self._drop_ended(state.ended[oldest[2]])
+        if job.id in state.dependents:
+            self.wake(self.now, Wake.AFTER, job.id)
+
+    def forget(self, job: Job) -> None:
+        """Have a job that is over be none any more, in the store too: its id is that of another one."""
+        self._drop_ended(job)
+        self._gone.append(job)
+
+    def _drop_ended(self, job: Job) -> None:
+        assert isinstance(job.state, Ended)
+        self.state.ended_order = self.state.ended_order.drop((job.state.at, job.sequence, job.id))
+        self.state.ended = self.state.ended.drop(job.id)
+        self.state.ended_bytes -= job.spec.size_bytes
+        self._call(job, None)
+
+    # --- members ---------------------------------------------------------------------------------------
+
+    def put_member(self, member: Member, *, durable: bool = True) -> Member:
+        """Keep a member as it is now. Only what it is and what people said of it is durable."""
+        if bool(member.free.waiting) != (member.queue_since is not None):
+            member = replace(member, queue_since=self.now if member.free.waiting else None)
+        self.state.members = self.state.members.put(member.name, member)
+        if durable:
+            self._members[member.name] = None
+        return member
+
+    def address_of(self, node: NodeName) -> str:
+        """Return the address at which the other nodes of a gang reach this node.
+
+        Return "" if it is unknown.
+        """
+        member = self.state.members.get(node)
+        return member.inventory.address if member is not None and member.inventory is not None else ""
+
+    # --- the rest --------------------------------------------------------------------------------------
+
+    def do(self, instruction: PoolInstruction) -> None:
+        """Once, however often it is said; of orders to one node about one attempt the last of each sort."""
+        what: Hashable = instruction
+        if isinstance(instruction, Send):
+            what = (instruction.node, type(instruction.order), instruction.order.key)
+        self._instructions[what] = instruction
+
+    def wake(self, at: float, what: Wake, whose: str = "") -> None:
+        """Let something be looked at at a time."""
+        self.state.alarms = self.state.alarms.put((at, what.value, whose))
+
+    def finish(self) -> PoolStep:
+        """The step: the new state, and what is to be written and done."""
+        state = self.state
+        changed = {job: state.jobs.get(job) or state.ended.get(job) for job in self._changed}
+        return PoolStep(
+            state=state,
+            instructions=tuple(self._instructions.values()),
+            jobs=tuple(job for name, job in changed.items() if job is not None and self._changed[name]),
+            shown=tuple(job for name, job in changed.items() if job is not None and not self._changed[name]),
+            gone=tuple(self._gone),
+            members=tuple(state.members[name] for name in self._members),
+            standing=self._standing(),
+            epoch=None if state.epoch == self.base.epoch else state.epoch,
+            job=None if self.answer is None else state.find(self.answer),
+        )
+
+    def _standing(self) -> StandingChange | None:
+        base, state = self.base, self.state
+        change = StandingChange(
+            _changed_rows(base.usage, state.usage),
+            None if state.turns == base.turns else state.turns,
+            None if state.projects == base.projects else state.projects,
+        )
+        return None if change.is_empty else change
+
+
+# --- what is read of a job -----------------------------------------------------------------------------
+
+
+def is_tried_last(node: NodeName, state: PoolState, now: float) -> bool:
+    """Return True if the node refused so much that others are asked before it."""
+    rest, member = state.resting.get(node), state.members.get(node)
+    return rest is not None and member is not None and (now < rest.until or member.free.waiting > 0)
+
+
+def is_gang(spec: JobSpec) -> bool:
+    """Return True if the job's parts start together or not at all."""
+    return spec.nodes > 1 or spec.span
+
+
+def is_incomplete(job: Job) -> bool:
+    """Return True if the job is a gang that was taken over and some of its parts were not told of."""
+    if not is_gang(job.spec):
+        return False
+    if job.spec.span:
+        return sum(part.request.gpu_count for part in job.parts) < job.spec.request.gpu_count
+    return len(job.parts) < job.spec.nodes
+
+
+def nodes_of(job: Job | None) -> frozenset[NodeName]:
+    """The nodes with a part of its attempt that is not over, as far as is known."""
+    if job is None or isinstance(job.state, Queued | Ended):
+        return frozenset()
+    return frozenset(part.node for part in job.state.parts if not is_over(part))
+
+
+def is_over(part: Part) -> bool:
+    return part.state is not None and part.state.is_final
+
+
+def _may_be_placed(job: Job) -> bool:
+    return isinstance(job.state, Queued) and not job.held_by and not job.awaits
+
+
+def kind_of(job: Job, policy: Policy) -> Kind:
+    """Return the key that the job shares with the jobs that are decided alike."""
+    request = job.spec.request
+    rules = policy.classes[request.lease_class]
+    return Kind(
+        job.project,
+        rules.priority + job.priority,
+        rules.order,
+        request,
+        job.spec.target,
+        job.not_on,
+    )
+
+
+def array_key(spec: JobSpec) -> ArrayKey | None:
+    return None if spec.array is None else (spec.owner.principal, spec.array)
+
+
+def count(state: PoolState, job: Job, by: int) -> None:
+    """Count a job that is not over in (1) or out (-1), in a state that is being made."""
+    state.realms = _changed(state.realms, job.spec.owner.realm, job.spec, by)
+    state.spec_bytes += by * job.spec.size_bytes
+
+
+def count_waiting(state: PoolState, job: Job, by: int) -> None:
+    """The same, of a job that waits, for its person."""
+    state.queued = _changed(state.queued, job.spec.owner.person, job.spec, by)
+
+
+def _is_going(job: Job) -> bool:
+    return not isinstance(job.state, Ended)
+
+
+def _waits(job: Job) -> bool:
+    return isinstance(job.state, Queued)
+
+
+def _changed(totals: Shelf[str, Total], key: str, spec: JobSpec, by: int) -> Shelf[str, Total]:
+    total = totals.get(key, NOTHING).changed(spec, by)
+    return totals.put(key, total) if total.jobs else totals.drop(key)
+
+
+def id_key(job: Job) -> IdKey:
+    return job.spec.owner.person, isinstance(job.state, Ended), job.id
+
+
+def name_key(job: Job) -> NameKey | None:
+    """Return the key of the job's name, or None if its container has no name of its own."""
+    person, name = job.spec.owner.person, job.spec.name
+    return (person, name, isinstance(job.state, Ended), -job.sequence, job.id) if name else None
+
+
+def _moved(
+    line: Line[_Key], key: Callable[[Job], _Key | None], before: Job | None, now: Job | None
+) -> Line[_Key]:
+    was, to = None if before is None else key(before), None if now is None else key(now)
+    if was == to:
+        return line
+    line = line if was is None else line.drop(was)
+    return line if to is None else line.put(to)
+
+
+def with_interval(usage: Usage, interval: Interval) -> Usage:
+    """The books with one more interval; those of other projects are the same objects as before."""
+    mine = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
+    return replace(usage, books={**usage.books, **mine.record([interval]).books})
+
+
+def _changed_rows(before: Usage, after: Usage) -> tuple[UsageRow, ...]:
+    if before.books is after.books:
+        return ()
+    return tuple(
+        (project, bucket, amount)
+        for project, buckets in after.books.items()
+        if buckets is not before.books.get(project)
+        for bucket, amount in buckets.items()
+        if before.books.get(project, {}).get(bucket) != amount
+    )

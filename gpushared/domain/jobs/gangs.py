@@ -1,0 +1,216 @@
+"""Jobs whose parts start together or not at all: where all of them have room at the same time.
+
+They are looked at before the others, in their own order. Small jobs would take each GPU that becomes free, so
+for the first gang that has waited for long, the nodes are kept on which it will have room soonest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpushared.domain.jobs.cluster_snapshot import (
+    GroundPlaces,
+    as_asked_of,
+    in_full,
+    marked,
+)
+from gpushared.domain.jobs.coordinator_state import PoolDraft
+from gpushared.domain.jobs.job import (
+    HERE,
+    Job,
+    JobFailed,
+    NodeName,
+    Part,
+    Queued,
+)
+from gpushared.domain.jobs.job_progress import begin, end
+from gpushared.domain.jobs.node_holdings import part_id
+from gpushared.domain.jobs.orders import port_for
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.pass_records import Verdict, WaitReason
+from gpushared.domain.scheduling.placement.free_capacity import Room, refuse
+from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.quota_usage import Ledger, size_on
+
+LOOKED_AT = 64
+LOOKED_AT_ALIKE = 4
+
+Share = tuple[NodeName, Request, tuple[Grant, ...]]
+"""A node, its part of the request, and what that is on it."""
+
+
+def place_gangs(places: GroundPlaces, roll: Roll, draft: PoolDraft) -> bool:
+    """Place the gangs that have room. Whether there may be more that have."""
+    names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
+    if not names:
+        return False
+    ledger = Ledger(roll, draft.state.usage, draft.now)
+    jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, roll.policy))
+    placed = False
+    for job in jobs:
+        if job.told_by != HERE:
+            _end_unvouched(job, draft)
+            continue
+        verdict = _over_limit(job, ledger, places) or _place(job, places, draft)
+        if verdict is None:
+            placed = True
+            continue
+        draft.state.verdicts = {**draft.state.verdicts, LeaseId(job.id): verdict}
+        if not places.kept and _is_patient_no_more(job, draft):
+            places.kept = _keep(job, places)
+    return placed and bool(draft.state.gangs)
+
+
+def _end_unvouched(job: Job, draft: PoolDraft) -> None:
+    """The node that told of it cannot run it alone, and its word is not enough to run it on others."""
+    reason = f"only node {job.told_by} told of it, which may not speak for {job.spec.owner.principal}"
+    end(job, JobFailed(reason, hint="submit it again, and it is run"), reason, draft)
+
+
+def _order(job: Job, policy: Policy) -> tuple[int, int]:
+    rules = policy.classes[job.spec.request.lease_class]
+    return -(rules.priority + job.priority), job.sequence
+
+
+def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | None:
+    """Return the verdict that the project's limit forbids the gang, or None if some model has room."""
+    request, times = in_full(job.spec.request, places.models()), job.spec.nodes
+    models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
+    for gpu in models:
+        room = ledger.room_to_limit(job.project, gpu.name, request.lease_class)
+        if room is None or size_on(request, gpu) * times <= room:
+            return None
+    if not models:
+        return None
+    return Verdict(WaitReason.PROJECT_LIMIT, ledger.limit_sentence(job.project))
+
+
+def _place(job: Job, places: GroundPlaces, draft: PoolDraft) -> Verdict | None:
+    """Begin it where all of its parts have room, in the order of the nodes' names."""
+    shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
+    if not shares:
+        return Verdict(WaitReason.RESOURCES, _lack(job))
+    first, *others = (
+        Part(node, request, rank, address=draft.address_of(node))
+        for rank, (node, request, _) in enumerate(shares)
+    )
+    parts = (replace(first, port=_port(job, first.node, draft)), *others)
+    for part, (_, request, grants) in zip(parts, shares, strict=True):
+        places.take(part_id(job, part), request, grants)
+    begin(job, parts, {node: grants for node, _, grants in shares}, draft)
+    return None
+
+
+def _port(job: Job, node: NodeName, draft: PoolDraft) -> int:
+    """A port of the node on which no other gang meets."""
+    there = draft.state.by_node.get(node) or ()
+    parts = (part for name in there for part in draft.state.jobs[name].parts if part.node == node)
+    return port_for(AttemptKey(job.id, job.attempts + 1), {part.port for part in parts})
+
+
+def _lack(job: Job) -> str:
+    if job.spec.span:
+        count = job.spec.request.gpu_count
+        return f"waits until {count} GPUs are free at once, on however many nodes"
+    return f"waits until {job.spec.nodes} nodes have room at once"
+
+
+def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
+    """Return shares on as many different nodes as asked for, each with the whole request.
+
+    None if too few fit.
+    """
+    request = marked(job.spec.request, job.spec.target, job.refused_by)
+    used: frozenset[GpuId] = places.kept
+    found: list[Share] = []
+    for _ in range(job.spec.nodes):
+        grants = places.place(request, closed=used)
+        if not grants:
+            return []
+        node = NodeName(places.host_of(grants[0].gpu))
+        used = used.union(places.gpus_of(node))
+        found.append((node, as_asked_of(node, job.spec.request, places), grants))
+    return found
+
+
+def _spread(job: Job, places: GroundPlaces) -> list[Share]:
+    """Spread the GPUs over as few nodes as possible; the last is the node that its part fits best."""
+    wanted = job.spec.request.gpu_count
+    left, used, found = wanted, places.kept, list[Share]()
+    for count, node in _capable(job, places):
+        if left <= 0:
+            break
+        share = replace(job.spec.request, gpu_count=min(left, count))
+        host: str | None = node if count < left else None
+        request = marked(share, NodeName(""), job.refused_by)
+        grants = places.place(request, closed=used, host=host)
+        if not grants:
+            continue
+        taken = NodeName(places.host_of(grants[0].gpu))
+        used = used.union(places.gpus_of(taken))
+        found.append((taken, as_asked_of(taken, share, places), grants))
+        left -= share.gpu_count
+    return found if left <= 0 else []
+
+
+def _capable(job: Job, places: GroundPlaces) -> list[tuple[int, NodeName]]:
+    """The nodes with how many GPUs they have for it now, the most first."""
+    one = _single(job, places)
+    found = []
+    for host in places.hosts():
+        if host in job.refused_by or (job.spec.target and host != job.spec.target):
+            continue
+        count = sum(
+            room.gpu.id not in places.kept and refuse(one, room) is None for room in places.rooms_on(host)
+        )
+        if count:
+            found.append((-count, NodeName(host)))
+    return [(-count, host) for count, host in sorted(found)]
+
+
+def _single(job: Job, places: GroundPlaces) -> Request:
+    """One GPU of what it asks for."""
+    request = in_full(job.spec.request, places.models())
+    return replace(request, gpu_count=1, near=(), away_from=())
+
+
+# --- what is kept --------------------------------------------------------------------------------------
+
+
+def _is_patient_no_more(job: Job, draft: PoolDraft) -> bool:
+    assert isinstance(job.state, Queued)
+    return job.submitted_at + draft.rules.gang_patience_seconds <= draft.now
+
+
+def _keep(job: Job, places: GroundPlaces) -> frozenset[GpuId]:
+    """The GPUs of the emptiest nodes on which it would have room if nobody else were there."""
+    left = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
+    kept: frozenset[GpuId] = frozenset()
+    for count, host in _emptiest(job, places):
+        if left <= 0:
+            break
+        if job.spec.span or count >= job.spec.request.gpu_count:
+            kept = kept.union(places.gpus_of(host))
+            left -= count if job.spec.span else 1
+    return kept if left <= 0 else frozenset()
+
+
+def _emptiest(job: Job, places: GroundPlaces) -> Iterator[tuple[int, str]]:
+    """Nodes by how much is free there, with how many GPUs they would have for it when they are empty."""
+    one = _single(job, places)
+    free = {host: sum(room.free_permille for room in places.rooms_on(host)) for host in places.hosts()}
+    for host in sorted(free, key=lambda name: (-free[name], name)):
+        rooms = [_emptied(room) for room in places.rooms_on(host)]
+        count = sum(refuse(one, room) is None for room in rooms)
+        if count and host not in job.refused_by:
+            yield count, host
+
+
+def _emptied(room: Room) -> Room:
+    return Room(
+        room.gpu, room.gpu.leasable_bytes - room.stray_bytes, WHOLE_PERMILLE, stray_bytes=room.stray_bytes
+    )

@@ -1,0 +1,395 @@
+"""A job: a container that is to run once, and what became of each attempt to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NewType
+
+from gpushared.domain.model.lease import (
+    JobId,
+    LeaseId,
+)
+from gpushared.domain.model.request import Request
+
+NodeName = NewType("NodeName", str)
+HERE = NodeName("")
+"""The node itself, in its own book of jobs."""
+
+STORY_KEPT = 50
+"""A job's story keeps this many of its newest entries."""
+AFTER_BYTES = 100
+"""Each awaited job takes this much, in the spec and in the list of the jobs still awaited."""
+NAME_BYTES = 64
+"""Each name in a list takes this much memory besides its characters."""
+MAX_TEXT = 400
+"""Characters of what is told of a job. Docker's own messages quote whole command lines."""
+
+
+def cut_short(text: str) -> str:
+    """A text of whatever length, so that what is told of a job can always be written down."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+class Pull(StrEnum):
+    """When the executing node pulls the image; docker's words."""
+
+    MISSING = "missing"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class AfterKind(StrEnum):
+    """Name the end that a job must have had before another may start."""
+
+    ANY = "any"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    job: JobId
+    kind: AfterKind = AfterKind.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Name the person for whom a job runs.
+
+    ``principal``: ``ada@lab``, the name in the realm that vouches for the person. ``person``: the person's
+    name in the pool, for quotas and ownership. ``admin``: the owner may see and end all jobs.
+    """
+
+    principal: str
+    person: str
+    admin: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.principal.partition("@")[0]
+
+    @property
+    def realm(self) -> str:
+        """The realm that vouches for the principal."""
+        return self.principal.partition("@")[2]
+
+    def may_see_jobs_of(self, other: Owner) -> bool:
+        """Return True if they may see and change each job of the other; else there is none for them."""
+        return self.admin or self.person == other.person
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Describe the work of a job. The spec is immutable: later decisions about the work stand in the job.
+
+    ``body``: the JSON body of a captured ``POST /containers/create``. It is empty for an ``interactive`` job,
+    whose client creates the container through the node's gate. ``platform`` is docker's.
+    """
+
+    request: Request
+    owner: Owner
+    image: str = ""
+    body: str = ""
+    platform: str = ""
+    name: str = ""
+    pull: Pull = Pull.MISSING
+    interactive: bool = False
+    immediate: bool = False
+    """Refuse rather than wait."""
+    target: NodeName = HERE
+    """Only this node will do; empty allows any node."""
+    nodes: int = 1
+    """The job runs on this many nodes at once, each with ``request``: a gang."""
+    span: bool = False
+    """The GPUs of ``request`` may be spread over several nodes, as few as possible."""
+    retries: int = 0
+    """The job is run again this many times after failures of its own."""
+    requeue: bool = True
+    """The job is run again after its node was lost, or after it had to give way."""
+    stop_after_seconds: int | None = None
+    """The job's node stops it when the node has not heard from the coordinator for this long; None = it is
+    kept."""
+    after: tuple[After, ...] = ()
+    array: JobId | None = None
+    index: int | None = None
+    array_limit: int | None = None
+    """At most this many jobs of the array run at once; None = as many as there is room for."""
+    origin: NodeName = HERE
+    """The node through which it came in and which keeps it until it is over; empty for none."""
+    request_id: str = ""
+    remove: bool = False
+    """The job's container is removed once its end is known, and not kept for its output."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return about how many bytes the texts take that were said of the job."""
+        # Each job is counted several times in its life, so this loops over few things.
+        texts = len(self.body) + len(self.image) + len(self.platform) + len(self.name) + len(self.request_id)
+        return texts + names_bytes(self.request) + AFTER_BYTES * len(self.after)
+
+
+def names_bytes(request: Request) -> int:
+    """Return about how many bytes the names in a request take."""
+    names = (*request.models, *request.gpus, *request.near, *request.away_from, *request.after)
+    return NAME_BYTES * len(names) + sum(map(len, names))
+
+
+# --- how it ended --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """Its containers' main processes ended with 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """Tell that the job failed and no attempt is left. ``exit_code`` is None if there was none."""
+
+    reason: str
+    exit_code: int | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    by: str
+
+
+JobOutcome = Succeeded | JobFailed | Cancelled
+
+
+# --- an attempt's parts, as the coordinator knows them -------------------------------------------------
+
+
+class AttemptState(StrEnum):
+    """Name the state of an attempt's part on its node. ``ENDED`` and ``REFUSED`` are final."""
+
+    PREPARING = "preparing"
+    """The node pulls the image; nothing is leased yet."""
+    WAITING = "waiting"
+    """The part is in the node's own queue (only if the place was asked for with ``wait``)."""
+    RESERVED = "reserved"
+    """The part has its lease, and no container yet."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    """Its container exists but does not run: paused, suspended, or stopped for others and to come back."""
+    ENDED = "ended"
+    REFUSED = "refused"
+
+    @property
+    def is_final(self) -> bool:
+        return self in {AttemptState.ENDED, AttemptState.REFUSED}
+
+
+class EndKind(StrEnum):
+    """Name an attempt's kind of end, as far as it matters to what becomes of the job."""
+
+    EXITED = "exited"
+    """The container ended by itself; the exit code says how."""
+    CANCELLED = "cancelled"
+    """The coordinator ended the attempt."""
+    STOPPED = "stopped"
+    """Somebody stopped it on the node."""
+    EXPIRED = "expired"
+    PREEMPTED = "preempted"
+    """The attempt gave way, and its node does not bring it back."""
+    FENCED = "fenced"
+    """The node had not heard from the coordinator for too long."""
+    LOST = "lost"
+    """The node went down, or lost the container."""
+    FAILED = "failed"
+    """The attempt could not be started, or broke a rule; ``reason`` says which. A node that refuses with
+    this kind will not take the job, whatever is free there."""
+    NO_ROOM = "no-room"
+    """Refused because there was no room for it at that moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Describe an attempt's end on a node.
+
+    ``refused`` attempts have one too: a reason without an exit code.
+    """
+
+    kind: EndKind
+    reason: str = ""
+    exit_code: int | None = None
+    hint: str = ""
+    passing: bool = False
+    """The attempt could not begin for a reason that may pass soon, such as a registry that does not
+    answer."""
+
+    def cut_short(self) -> Ending:
+        """The ending with texts that can always be written down."""
+        if len(self.reason) <= MAX_TEXT and len(self.hint) <= MAX_TEXT:
+            return self
+        return replace(self, reason=cut_short(self.reason), hint=cut_short(self.hint))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One node's part of an attempt, as the coordinator knows it. ``state`` None: not answered yet.
+
+    ``rank`` is its number in the gang. ``revision`` is that of the newest report, so that older ones that
+    come late are known.
+    """
+
+    node: NodeName
+    request: Request
+    rank: int = 0
+    state: AttemptState | None = None
+    lease: LeaseId | None = None
+    ending: Ending | None = None
+    revision: int = 0
+    address: str = ""
+    """The other parts of a gang reach this part here."""
+    port: int = 0
+    """All parts of a gang meet at this port of the gang's first part."""
+    started_at: float | None = None
+    """When its container began, by its node's clock, yet not before the job came nor after it was heard."""
+    ended_at: float | None = None
+    guarded: bool = False
+    """Its node said that a guard ends it for want of contact, also without the node's daemon."""
+
+
+# --- states --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Tell that the job waits. ``not_before``: after a failure the job is not tried again at once."""
+
+    since: float
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """An attempt is under way, and not all of its parts are there. ``committed``: a gang's may start."""
+
+    attempt: int
+    parts: tuple[Part, ...]
+    since: float
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """``granted_at``: when it was given its places, which is when its turn was; 0 = not known."""
+
+    attempt: int
+    parts: tuple[Part, ...]
+    since: float
+    granted_at: float = 0.0
+
+
+class Then(StrEnum):
+    """Name what becomes of a job whose attempt is being taken down."""
+
+    CANCEL = "cancel"
+    REQUEUE = "requeue"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelling:
+    """The attempt is being taken down on all its nodes; when the last has confirmed it, ``then`` holds."""
+
+    attempt: int
+    parts: tuple[Part, ...]
+    since: float
+    then: Then
+    by: str = ""
+    ending: Ending | None = None
+    """The failed part of a gang ended like this, so the other parts are taken down."""
+    grace_seconds: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    at: float
+    outcome: JobOutcome
+    parts: tuple[Part, ...] = ()
+    """The parts of the last attempt, kept so that its logs are found."""
+
+
+JobState = Queued | Placing | Running | Cancelling | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class TryPart:
+    """Record the node on which a part of an attempt ran, and the part's end there."""
+
+    node: NodeName
+    lease: LeaseId | None = None
+    rank: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """An attempt that ran and is over, of a job that went on to another one: so its output is found."""
+
+    number: int
+    parts: tuple[TryPart, ...]
+    started_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a job's story."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as its coordinator keeps it. ``attempts``: how many were begun; ``failures`` count as retries."""
+
+    id: JobId
+    sequence: int
+    spec: JobSpec
+    submitted_at: float
+    state: JobState
+    project: str = ""
+    attempts: int = 0
+    failures: int = 0
+    troubles: int = 0
+    """The job could not begin for a passing reason this many times in a row."""
+    held_by: str = ""
+    priority: int = 0
+    awaits: tuple[After, ...] = ()
+    """The jobs of ``spec.after`` that are not over yet."""
+    refused_by: tuple[NodeName, ...] = ()
+    """Nodes that refuse the job, whatever is free there."""
+    refusals: tuple[Ending, ...] = ()
+    """The reasons of the nodes in ``refused_by``, in the same order."""
+    told_by: NodeName = HERE
+    """Set where it is known only by the word of a node that may not speak for its owner. Such a job is run
+    nowhere else, until it comes with its owner's own word."""
+    story: tuple[Entry, ...] = field(default=())
+    tries: tuple[Try, ...] = ()
+    """Earlier attempts that ran, the newest last."""
+    presumed: Part | None = None
+    """The only part of the newest attempt, as its node told of it last, where that attempt was taken to be
+    over without its node's word and no other was begun since."""
+
+    def note(self, at: float, text: str) -> Job:
+        """The job with one more line in its story."""
+        return replace(self, story=(*self.story, Entry(at, cut_short(text)))[-STORY_KEPT:])
+
+    @property
+    def not_on(self) -> tuple[NodeName, ...]:
+        """Nodes to which it does not go; that of a presumed end is to say first how the attempt ended."""
+        if self.presumed is None or self.presumed.node in self.refused_by:
+            return self.refused_by
+        return (*self.refused_by, self.presumed.node)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the attempt that is under way or was the last."""
+        return () if isinstance(self.state, Queued) else self.state.parts

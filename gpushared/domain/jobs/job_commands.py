@@ -1,0 +1,461 @@
+"""Handle the requests of users to a coordinator: submit a job, end it, hold it, put it before others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpushared.domain.jobs.coordinator_events import (
+    CancelAsked,
+    ClientGone,
+    JobHoldAsked,
+    JobPriorityAsked,
+    JobSubmitted,
+    Send,
+)
+from gpushared.domain.jobs.coordinator_state import (
+    NOTHING,
+    PoolDraft,
+    Total,
+    Wake,
+    is_gang,
+    is_over,
+)
+from gpushared.domain.jobs.job import (
+    HERE,
+    After,
+    AfterKind,
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Job,
+    JobFailed,
+    JobSpec,
+    JobState,
+    NodeName,
+    Owner,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+    Then,
+)
+from gpushared.domain.jobs.job_progress import cancel, end
+from gpushared.domain.jobs.orders import name_of, send
+from gpushared.domain.jobs.protocol import CLIENT_END, CancelPart, GiveBack
+from gpushared.domain.model.errors import (
+    LimitReached,
+    NotFound,
+    RequestError,
+    StateConflict,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import MAX_PRIORITY
+from gpushared.domain.model.units import shown
+from gpushared.domain.scheduling.projects import project_of
+
+DEPENDENTS_AT_ONCE = 100
+"""A step looks at this many of the jobs that waited for one."""
+NEXT_SECONDS = 0.001
+"""The next part of these jobs waits this long, so that other events come in between."""
+MAX_JOB_BYTES = 128 * 1024
+"""The first description of a job takes at most this much. Later notes take no more, and stores take both."""
+PART_BYTES = 1200
+"""Each node's part of a job counts for this much."""
+MAX_NODES = MAX_JOB_BYTES // PART_BYTES
+"""All parts of a job are in its one record. What else is said of the job takes some of the room."""
+FEWER = "wait for some of them, or cancel some"
+OWN_ROOM = 200
+"""Each realm may have one part in so many of what the pool holds, as full as the pool may be."""
+
+
+_HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
+
+
+def submit(event: JobSubmitted, draft: PoolDraft) -> None:
+    """Take a job, or find that it is here already."""
+    known, spec = asked_before(event, draft), event.spec
+    if known is not None and (known.told_by == HERE or is_same_request(known.spec, spec)):
+        _vouch(known, event, draft)
+        draft.answer = known.id
+        return
+    check(spec, event.priority, draft)
+    if not event.old:
+        _check_name(spec, draft)
+    old = event.old and not draft.state.settled
+    past = {job.id: job for job in event.past if spec.owner.may_see_jobs_of(job.spec.owner)}
+    if not old:
+        for after in spec.after:
+            if after.job not in past:
+                _check_known(after.job, spec.owner, draft)
+    if known is not None:
+        _displace(known, draft)
+    job = Job(
+        id=event.job,
+        sequence=draft.state.next_sequence if known is None else known.sequence,
+        spec=spec,
+        submitted_at=draft.now,
+        state=Queued(draft.now),
+        project=project_of(spec.owner.person, spec.request.project, draft.state.policy),
+        attempts=draft.state.numbers.get(event.job, 0) if known is None else known.attempts,
+        held_by=spec.owner.principal if event.held else "",
+        priority=event.priority,
+        awaits=spec.after,
+    )
+    enter(job, draft, old=old)
+    where = "" if spec.origin == HERE or draft.rules.here else f" through node {spec.origin}"
+    draft.put(job.note(draft.now, f"submitted by {spec.owner.principal}{where}"))
+    draft.answer = job.id
+    look_at_dependencies(draft.state.jobs[job.id], draft, past)
+
+
+def _check_known(job: JobId, by: Owner, draft: PoolDraft) -> None:
+    """Raises NotFound, and Unavailable while nodes may still tell of it."""
+    try:
+        draft.state.find(job, by)
+    except NotFound:
+        if draft.state.settled:
+            raise
+        raise Unavailable(
+            f"whether there is a job {shown(job)} is not known yet: nodes are asked what they have",
+            hint="try again in a moment",
+        ) from None
+
+
+def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
+    """Note the facts about a new job that are noted once, before the job is first put."""
+    state = draft.state
+    state.next_sequence = max(state.next_sequence, job.sequence + 1)
+    if old:
+        state.old = state.old.put(job.id, None)
+    state.numbers = state.numbers.drop(job.id)
+    for after in job.awaits:
+        if after.job in state.ended:
+            continue
+        waiting = state.dependents.get(after.job, ())
+        state.dependents = state.dependents.put(after.job, (*waiting, job.id))
+
+
+def asked_before(event: JobSubmitted, draft: PoolDraft) -> Job | None:
+    """The job that it is. Raises StateConflict where its id is that of somebody else's."""
+    known = draft.state.jobs.get(event.job) or draft.state.ended.get(event.job)
+    if known is not None:
+        check_whose(known, event.spec.owner)
+    return known
+
+
+def check_whose(known: Job, owner: Owner) -> None:
+    """Raises StateConflict where a job that is to have the id of a known one is of somebody else."""
+    theirs = known.spec.owner
+    if theirs.person != owner.person and theirs.principal != owner.principal:
+        raise StateConflict(
+            f"the id {known.id} is that of somebody else's job", hint="submit it with another request id"
+        )
+
+
+def is_same_request(one: JobSpec, other: JobSpec) -> bool:
+    """Return True if both ask for the same, wherever it came in and whoever tells of it."""
+    return replace(one, owner=other.owner, target=other.target, origin=other.origin) == other
+
+
+def _displace(told: Job, draft: PoolDraft) -> None:
+    """End what a stranger told of by the id of a job by which its owner means another."""
+    draft.state.old = draft.state.old.drop(told.id)
+    if isinstance(told.state, Ended):
+        draft.forget(told)
+    elif not isinstance(told.state, Queued):
+        key = AttemptKey(told.id, told.state.attempt)
+        order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
+        for part in told.parts:
+            if not is_over(part):
+                draft.do(Send(part.node, order))
+
+
+def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
+    """Take the owner's word for a job of which only a node had told until now. Raise StateConflict."""
+    if job.told_by == HERE:
+        return
+    if isinstance(job.state, Ended):
+        if not event.old:
+            raise StateConflict(
+                f"only node {job.told_by} tells that this job, {job.id}, is over",
+                hint="to have it run (again), submit it with another request id",
+            )
+        return
+    vouched = replace(job, spec=event.spec, told_by=HERE)
+    draft.put(vouched.note(draft.now, f"{event.spec.owner.principal} asks for it, so it may run anywhere"))
+
+
+def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
+    """Raises where this can never run here, or there are too many already."""
+    state, rules = draft.state, draft.rules
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise RequestError(f"priority {priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    if not 1 <= spec.nodes <= MAX_NODES:
+        raise RequestError(f"{spec.nodes} nodes are not possible", hint=f"ask for 1 to {MAX_NODES}")
+    if spec.target != HERE and spec.target not in state.members:
+        raise NotFound(
+            f"there is no node {shown(spec.target)} in the pool", hint="`gpushare nodes` lists them"
+        )
+    if is_gang(spec) and (rules.here or spec.target != HERE):
+        raise RequestError("one node cannot be several", hint="submit it to the pool, without --node")
+    if is_gang(spec) and spec.interactive:
+        raise RequestError("an interactive job runs on one node", hint="leave out --nodes and --span")
+    if is_gang(spec) and spec.request.max_gpu_count is not None:
+        raise RequestError(
+            "a job on several nodes has a fixed number of GPUs", hint="say one number with --gpu, such as 2"
+        )
+    _check_size(spec)
+    _check_pool(spec, draft)
+    if not rules.here:
+        _check_realm(spec, draft)
+    _check_person(spec, draft)
+
+
+def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
+    """Raises StateConflict where a job that is not over has the name.
+
+    An engine gives a name once; in a pool, where few meet on one engine, names are each person's own.
+    """
+    if not spec.name:
+        return
+    named = draft.state.named(spec.name, None if draft.rules.here else replace(spec.owner, admin=False))
+    going = next((job for job in named if not isinstance(job.state, Ended)), None)
+    if going is not None:
+        theirs = going.spec.owner.person != spec.owner.person
+        raise name_taken(spec.name, None if theirs else going.id)
+
+
+def name_taken(name: str, job: JobId | None) -> StateConflict:
+    """``job``: the one that has the name; None where it is somebody else's."""
+    whose = "somebody else's job" if job is None else f"job {job}"
+    return StateConflict(
+        f"the name {shown(name)} is that of {whose}, which is not over",
+        hint="use another --name" if job is None else f"use another --name, or wait: gpushare wait {job}",
+    )
+
+
+def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
+    """Raises LimitReached where the pool is full, but of a realm that has little."""
+    state, rules = draft.state, draft.rules
+    mine = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
+    own = (rules.max_queued // OWN_ROOM, rules.max_queued_bytes // OWN_ROOM)
+    if not rules.here and mine.jobs <= own[0] and mine.spec_bytes <= own[1]:
+        return
+    _check_total(
+        Total(len(state.jobs), state.spec_bytes),
+        Total(rules.max_queued, rules.max_queued_bytes),
+        spec,
+        counted="jobs wait or run",
+        sized="jobs that wait or run",
+        hint="try again later",
+    )
+
+
+def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
+    """Raises LimitReached where a realm has its share: the nodes that speak for it can invent users."""
+    rules, realm = draft.rules, spec.owner.realm
+    mine = draft.state.realms.get(realm, NOTHING)
+    _check_total(
+        mine,
+        Total(rules.max_queued_per_realm, rules.max_queued_bytes_per_realm),
+        spec,
+        counted=f"jobs of users of {realm} wait or run",
+        sized=f"jobs of users of {realm}",
+        hint=FEWER,
+    )
+
+
+def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
+    rules, person = draft.rules, spec.owner.person
+    _check_total(
+        draft.state.queued.get(person, NOTHING),
+        Total(rules.max_queued_per_person, rules.max_queued_bytes_per_person),
+        spec,
+        counted=f"jobs of {person} wait",
+        sized=f"jobs of {person} that wait",
+        hint=FEWER,
+        hint_for_size="are there large values among their variables? Else wait for some of them",
+    )
+
+
+def _check_total(
+    held: Total, most: Total, spec: JobSpec, *, counted: str, sized: str, hint: str, hint_for_size: str = ""
+) -> None:
+    """Raise LimitReached if there are as many jobs as there may be, or if they and this one take too much."""
+    if held.jobs >= most.jobs:
+        raise LimitReached(f"{most.jobs} {counted} already", hint=hint)
+    if held.spec_bytes + spec.size_bytes > most.spec_bytes:
+        raise LimitReached(
+            f"the {sized} take {held.spec_bytes >> 20} of {most.spec_bytes >> 20} MiB already",
+            hint=hint_for_size or hint,
+        )
+
+
+def _check_size(spec: JobSpec) -> None:
+    parts = spec.request.gpu_count if spec.span else spec.nodes
+    quoted = spec.body.count('"') + spec.body.count("\\")
+    said = spec.size_bytes + quoted
+    size = said + (PART_BYTES * parts if parts > 1 else 0)
+    if size <= MAX_JOB_BYTES:
+        return
+    hint = "are there large values among its variables? Else let it wait for fewer jobs"
+    if parts > 1:
+        fitting = max(1, (MAX_JOB_BYTES - said) // PART_BYTES)
+        hint += f", or ask for at most {fitting} {'GPUs' if spec.span else 'nodes'}"
+    raise RequestError(
+        f"the job takes some {size >> 10} KiB to keep, more than {MAX_JOB_BYTES >> 10}", hint=hint
+    )
+
+
+def no_node(node: NodeName) -> NotFound:
+    return NotFound(f"there is no node {shown(node)} in the pool", hint="`gpushare nodes` lists them")
+
+
+def ask_cancel(event: CancelAsked, draft: PoolDraft) -> None:
+    job = draft.state.find(event.job, event.by)
+    draft.answer = job.id
+    match job.state:
+        case Ended():
+            pass
+        case Queued() if draft.is_old(job.id):
+            text = f"{event.by.principal} cancelled it; whether it runs somewhere is being found out"
+            state = Cancelling(
+                job.attempts, (), draft.now, Then.CANCEL, event.by.principal, None, event.grace_seconds
+            )
+            draft.put(replace(job, state=state).note(draft.now, text))
+        case Queued():
+            text = f"cancelled by {event.by.principal} before it ran"
+            end(job, Cancelled(event.by.principal), text, draft)
+        case Cancelling(then=Then.CANCEL):
+            again = replace(job.state, grace_seconds=event.grace_seconds)
+            send(draft.put(replace(job, state=again), durable=False), draft)
+        case _:
+            text = f"{event.by.principal} cancelled it"
+            by = event.by.principal
+            cancel(job, Then.CANCEL, by, draft, text, grace_seconds=event.grace_seconds)
+
+
+def client_gone(event: ClientGone, draft: PoolDraft) -> None:
+    """Nobody waits for an interactive job any more: it leaves the queue, or gives its unclaimed place back.
+
+    What may run without our knowing is left alone until that is known.
+    """
+    job = draft.state.find(event.job, event.by)
+    draft.answer = job.id
+    if not job.spec.interactive or draft.is_old(job.id):
+        return
+    if isinstance(job.state, Queued):
+        end(job, Cancelled(CLIENT_END), f"cancelled by {CLIENT_END}", draft)
+    elif isinstance(job.state, Placing | Running):
+        order = GiveBack(AttemptKey(job.id, job.state.attempt), draft.state.epoch)
+        for part in job.state.parts:
+            if part.state not in _HAS_CONTAINER and not is_over(part):
+                draft.do(Send(part.node, order))
+
+
+def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
+    job = _queued(draft.state.find(event.job, event.by))
+    draft.answer = job.id
+    if bool(job.held_by) == event.held:
+        return
+    by = event.by.principal
+    text = f"held by {by}" if event.held else f"let go by {by}"
+    draft.put(replace(job, held_by=by if event.held else "").note(draft.now, text))
+
+
+def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
+    """Move a job among those of its project; in a node's own book also one that waits in the node's queue."""
+    job = draft.state.find(event.job, event.by)
+    waits_here = draft.rules.here and isinstance(job.state, Placing)
+    job = job if waits_here else _queued(job)
+    if not -MAX_PRIORITY <= event.priority <= MAX_PRIORITY:
+        raise RequestError(f"priority {event.priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    draft.answer = job.id
+    if job.priority != event.priority:
+        text = f"{event.by.principal} set its priority to {event.priority}"
+        draft.put(replace(job, priority=event.priority).note(draft.now, text))
+
+
+def _queued(job: Job) -> Job:
+    """Raises StateConflict where the job has left the queue, also where its lease waits again on a node."""
+    if isinstance(job.state, Queued):
+        return job
+    hint = f"`gpushare why {job.id}` tells more"
+    if not isinstance(job.state, Placing | Running):
+        raise StateConflict(f"job {job.id} does not wait any more", hint=hint)
+    where = ", ".join(name_of(part.node) for part in job.state.parts)
+    raise StateConflict(
+        f"job {job.id} has left the queue for {where}, where it starts when it can",
+        hint=f"{hint}; to have it wait instead: gpushare cancel {job.id}, and gpushare submit --hold",
+    )
+
+
+# --- dependencies --------------------------------------------------------------------------------------
+
+
+def after_end(awaited: JobId, draft: PoolDraft) -> None:
+    """A job is over: those that waited for it, a part of them at a time."""
+    state = draft.state
+    waiting = state.dependents.get(awaited, ())
+    now, later = waiting[:DEPENDENTS_AT_ONCE], waiting[DEPENDENTS_AT_ONCE:]
+    if later:
+        state.dependents = state.dependents.put(awaited, later)
+        draft.wake(draft.now + NEXT_SECONDS, Wake.AFTER, awaited)
+    else:
+        state.dependents = state.dependents.drop(awaited)
+    for name in now:
+        job = draft.job(name)
+        if job is not None:
+            look_at_dependencies(job, draft)
+
+
+def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] | None = None) -> None:
+    """Bring up to date what the job still waits for, and end the job if one of these can no longer come.
+
+    ``past``: jobs that are over and that the state no longer knows. Another person's job counts as a job that
+    nobody knows: its end must tell nothing.
+    """
+    if not isinstance(job.state, Queued):
+        return
+    past = past or {}
+    for after in job.awaits:
+        over = _own(job, draft.state.ended.get(after.job))
+        failed = _failed(over or past.get(after.job))
+        if after.kind is AfterKind.OK and failed:
+            reason = f"job {after.job}, which had to succeed before it, {failed}"
+            end(job, JobFailed(reason, hint=f"`gpushare why {after.job}` tells more"), reason, draft)
+            return
+    left = tuple(after for after in job.awaits if after.job not in past and _awaited(job, after, draft))
+    if left != job.awaits:
+        many = f"{len(left)} more job" + ("" if len(left) == 1 else "s")
+        text = f"waits for {many}" if left else "what it waited for is over"
+        draft.put(replace(job, awaits=left).note(draft.now, text))
+
+
+def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:
+    """Return True if the awaited job is still to come.
+
+    An unknown job is not, unless a node may still tell of it.
+    """
+    state = draft.state
+    if _own(job, state.jobs.get(after.job)) is not None:
+        return True
+    return not state.settled and _own(job, state.ended.get(after.job)) is None
+
+
+def _own(job: Job, awaited: Job | None) -> Job | None:
+    """The job that is waited for, where the owner of the one that waits may see it."""
+    if awaited is None or not job.spec.owner.may_see_jobs_of(awaited.spec.owner):
+        return None
+    return awaited
+
+
+def _failed(job: Job | None) -> str:
+    """Say how a finished job failed; return "" if it succeeded or is not over."""
+    state: JobState | None = None if job is None else job.state
+    if not isinstance(state, Ended) or isinstance(state.outcome, Succeeded):
+        return ""
+    return "was cancelled" if isinstance(state.outcome, Cancelled) else "failed"

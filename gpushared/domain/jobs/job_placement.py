@@ -1,0 +1,229 @@
+"""Place jobs: one bounded pass over the queue, by the same policy as on a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from gpushared.domain.jobs import liveness, node_allowances
+from gpushared.domain.jobs.cluster_snapshot import (
+    Ground,
+    GroundPlaces,
+    as_asked_of,
+    in_full,
+    marked,
+)
+from gpushared.domain.jobs.coordinator_state import NEVER, PoolDraft
+from gpushared.domain.jobs.gangs import place_gangs
+from gpushared.domain.jobs.job import (
+    HERE,
+    Ending,
+    EndKind,
+    Job,
+    JobFailed,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Then,
+)
+from gpushared.domain.jobs.job_progress import begin, cancel, end
+from gpushared.domain.jobs.pending_jobs import Kind
+from gpushared.domain.jobs.placement_reasons import Lack, lack_of_room
+from gpushared.domain.model.gpu import Gpu
+from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
+from gpushared.domain.model.lease import Queued as LeaseQueued
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.pass_records import (
+    Candidate,
+    Plan,
+    Preemption,
+    Verdict,
+    WaitReason,
+)
+from gpushared.domain.scheduling.placement.free_capacity import Reason
+from gpushared.domain.scheduling.plan import plan
+from gpushared.domain.scheduling.projects import Policy
+
+Verdicts = Mapping[LeaseId | Kind, Verdict]
+
+
+def place_who_can(draft: PoolDraft) -> None:
+    """Place those whose turn it is, where something changed since it was last looked."""
+    state = draft.state
+    due = state.stale or state.plan_again_at <= draft.now
+    if not due or draft.now < state.plan_at:
+        return
+    state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
+    if not state.waiting and not state.gangs:
+        state.verdicts, state.under_way = {}, {}
+        if not draft.rules.here and node_allowances.are_any(state.policy, state):
+            node_allowances.share_out(state.policy, _drawn(state.policy, draft)[1], frozenset(), draft)
+    elif draft.rules.here:
+        _place_here(draft)
+    else:
+        _pass_over(draft)
+
+
+def _place_here(draft: PoolDraft) -> None:
+    """Put jobs that may start into the node's own queue, in order, with a bound for each person."""
+    most, begun = draft.rules.placed_at_once, 0
+    queued = _in_the_queue(draft)
+    for name in draft.state.waiting.first(most, most):
+        job = draft.state.jobs[name]
+        if queued[job.spec.owner.person] < draft.rules.here_at_once:
+            queued[job.spec.owner.person] += 1
+            begin(job, (Part(HERE, replace(job.spec.request, priority=job.priority)),), {}, draft)
+            begun += 1
+    draft.state.stale = bool(begun and draft.state.waiting)
+
+
+def _in_the_queue(draft: PoolDraft) -> Counter[str]:
+    """Return, for each person, the number of jobs that were sent to the node itself and do not run yet."""
+    placed = (draft.state.jobs[name] for name in draft.state.by_node.get(HERE) or ())
+    return Counter(job.spec.owner.person for job in placed if isinstance(job.state, Placing))
+
+
+def _pass_over(draft: PoolDraft) -> None:
+    state, rules, policy = draft.state, draft.rules, draft.state.policy
+    places, roll = _drawn(policy, draft)
+    pressed = node_allowances.pressed_projects(state)
+    if node_allowances.are_any(policy, state):
+        node_allowances.share_out(policy, roll, pressed, draft)
+    state.verdicts = {}
+    more = place_gangs(places, roll, draft)
+    names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
+    names += [name for name in _winners(draft) if name not in names]
+    names = [name for name in names if liveness.has_client(state.jobs[name], state, draft.now)]
+    found = plan(
+        _candidates(names, places, draft),
+        roll,
+        places,
+        state.usage,
+        policy,
+        draft.now,
+        under_way=tuple(state.under_way.values()),
+        turns=state.turns,
+    )
+    _carry_out(found, places, draft)
+    newly_pressed = bool(roll.lent) and not node_allowances.pressed_projects(state) <= pressed
+    if more or newly_pressed or (found.grants and len(state.waiting)):
+        state.stale = True
+    state.plan_again_at = found.look_again_at
+
+
+def _candidates(names: Iterable[JobId], places: GroundPlaces, draft: PoolDraft) -> list[Candidate]:
+    """Most of them waited in the last pass too."""
+    state, policy, known = draft.state, draft.state.policy, draft.state.ground.candidates
+    found: dict[JobId, tuple[Job, Candidate]] = {}
+    for name in names:
+        job, before = state.jobs[name], known.get(name)
+        same = before is not None and before[0] is job
+        found[name] = before if same else (job, candidate(job, policy, places.models()))
+    state.ground.candidates = found
+    return [one for _, one in found.values()]
+
+
+def _drawn(policy: Policy, draft: PoolDraft) -> tuple[GroundPlaces, Roll]:
+    """The pool's GPUs as they are now, and who holds them."""
+    ground = draft.state.ground = draft.state.ground or Ground()
+    return ground.drawn(draft.state, policy, draft.now), ground.roll
+
+
+def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
+    """A job that waits, as the policy sees it. ``models``: those of the pool, by their names."""
+    assert isinstance(job.state, Queued)
+    request = in_full(job.spec.request, models)
+    lease = Lease(
+        id=LeaseId(job.id),
+        sequence=job.sequence,
+        request=marked(request, job.spec.target, job.not_on),
+        owner_uid=0,
+        owner_name=job.spec.owner.person,
+        created_at=job.submitted_at,
+        state=LeaseQueued(job.state.since),
+        device_name="",
+        project=job.project,
+    )
+    priority = policy.classes[request.lease_class].priority + job.priority
+    return Candidate(lease, job.project, priority, job.submitted_at)
+
+
+def _winners(draft: PoolDraft) -> list[JobId]:
+    """Return the waiting jobs for which others leave, and forget those that wait no more."""
+    state = draft.state
+    still = {lease: one for lease, one in state.under_way.items() if JobId(lease) in state.waiting.where}
+    if len(still) != len(state.under_way):
+        state.under_way = still
+    return [JobId(lease) for lease in still]
+
+
+def _carry_out(found: Plan, places: GroundPlaces, draft: PoolDraft) -> None:
+    """Do what a pass decided: so many placements at once, and all preemptions."""
+    state = draft.state
+    for name, grants in islice(found.grants.items(), draft.rules.placed_at_once):
+        _place(state.jobs[JobId(name)], grants, places, draft)
+    granted = found.grants.keys()
+    state.under_way = {lease: one for lease, one in state.under_way.items() if lease not in granted}
+    for preemption in found.preemptions:
+        _make_room(preemption, draft)
+    state.turns = found.turns
+    state.verdicts = {**state.verdicts, **_verdicts(found, draft)}
+    _fail_who_will_not_wait(draft)
+
+
+def _place(job: Job, grants: tuple[Grant, ...], places: GroundPlaces, draft: PoolDraft) -> None:
+    node = NodeName(places.host_of(grants[0].gpu))
+    part = Part(node, as_asked_of(node, job.spec.request, places), address=draft.address_of(node))
+    begin(job, (part,), {node: grants}, draft)
+
+
+def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
+    """Jobs give way: they are ended, and wait again, or were it."""
+    state = draft.state
+    state.under_way = {**state.under_way, preemption.winner: preemption}
+    winner = state.jobs[JobId(preemption.winner)]
+    names = [victim.lease for victim in preemption.victims]
+    text = f"{', '.join(names)} to give way to it, because {preemption.why}"
+    draft.put(winner.note(draft.now, text))
+    for name in names:
+        victim = state.jobs.get(JobId(name.partition("#")[0]))
+        if victim is not None and isinstance(victim.state, Placing | Running):
+            said = f"it gives way to job {winner.id}, because {preemption.why}"
+            then = Then.REQUEUE if victim.spec.requeue and not victim.spec.interactive else Then.FAIL
+            cancel(victim, then, said, draft, said, ending=Ending(EndKind.PREEMPTED, said))
+
+
+def _fail_who_will_not_wait(draft: PoolDraft) -> None:
+    """Fail the jobs that asked not to wait, and interactive jobs that could only wait in vain."""
+    for lease, verdict in draft.state.verdicts.items():
+        job = None if isinstance(lease, Kind) else draft.job(JobId(lease))
+        if job is None or lease in draft.state.under_way:
+            continue
+        # Another job stands before this one. The job is looked at when its turn comes: with many it costs a
+        # lot.
+        is_new = job.spec.interactive and lease not in draft.base.verdicts
+        if job.spec.immediate or is_new:
+            lack = _lack(job, verdict, draft)
+            if job.spec.immediate or lack.hopeless:
+                end(job, JobFailed(lack.sentence, hint=lack.hint), lack.sentence, draft)
+
+
+def _lack(job: Job, verdict: Verdict, draft: PoolDraft) -> Lack:
+    if verdict.reason is not WaitReason.RESOURCES:
+        return Lack(Reason.RESOURCES, verdict.text)
+    return lack_of_room(job, draft.state, draft.now)
+
+
+def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
+    """Return why the jobs wait; a kind's verdict serves for jobs of that kind that were not looked at."""
+    known: dict[LeaseId | Kind, Verdict] = {}
+    for lease, verdict in found.verdicts.items():
+        known[lease] = verdict
+        where = draft.state.waiting.where.get(JobId(lease))
+        if where is not None:
+            known.setdefault(where[1], verdict)
+    return known

@@ -1,0 +1,505 @@
+"""Carry a job on when a part of its attempt reports: apply the report and decide what becomes of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from itertools import zip_longest
+from zlib import crc32
+
+from gpushared.domain.jobs.attempt_history import timed, tried
+from gpushared.domain.jobs.coordinator_state import (
+    Booked,
+    PoolDraft,
+    Wake,
+    is_gang,
+    is_incomplete,
+    is_over,
+)
+from gpushared.domain.jobs.job import (
+    HERE,
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Ending,
+    EndKind,
+    Job,
+    JobFailed,
+    JobOutcome,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+    Then,
+    cut_short,
+)
+from gpushared.domain.jobs.member import Free, Rest
+from gpushared.domain.jobs.orders import knows_ranks, name_of, send
+from gpushared.domain.jobs.protocol import Report, moved
+from gpushared.domain.model.units import format_duration
+
+NAMED = 3
+MAX_REFUSERS = 16
+"""The job fails after this many nodes have refused it."""
+MOST_DOUBLINGS = 4
+"""The pause of a node that goes on refusing by the same words is doubled at most this many times."""
+_GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
+
+
+class Fate(StrEnum):
+    """Name the meaning of an attempt's end for its job."""
+
+    DONE = "done"
+    AGAIN = "again"
+    """The end was not the job's own doing: the job may run again, and the end does not count as a failure."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_FATES = {
+    EndKind.CANCELLED: Fate.CANCELLED,
+    EndKind.STOPPED: Fate.CANCELLED,
+    EndKind.EXPIRED: Fate.FAILED,
+    EndKind.FAILED: Fate.FAILED,
+    EndKind.PREEMPTED: Fate.AGAIN,
+    EndKind.FENCED: Fate.AGAIN,
+    EndKind.LOST: Fate.AGAIN,
+    EndKind.NO_ROOM: Fate.AGAIN,
+}
+
+
+def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -> None:
+    """Begin the next attempt: written first, then said to its nodes."""
+    number = job.attempts + 1
+    state = Placing(number, parts, draft.now)
+    nodes = ", ".join(name_of(part.node) for part in parts)
+    job = replace(job, state=state, attempts=number, presumed=None)
+    job = job.note(draft.now, f"attempt {number} goes to {nodes}")
+    draft.put(job)
+    draft.state.booked = draft.state.booked.put(job.id, booked)
+    send(job, draft)
+    watch_silence(job, draft)
+
+
+def watch_silence(job: Job, draft: PoolDraft) -> None:
+    """Look after the nodes of a job that end it when they hear nothing, also if no connection breaks."""
+    if job.spec.stop_after_seconds is not None:
+        for part in job.parts:
+            draft.wake(draft.now + job.spec.stop_after_seconds, Wake.SILENCE, part.node)
+
+
+def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
+    """Take in what a node says of its part of the attempt that is under way.
+
+    What is no newer than what it said before came late, and what is final stays so.
+    """
+    part = next((part for part in job.parts if part.node == node), None)
+    if part is None or is_over(part) or report.revision < part.revision:
+        return
+    if report.revision == part.revision and report.guarded == part.guarded:
+        return  # a coordinator of an older version noted the revision, but not the guard
+    new = replace(
+        part,
+        state=report.state,
+        lease=report.lease or part.lease,
+        ending=report.ending and report.ending.cut_short(),
+        revision=report.revision,
+        guarded=report.guarded,
+    )
+    new = timed(new, moved(report, draft.state.moment), job.submitted_at, draft.now)
+    if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
+        _count_refusal(new, 0.0 if isinstance(job.state, Ended) else job.state.since, draft)
+    elif report.state is not AttemptState.PREPARING:
+        _forgive(node, draft)
+    if new.guarded and not part.guarded:
+        watch_silence(job, draft)
+    replace_part(job, new, draft)
+
+
+def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:
+    """A part is so now; what follows for the job."""
+    assert not isinstance(job.state, Queued)
+    before = next(part for part in job.parts if part.node == new.node)
+    parts = tuple(new if part.node == new.node else part for part in job.parts)
+    job = replace(job, state=replace(job.state, parts=parts))
+    # Whether a guard watches over it is to be known after a restart, too, while its node is silent.
+    draft.put(job, durable=is_over(new) or new.guarded != before.guarded)
+    advance(job, draft)
+
+
+def advance(job: Job, draft: PoolDraft) -> None:
+    """Take a job as far as its parts are.
+
+    An end that an old memory is told of may be that of an attempt before the one that runs now.
+    """
+    if draft.is_in_doubt(job.id) and any(map(is_over, job.parts)):
+        return
+    match job.state:
+        case Placing(committed=False) if is_gang(job.spec):
+            _gather(job, job.state, draft)
+        case Placing() | Running():
+            _go_on(job, job.state, draft)
+        case Cancelling() if all(map(is_over, job.state.parts)) and not draft.is_old(job.id):
+            _taken_down(job, job.state, draft)
+
+
+def _gather(job: Job, state: Placing, draft: PoolDraft) -> None:
+    """A gang before all of it is reserved: one that does not come makes all go again."""
+    if is_incomplete(job) or draft.is_in_doubt(job.id):
+        return
+    over = [part for part in state.parts if is_over(part)]
+    if over:
+        take_down(job, over[0], draft)
+    elif all(part.state is AttemptState.RESERVED for part in state.parts) and not knows_ranks(job):
+        text = "who was to be which part of it is not known any more, so it is begun anew"
+        cancel(job, Then.REQUEUE, "the coordinator", draft, text)
+    elif all(part.state is AttemptState.RESERVED for part in state.parts):
+        committed = replace(job, state=replace(state, committed=True))
+        committed = committed.note(draft.now, "all of its nodes have its room; it starts on all of them")
+        draft.put(committed)
+        send(committed, draft)
+
+
+def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
+    """An attempt that may run: it begins to, or it is over, or one part's end is the end of all."""
+    bad = [part for part in state.parts if is_over(part) and not _went_well(part)]
+    if bad and len(state.parts) > 1:
+        take_down(job, bad[0], draft)
+    elif bad:
+        _conclude(job, bad[0], draft)
+    elif all(map(_went_well, state.parts)):
+        end(job, Succeeded(), "it ended with exit code 0", draft)
+    elif isinstance(state, Placing) and all(_goes(part) or _went_well(part) for part in state.parts):
+        nodes = ", ".join(name_of(part.node) for part in state.parts)
+        running = Running(state.attempt, state.parts, draft.now, granted_at=state.since)
+        draft.put(replace(job, state=running, troubles=0).note(draft.now, f"it runs on {nodes}"))
+
+
+def _goes(part: Part) -> bool:
+    return part.state in _GOES
+
+
+def _went_well(part: Part) -> bool:
+    ending = part.ending
+    return (
+        part.state is AttemptState.ENDED
+        and ending is not None
+        and ending.kind is EndKind.EXITED
+        and ending.exit_code == 0
+    )
+
+
+# --- taking down ---------------------------------------------------------------------------------------
+
+
+def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
+    """End the rest of a gang when one part of it is over."""
+    ending = _ending(part)
+    then = {Fate.FAILED: Then.FAIL, Fate.CANCELLED: Then.CANCEL}.get(_fate(part), Then.REQUEUE)
+    if _will_not_have_it(part):
+        job = refused(job, part.node, ending)
+        then = Then.FAIL if _nobody_left(job, draft) else Then.REQUEUE
+    elif _passes(job, ending, draft):
+        then = Then.REQUEUE
+    elif then is Then.REQUEUE and not _comes_back(job, part):
+        then = Then.FAIL
+    text = f"its part on {name_of(part.node)} {_ended_how(part)}, so the rest of it is ended"
+    cancel(job, then, f"its part on {name_of(part.node)}", draft, text, ending=ending)
+
+
+def cancel(
+    job: Job,
+    then: Then,
+    by: str,
+    draft: PoolDraft,
+    text: str,
+    *,
+    ending: Ending | None = None,
+    grace_seconds: int | None = None,
+) -> None:
+    """Have an attempt ended on all its nodes; what becomes of the job is done when all have confirmed it."""
+    assert isinstance(job.state, Placing | Running | Cancelling)
+    grace = draft.rules.stop_grace_seconds if grace_seconds is None else grace_seconds
+    state = Cancelling(job.state.attempt, job.state.parts, draft.now, then, by, ending, grace)
+    job = draft.put(replace(job, state=state).note(draft.now, text))
+    send(job, draft)
+    advance(job, draft)
+
+
+def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
+    if state.parts and all(map(_went_well, state.parts)):
+        end(job, Succeeded(), "it ended with exit code 0 before it could be stopped", draft)
+    elif state.then is Then.CANCEL:
+        end(job, Cancelled(state.by), f"cancelled by {state.by}", draft)
+    elif state.then is Then.FAIL and any(map(_will_not_have_it, state.parts)) and _nobody_left(job, draft):
+        said = _ending(next(filter(_will_not_have_it, state.parts)))
+        end(job, _refused_by_all(job, said), "too few nodes are left that might have it", draft)
+    elif state.then is Then.FAIL:
+        _fail(job, _ending_of_all(state), draft)
+    elif state.ending is not None and _passes(job, state.ending, draft):
+        _try_later(job, _ending_of_all(state), draft)
+    else:
+        refused = any(part.state is AttemptState.REFUSED for part in state.parts)
+        wait = _backoff(job, _refusals(state.parts, draft), draft) if refused else 0.0
+        requeue(job, "it waits again", draft, wait_seconds=wait)
+
+
+# --- what becomes of it --------------------------------------------------------------------------------
+
+
+def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
+    """The only part of an attempt is over, and not well."""
+    ending = _ending(part)
+    if part.state is AttemptState.REFUSED:
+        _refused(job, part, ending, draft)
+        return
+    if _passes(job, ending, draft):
+        _try_later(job, _named(ending, (part.node,)), draft)
+        return
+    match _fate(part):
+        case Fate.CANCELLED:
+            end(job, Cancelled(_who(ending)), f"ended: {_said(ending)}", draft)
+        case Fate.AGAIN if _comes_back(job, part):
+            how = f"{_ended_how(part)} on {name_of(part.node)}"
+            requeue(job, f"{how if job.presumed is None else 'it counts as ended'}; it waits again", draft)
+        case _:
+            _fail(job, _named(ending, (part.node,)) if ending.passing else ending, draft)
+
+
+def _refused(job: Job, part: Part, ending: Ending, draft: PoolDraft) -> None:
+    where = name_of(part.node)
+    if ending.kind is EndKind.FAILED:
+        job = refused(job, part.node, ending)
+        if _nobody_left(job, draft) and not draft.is_old(job.id):
+            end(job, _refused_by_all(job, ending), f"{where} will not have it: {_said(ending)}", draft)
+            return
+        requeue(job, f"{where} will not have it: {_said(ending)}; another one is sought", draft)
+    elif ending.kind is not EndKind.NO_ROOM:
+        requeue(job, f"{where}: {_said(ending)}; it waits again", draft)
+    elif job.spec.immediate:
+        reason = f"{where} had no room for it at once: {_said(ending)}"
+        end(job, JobFailed(reason, hint=ending.hint), reason, draft)
+    else:
+        wait = _backoff(job, _refusals((part,), draft), draft)
+        requeue(job, f"{where} had no room for it: {_said(ending)}", draft, wait_seconds=wait)
+
+
+def _refused_by_all(job: Job, last: Ending) -> JobFailed:
+    if len(job.refused_by) == 1:
+        return JobFailed(_said(last), hint=last.hint)
+    return JobFailed(told(job), hint=hint(job))
+
+
+def _passes(job: Job, ending: Ending, draft: PoolDraft) -> bool:
+    """Return True if the attempt could not begin for a passing reason and the job is tried again for that."""
+    return ending.passing and job.troubles < draft.rules.troubles_borne and not job.spec.immediate
+
+
+def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
+    """Try the job later: its attempt did not even begin, which does not count as the job's own failure."""
+    rules, troubles = draft.rules, job.troubles + 1
+    wait = min(rules.trouble_most_seconds, rules.retry_seconds * 2.0 ** (troubles - 1))
+    again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
+    requeue(replace(job, troubles=troubles), f"{again}: {_said(ending)}", draft, wait_seconds=wait)
+
+
+def _ending_of_all(state: Cancelling) -> Ending:
+    """Return the ending of an attempt on several nodes, and name all nodes that gave the same reason."""
+    ending = state.ending or Ending(EndKind.FAILED, state.by)
+    nodes = [part.node for part in state.parts if part.ending is not None and _alike(part.ending, ending)]
+    return _named(ending, nodes)
+
+
+def _alike(one: Ending, other: Ending) -> bool:
+    """Engines quote ports and addresses; what they tell of is the same."""
+    head, _, _ = other.reason.partition(":")
+    return bool(head) and one.kind is other.kind and one.reason.partition(":")[0] == head
+
+
+def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
+    """Add the nodes' names to the reason of an attempt that could not begin."""
+    if ending.kind is not EndKind.FAILED or not nodes or HERE in nodes:
+        return ending
+    more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
+    where = f"node{'' if len(nodes) == 1 else 's'} {', '.join(nodes[:NAMED])}{more}"
+    return replace(ending, reason=cut_short(f"{where}: {_said(ending)}"))
+
+
+def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
+    """Count a failure of the job's own: run the job again, or end it if no retry is left."""
+    said = _said(ending)
+    failures = job.failures + 1
+    if failures > job.spec.retries or job.spec.interactive:
+        end(job, JobFailed(said, ending.exit_code, ending.hint), f"failed: {said}", draft)
+        return
+    rules = draft.rules
+    wait = min(rules.retry_most_seconds, rules.retry_seconds * 2.0 ** (failures - 1))
+    text = f"failed: {said}; retry {failures} of {job.spec.retries} in {format_duration(max(1, round(wait)))}"
+    requeue(replace(job, failures=failures), text, draft, wait_seconds=wait)
+
+
+def requeue(job: Job, text: str, draft: PoolDraft, *, wait_seconds: float = 0.0) -> None:
+    """Back to the queue, at the place that it had."""
+    not_before = draft.now + wait_seconds if wait_seconds else 0.0
+    job = tried(job, draft.now)
+    draft.put(replace(job, state=Queued(draft.now, not_before)).note(draft.now, text))
+
+
+def end(job: Job, outcome: JobOutcome, text: str, draft: PoolDraft) -> None:
+    """End the job for good with this outcome."""
+    parts = job.parts
+    draft.put(replace(job, state=Ended(draft.now, outcome, parts)).note(draft.now, text))
+
+
+def lost(part: Part, kind: EndKind, reason: str) -> Part:
+    """A part that is known to be over though its node did not say so."""
+    return replace(part, state=AttemptState.ENDED, ending=Ending(kind, reason))
+
+
+def _ending(part: Part) -> Ending:
+    return part.ending or Ending(EndKind.FAILED, "its node did not say why")
+
+
+def _fate(part: Part) -> Fate:
+    """Return the meaning of a part's end for its job. A refusal is an end before the beginning."""
+    ending = _ending(part)
+    if ending.kind is EndKind.EXITED:
+        return Fate.DONE if ending.exit_code == 0 else Fate.FAILED
+    if part.state is AttemptState.REFUSED:
+        return Fate.AGAIN
+    return _FATES[ending.kind]
+
+
+def _comes_back(job: Job, part: Part) -> bool:
+    """Return True if the job runs again after an end that was not its own doing."""
+    if part.state is AttemptState.REFUSED:
+        return not _will_not_have_it(part)
+    return job.spec.requeue and not job.spec.interactive
+
+
+def _will_not_have_it(part: Part) -> bool:
+    """Return True if the part's node refuses the job whatever is free there."""
+    return part.state is AttemptState.REFUSED and _ending(part).kind is EndKind.FAILED
+
+
+def _nobody_left(job: Job, draft: PoolDraft) -> bool:
+    """Return True if fewer members are left that might take the job than the job needs."""
+    if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
+        return True
+    members = draft.state.members.values()
+    left = sum(one.name not in job.refused_by for one in members if one.forgotten_at is None)
+    return left < max(1, job.spec.nodes)
+
+
+def _said(ending: Ending) -> str:
+    if ending.kind is EndKind.EXITED:
+        code = "unknown" if ending.exit_code is None else str(ending.exit_code)
+        return ending.reason or f"exit code {code}"
+    return ending.reason or _WORDS[ending.kind]
+
+
+_WORDS = {
+    EndKind.CANCELLED: "it was cancelled",
+    EndKind.STOPPED: "somebody stopped it on its node",
+    EndKind.EXPIRED: "its time limit was reached",
+    EndKind.FAILED: "it could not be started",
+    EndKind.PREEMPTED: "it gave way to others",
+    EndKind.FENCED: "its node had not heard from the coordinator for too long",
+    EndKind.LOST: "its node lost it",
+    EndKind.NO_ROOM: "there was no room",
+}
+
+
+def _ended_how(part: Part) -> str:
+    verb = "was refused" if part.state is AttemptState.REFUSED else "ended"
+    return f"{verb} ({_said(_ending(part))})"
+
+
+def _who(ending: Ending) -> str:
+    return ending.reason or _WORDS[ending.kind]
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+def _count_refusal(part: Part, placed_at: float, draft: PoolDraft) -> None:
+    """Have a node that refuses again and again tried last. Tombstones are no refusals of a place.
+
+    A node that had said before that its own users wait may keep its room for them, and is tried last as long
+    as they do. The room of another one may have been taken meanwhile, which it says in the end: only who
+    refuses by the same words as the last time rests longer and longer.
+    """
+    member, ending = draft.state.members.get(part.node), _ending(part)
+    if member is None or ending.kind not in {EndKind.NO_ROOM, EndKind.FAILED}:
+        return
+    member = draft.put_member(replace(member, refusals=member.refusals + 1), durable=False)
+    if member.refusals < draft.rules.refusals_before_rest:
+        return
+    no_room, before = ending.kind is EndKind.NO_ROOM, draft.state.resting.get(part.node)
+    if no_room and member.queue_since is not None and member.queue_since < placed_at:
+        rest = Rest(before.until if before else draft.now, 0, member.free)
+    else:
+        same = before is not None and (not no_room or _says_the_same(before.said, member.free))
+        doublings = min(before.doublings + 1, MOST_DOUBLINGS) if before and same else 0
+        rest = Rest(draft.now + draft.rules.rest_seconds * 2.0**doublings, doublings, member.free)
+    draft.state.resting = {**draft.state.resting, part.node: rest}
+
+
+def _says_the_same(before: Free, now: Free) -> bool:
+    """Stray memory never stands still, and takes no room from anybody for long."""
+    return replace(before, stray_bytes=()) == replace(now, stray_bytes=())
+
+
+def _forgive(node: NodeName, draft: PoolDraft) -> None:
+    member = draft.state.members.get(node)
+    if member is not None and member.refusals:
+        draft.put_member(replace(member, refusals=0), durable=False)
+        resting = draft.state.resting
+        draft.state.resting = {name: rest for name, rest in resting.items() if name != node}
+
+
+def _refusals(parts: Iterable[Part], draft: PoolDraft) -> int:
+    known: Sequence[int] = [
+        member.refusals
+        for part in parts
+        if part.state is AttemptState.REFUSED and (member := draft.state.members.get(part.node)) is not None
+    ]
+    return max(known, default=1)
+
+
+def _backoff(job: Job, refusals: int, draft: PoolDraft) -> float:
+    """Longer with each refusal, and another one for each attempt, lest two gangs meet again and again."""
+    rules = draft.rules
+    most = min(rules.refused_most_seconds, rules.refused_seconds * 2.0 ** min(16, max(0, refusals - 1)))
+    share = crc32(f"{job.id}/{job.attempts}".encode()) % 1000 / 1000
+    return most * (0.5 + share)
+
+
+MAX_KEPT = 500
+"""Characters of what a node said: it is kept with the job."""
+
+
+def refused(job: Job, node: NodeName, ending: Ending) -> Job:
+    """The job, which is not offered to that node again."""
+    said = replace(ending, reason=ending.reason[:MAX_KEPT], hint=ending.hint[:MAX_KEPT])
+    return replace(job, refused_by=(*job.refused_by, node), refusals=(*job.refusals, said))
+
+
+def told(job: Job) -> str:
+    """Return the nodes' reasons for refusing the job, as a part of a sentence; return "" if none gave one."""
+    both = list(zip_longest(job.refused_by, job.refusals))
+    said = [
+        f"{name_of(node)} will not have it" + (f": {ending.reason}" if ending and ending.reason else "")
+        for node, ending in both[:NAMED]
+    ]
+    more = f"; nor will {len(both) - NAMED} more" if len(both) > NAMED else ""
+    return "; ".join(said) + more
+
+
+def hint(job: Job) -> str:
+    """Return the hint for the first refusal that has one."""
+    return next((ending.hint for ending in job.refusals if ending.hint), "")

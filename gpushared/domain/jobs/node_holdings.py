@@ -1,0 +1,172 @@
+"""List the holders of GPUs on a node: the reported ones, and those placed there but not reported yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpushared.domain.jobs.coordinator_state import PoolState, is_over
+from gpushared.domain.jobs.job import (
+    HERE,
+    Cancelling,
+    Job,
+    NodeName,
+    Part,
+    Placing,
+    Running,
+)
+from gpushared.domain.jobs.member import Holding, Member
+from gpushared.domain.jobs.quota_owners import Payers, payer_of
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
+    Active,
+    AttemptKey,
+    ContainerId,
+    Grant,
+    Lease,
+    LeaseId,
+    Reserved,
+)
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.scheduling.pass_records import Holder
+from gpushared.domain.scheduling.projects import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A holder, and what it was made of."""
+
+    holder: Holder
+    source: Job | Holding
+
+    @property
+    def lease(self) -> LeaseId:
+        return self.holder.lease.id
+
+    def is_still(self, source: Job | Holding, grants: tuple[Grant, ...], project: str) -> bool:
+        """Return True if the same entry would be made again.
+
+        A node tells of the same with other objects each time.
+        """
+        same = source is self.source or (isinstance(source, Holding) and source == self.source)
+        return same and grants == self.holder.lease.grants and project == self.holder.project
+
+
+def held_on(
+    member: Member,
+    gpus: frozenset[GpuId],
+    known: Mapping[LeaseId, tuple[Held, object]],
+    state: PoolState,
+    policy: Policy,
+    payers: Payers,
+) -> Iterator[Held]:
+    """All that is held of a node's ``gpus``, whatever else its node tells.
+
+    ``known``: as it was before, of which is taken over what is the same.
+    """
+    name, free = member.name, member.free
+    told = {one.attempt: one for one in free.holdings if one.attempt is not None}
+    for job_id in sorted(state.by_node.get(name) or ()):
+        job = state.jobs[job_id]
+        if not isinstance(job.state, Placing | Running | Cancelling):
+            continue
+        part = next(part for part in job.parts if part.node == name)
+        holding = told.get(AttemptKey(job.id, job.state.attempt)) if told else None
+        if holding:
+            grants = _asked_for(holding.grants, part.request)
+        else:
+            grants = state.booked.get(job.id, {}).get(name, ())
+        if grants := _on(gpus, grants):
+            before = known.get(part_id(job, part))
+            same = before is not None and before[0].is_still(job, grants, payer_of(job))
+            yield before[0] if same and before else Held(_of_job(job, part, grants, policy), job)
+    for one in free.holdings:
+        if not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
+            before, project = known.get(_id_of_other(one, name)), payers.project_of(one, member)
+            if before is not None and before[0].is_still(one, grants, project):
+                yield before[0]
+            else:
+                yield Held(_of_other(replace(one, grants=grants), name, project, state.started_at), one)
+
+
+def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
+    """The grants on these GPUs; nobody holds anything of a node's but what is there."""
+    if all(grant.gpu in gpus for grant in grants):
+        return grants
+    return tuple(grant for grant in grants if grant.gpu in gpus)
+
+
+def _asked_for(grants: tuple[Grant, ...], request: Request) -> tuple[Grant, ...]:
+    """Return each GPU of a node's report on a part once, and no more GPUs than were asked for."""
+    most = len(request.gpus) or max(request.gpu_count, request.max_gpu_count or 0)
+    once = {grant.gpu: grant for grant in reversed(grants)}
+    if len(once) == len(grants) <= most:
+        return grants
+    return tuple(sorted(once.values(), key=lambda grant: grant.gpu)[:most])
+
+
+def part_id(job: Job, part: Part) -> LeaseId:
+    """Return the name under which the coordinator books a part."""
+    return LeaseId(job.id if part.rank == 0 else f"{job.id}#{part.rank}")
+
+
+def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
+    """Return True if the holding is an attempt of ours, live or already over."""
+    if holding.attempt is None:
+        return False
+    job = state.jobs.get(holding.attempt.job)
+    if job is None:
+        return holding.attempt.job in state.ended
+    if not isinstance(job.state, Placing | Running | Cancelling):
+        return holding.attempt.number <= job.attempts
+    if job.state.attempt != holding.attempt.number:
+        return holding.attempt.number < job.attempts
+    return any(part.node == name for part in job.parts)
+
+
+def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> Holder:
+    assert isinstance(job.state, Placing | Running | Cancelling)
+    request, since = job.spec.request, job.state.since
+    limit = request.time_limit_seconds
+    running = isinstance(job.state, Running)
+    lease = Lease(
+        id=part_id(job, part),
+        sequence=job.sequence,
+        request=part.request,
+        owner_uid=0,
+        owner_name=job.spec.owner.person,
+        created_at=job.submitted_at,
+        state=Active(grants, ContainerId(""), since) if running else Reserved(grants, since, since),
+        device_name="",
+        expires_at=since + limit if running and limit is not None else None,
+        project=payer_of(job),
+    )
+    priority = policy.classes[request.lease_class].priority + job.priority
+    leaving = isinstance(job.state, Cancelling) or is_over(part)
+    # A turn is known by the time at which it was granted, not by that at which the container was up.
+    granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
+    # What counts for nobody's quota is not weighed against what others are guaranteed.
+    stays = job.told_by != HERE
+    return Holder(lease, lease.project, priority, granted_at or since, leaving=leaving, stays=stays)
+
+
+def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> Holder:
+    """Since when it holds that is not told: it counts from our start."""
+    isolation = Isolation.EXCLUSIVE if holding.exclusive else Isolation.SHARED
+    request = Request(gpu_count=len(holding.grants), isolation=isolation)
+    lease = Lease(
+        id=_id_of_other(holding, name),
+        sequence=0,
+        request=request,
+        owner_uid=0,
+        owner_name=holding.owner,
+        created_at=since,
+        state=Active(holding.grants, ContainerId(""), since),
+        device_name="",
+        project=project,
+    )
+    return Holder(lease, project, 0, since, stays=True)
+
+
+def _id_of_other(holding: Holding, name: NodeName) -> LeaseId:
+    return LeaseId(f"{name}/{holding.lease}")

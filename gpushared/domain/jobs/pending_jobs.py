@@ -1,0 +1,180 @@
+"""Order the waiting jobs so that a pass need not look at all of them.
+
+Jobs that ask for the same stand in one line (a *kind*). A project's lines stand in the order in which the
+policy looks at them. A change of one costs the same, however many jobs wait in a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from gpushared.domain.jobs.job import (
+    Ended,
+    Job,
+    NodeName,
+    Queued,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Hold what jobs that are decided alike have in common. ``order`` is that of the request's class."""
+
+    project: str
+    priority: int
+    order: int
+    request: Request
+    target: NodeName
+    not_on: tuple[NodeName, ...]
+    hashed: int = field(init=False, compare=False, repr=False)
+    """Worked out once: it is the key of much, and a request has many fields."""
+
+    def __post_init__(self) -> None:
+        parts = (self.project, self.priority, self.order, self.request, self.target, self.not_on)
+        object.__setattr__(self, "hashed", hash(parts))
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+
+Place = tuple[int, JobId]
+"""A job by its sequence."""
+Front = tuple[int, int, int, JobId]
+"""The place of a line: the priority (negative), the class's order, and its first job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Hold the waiting jobs of one project."""
+
+    fronts: Line[Front] = field(default_factory=Line)
+    oldest: Line[Place] = field(default_factory=Line)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """``kinds``: a line each; ``where``: of each job its line."""
+
+    kinds: Shelf[Kind, Line[Place]] = field(default_factory=Shelf)
+    backlogs: Shelf[str, Backlog] = field(default_factory=Shelf)
+    where: Shelf[JobId, tuple[int, Kind]] = field(default_factory=Shelf)
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def put(self, job: JobId, sequence: int, kind: Kind) -> Waiting:
+        line = self.kinds.get(kind) or Line()
+        longer = line.put((sequence, job))
+        backlog = self.backlogs.get(kind.project) or Backlog()
+        fronts = _moved(backlog.fronts, kind, line, longer)
+        return replace(
+            self,
+            kinds=self.kinds.put(kind, longer),
+            backlogs=self.backlogs.put(kind.project, Backlog(fronts, backlog.oldest.put((sequence, job)))),
+            where=self.where.put(job, (sequence, kind)),
+        )
+
+    def drop(self, job: JobId) -> Waiting:
+        """Return the queue without a job; a job that is not in the queue changes nothing."""
+        known = self.where.get(job)
+        if known is None:
+            return self
+        sequence, kind = known
+        line, backlog = self.kinds[kind], self.backlogs[kind.project]
+        shorter = line.drop((sequence, job))
+        backlog = Backlog(_moved(backlog.fronts, kind, line, shorter), backlog.oldest.drop((sequence, job)))
+        kinds = self.kinds.put(kind, shorter) if shorter else self.kinds.drop(kind)
+        backlogs = self.backlogs
+        backlogs = backlogs.put(kind.project, backlog) if backlog.oldest else backlogs.drop(kind.project)
+        return Waiting(kinds, backlogs, self.where.drop(job))
+
+    def joined(self, jobs: Sequence[tuple[JobId, int, Kind]]) -> Waiting:
+        """Return the queue with many more jobs, at the cost of one look at each job."""
+        if not jobs:
+            return self
+        return waiting_of([*((job, *place) for job, place in self.where.items()), *jobs])
+
+    def first(self, most: int, most_alike: int) -> list[JobId]:
+        """Return the jobs for one pass: of each project the first ones, and the one that waits longest."""
+        share = max(1, most // max(1, len(self.backlogs)))
+        found: dict[JobId, None] = {}
+        for project in sorted(self.backlogs):
+            backlog = self.backlogs[project]
+            found.update(dict.fromkeys(islice(self._in_order(backlog, most_alike), share)))
+            found[next(iter(backlog.oldest))[1]] = None
+            if len(found) >= most:
+                break
+        return list(found)
+
+    def _in_order(self, backlog: Backlog, most_alike: int) -> Iterator[JobId]:
+        for front in backlog.fronts:
+            _, kind = self.where[front[3]]
+            for _, job in islice(self.kinds[kind], most_alike):
+                yield job
+
+
+def waiting_of(jobs: Iterable[tuple[JobId, int, Kind]]) -> Waiting:
+    """Build the queue from many jobs at once."""
+    where = {job: (sequence, kind) for job, sequence, kind in jobs}
+    lines: dict[Kind, list[Place]] = {}
+    for job, (sequence, kind) in where.items():
+        lines.setdefault(kind, []).append((sequence, job))
+    kinds = {kind: Line(places) for kind, places in lines.items()}
+    projects: dict[str, tuple[list[Front], list[Place]]] = {}
+    for kind, line in kinds.items():
+        fronts, oldest = projects.setdefault(kind.project, ([], []))
+        fronts.append(_front(kind, line))
+        oldest.extend(line)
+    backlogs = {name: Backlog(Line(fronts), Line(oldest)) for name, (fronts, oldest) in projects.items()}
+    return Waiting(Shelf(kinds), Shelf(backlogs), Shelf(where))
+
+
+def _moved(fronts: Line[Front], kind: Kind, before: Line[Place], after: Line[Place]) -> Line[Front]:
+    """The fronts after a line changed."""
+    if before.first() == after.first():
+        return fronts
+    if before:
+        fronts = fronts.drop(_front(kind, before))
+    return fronts.put(_front(kind, after)) if after else fronts
+
+
+def _front(kind: Kind, line: Line[Place]) -> Front:
+    sequence, job = next(iter(line))
+    return -kind.priority, kind.order, sequence, job
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """One array. ``admitted``: jobs that run or may be placed. ``waiting``: jobs that are ready, in order."""
+
+    admitted: Shelf[JobId, None] = field(default_factory=Shelf)
+    waiting: Line[tuple[int, JobId]] = field(default_factory=Line)
+
+    def __bool__(self) -> bool:
+        return bool(self.admitted) or bool(self.waiting)
+
+    def changed(self, job: Job, *, ready: bool) -> tuple[Throttle, tuple[JobId, ...]]:
+        """The throttle after a job of the array changed, and the jobs that may be placed from now on.
+
+        ``ready``: but for the throttle the job may be placed.
+        """
+        most = job.spec.array_limit
+        assert most is not None, "asked of jobs of a bounded array only"
+        place = (job.sequence, job.id)
+        holds_a_turn = ready and job.id in self.admitted
+        if holds_a_turn or not isinstance(job.state, Queued | Ended):
+            admitted, waiting = self.admitted.put(job.id, None), self.waiting.drop(place)
+        else:
+            admitted = self.admitted.drop(job.id)
+            waiting = self.waiting.put(place) if ready else self.waiting.drop(place)
+        let_in: list[JobId] = []
+        while len(admitted) < most and (first := waiting.first()) is not None:
+            admitted, waiting = admitted.put(first[1], None), waiting.drop(first)
+            let_in.append(first[1])
+        return Throttle(admitted, waiting), tuple(let_in)

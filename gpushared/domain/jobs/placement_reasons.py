@@ -1,0 +1,206 @@
+"""Explain why the pool has no room for a job: how many GPUs are in question, and what stands against each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpushared.domain.jobs import job_progress
+from gpushared.domain.jobs.cluster_snapshot import Ground, in_full
+from gpushared.domain.jobs.coordinator_state import PoolState, is_gang
+from gpushared.domain.jobs.job import HERE, Job, NodeName
+from gpushared.domain.jobs.liveness import heard, presence
+from gpushared.domain.jobs.member import Member, Presence
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.request import Request
+from gpushared.domain.model.request_spec import describe
+from gpushared.domain.model.units import format_duration, shown
+from gpushared.domain.scheduling.outcome import why_no_room
+from gpushared.domain.scheduling.placement.free_capacity import (
+    Reason,
+    Room,
+    is_grant,
+    place,
+    rooms_of,
+)
+
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Describe a lack: a code for programs, a sentence for people, and a hint that helps.
+
+    ``refused``: some nodes could take the job, and each of them refuses it. ``hopeless``: all of them refuse
+    the job, or no node could ever take it. A lack is not hopeless while the GPUs of some node are unknown.
+    """
+
+    reason: Reason
+    sentence: str
+    hint: str = ""
+    refused: bool = False
+    hopeless: bool = False
+
+
+_WORDS = {
+    Reason.RESOURCES: "too full",
+    Reason.SHARING_MODE: "shared by others, or not to be shared",
+    Reason.UNMANAGED_USE: "used without a lease",
+    Reason.GPU_UNHEALTHY: "out of use",
+    Reason.OTHER_MODEL: "of another model",
+    Reason.OTHER_GPU: "not the one that was asked for",
+}
+
+
+def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
+    """Explain what a waiting job lacks, without a look at the last pass's verdict."""
+    members = [one for one in state.members.values() if one.forgotten_at is None]
+    if not members:
+        return Lack(
+            Reason.RESOURCES,
+            "the pool has no nodes",
+            "a node joins with what `gpushare pool token` says",
+        )
+    target = state.members.get(job.spec.target) if job.spec.target != HERE else None
+    away = _away(target, state, now) if target is not None else ""
+    if target is not None and away:
+        return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
+    request, everywhere = _rooms(job, state, now)
+    hosts = {host: rooms for host, rooms in everywhere.items() if host not in job.refused_by}
+    rooms = [room for its_rooms in hosts.values() for room in its_rooms]
+    able = _able(request, hosts)
+    if len(able) < job.spec.nodes:
+        hopeless = all(one.inventory is not None for one in members)
+        if job.refused_by and len(_able(request, everywhere)) >= job.spec.nodes:
+            return replace(_refused(job, request), hopeless=hopeless)
+        others = [room for its_rooms in everywhere.values() for room in its_rooms]
+        return replace(_never(job, request, others), hopeless=hopeless)
+    away_ones = [one for one in (state.members[name] for name in able) if _away(one, state, now)]
+    if len(able) - len(away_ones) < job.spec.nodes:
+        return Lack(Reason.GPU_UNHEALTHY, _only_away(job, away_ones, state, now), _hint(*away_ones))
+    if (
+        any(is_grant(place(request, _by_id(its_rooms))) for its_rooms in hosts.values())
+        and job.spec.nodes == 1
+    ):
+        return Lack(Reason.QUEUE_ORDER, f"there is room for {_needs(job)}; it is not its turn")
+    refusals = [one for its_rooms in hosts.values() for one in why_no_room(request, _by_id(its_rooms))[1]]
+    silent = [one for one in members if _away(one, state, now)]
+    counts = Counter(refusal.reason for refusal in refusals)
+    reason = counts.most_common(1)[0][0] if counts else Reason.RESOURCES
+    return Lack(reason, _sentence(job, counts, len(rooms), silent, state, now), _hint(*silent))
+
+
+Hosts = Mapping[str, Sequence[Room]]
+
+
+def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
+    """Return the request for one node of the job, and the free rooms of the nodes that the job may go to."""
+    places = (state.ground or Ground()).drawn(state, state.policy, now)
+    request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
+    if job.spec.span:
+        request = replace(request, gpu_count=1)
+    members = state.members
+    return request, {
+        host: rooms
+        for host, rooms in places.rooms().items()
+        if job.spec.target in (HERE, host) and members[NodeName(host)].forgotten_at is None
+    }
+
+
+def _able(request: Request, hosts: Hosts) -> list[NodeName]:
+    """The nodes that would have room if nobody held anything and all were well."""
+    return [
+        NodeName(host)
+        for host, rooms in hosts.items()
+        if is_grant(place(request, rooms_of(map(_well, rooms), (), {})))
+    ]
+
+
+def _well(room: Room) -> Gpu:
+    return replace(room.gpu, trouble=None)
+
+
+def _by_id(rooms: Iterable[Room]) -> dict[GpuId, Room]:
+    return {room.gpu.id: room for room in rooms}
+
+
+def _refused(job: Job, request: Request) -> Lack:
+    text = f"no other node of the pool could take {_words(request)}: {job_progress.told(job)}"
+    if job.spec.target != HERE:
+        text = f"only node {job.spec.target} will do, and {job_progress.told(job)}"
+    return Lack(Reason.NEVER_FITS, text, job_progress.hint(job), refused=True)
+
+
+def _never(job: Job, request: Request, rooms: Sequence[Room]) -> Lack:
+    what, models = _words(request), sorted({room.gpu.name for room in rooms})
+    text = f"no node of the pool could take {what}, not even when it is empty"
+    if job.spec.target != HERE:
+        text = f"node {job.spec.target} could not take {what}, not even when it is empty"
+    elif job.spec.nodes > 1:
+        text = f"the pool has no {job.spec.nodes} nodes that could take {what}, not even when they are empty"
+    return Lack(Reason.NEVER_FITS, text, f"there are {', '.join(models)}" if models else "")
+
+
+def _only_away(job: Job, away_ones: Sequence[Member], state: PoolState, now: float) -> str:
+    """Too few of the nodes that could take it take work at the moment."""
+    if len(away_ones) == 1 and job.spec.nodes == 1:
+        name, why = away_ones[0].name, _away(away_ones[0], state, now)
+        return f"only node {name} could take {_words(job.spec.request)}, and it {why}"
+    said = _said_of(away_ones, state, now)
+    return f"needs {_needs(job)}; too few of the nodes that could take it are there: {said}"
+
+
+def _said_of(away_ones: Sequence[Member], state: PoolState, now: float) -> str:
+    """Say why each of some nodes takes no work."""
+    said = [f"node {one.name} {_away(one, state, now)}" for one in away_ones[:NAMED]]
+    more = f", and {len(away_ones) - NAMED} more" if len(away_ones) > NAMED else ""
+    return f"{'; '.join(said)}{more}"
+
+
+def _sentence(
+    job: Job, counts: Counter[Reason], gpus: int, silent: Sequence[Member], state: PoolState, now: float
+) -> str:
+    against = [f"{count} {_WORDS.get(reason, reason)}" for reason, count in counts.most_common()]
+    of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
+    text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
+    if job.refused_by:
+        text = f"{text}; {job_progress.told(job)}"
+    if not silent:
+        return text
+    return f"{text} ({_said_of(silent, state, now)})"
+
+
+def _words(request: Request) -> str:
+    """Describe the request, with the only models that will do."""
+    models = " or ".join(shown(model) for model in request.models)
+    return f"{describe(request)} of model {models}" if models else describe(request)
+
+
+def _needs(job: Job) -> str:
+    if is_gang(job.spec) and not job.spec.span:
+        return f"{_words(job.spec.request)} on each of {job.spec.nodes} nodes at once"
+    return _words(job.spec.request) + (" on few nodes at once" if job.spec.span else "")
+
+
+def _away(member: Member, state: PoolState, now: float) -> str:
+    """Return why a node takes no work, as words to follow its name; return "" if the node takes work."""
+    if member.forgotten_at is not None:
+        return "was said to be off"
+    match presence(member, state, now):
+        case Presence.NEVER:
+            return "has not been heard of since the coordinator started"
+        case Presence.UNKNOWN:
+            return f"has been silent for {format_duration(now - heard(member))}"
+        case _ if member.drained_by:
+            return f"is drained by {member.drained_by}: {shown(member.drain_reason)}"
+        case _:
+            return "" if member.connected else "is not connected"
+
+
+def _hint(*members: Member) -> str:
+    """Return the hint for the first member that nobody drained, or else for the first drained one."""
+    lost = next((one for one in members if not one.drained_by), None)
+    if lost is not None:
+        return f"if it is off for good: gpushare node forget {lost.name} --is-off"
+    return f"gpushare undrain {members[0].name}" if members else ""

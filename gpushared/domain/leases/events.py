@@ -1,0 +1,468 @@
+"""Define the events that happen to a node. ``instructions`` defines the daemon's work in answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.jobs.node_messages import AttemptEvent
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.host import ContainerMemory
+from gpushared.domain.model.lease import AttemptKey, ContainerId, LeaseId, Walls
+from gpushared.domain.model.request import Caller, Process, Request
+from gpushared.domain.model.request_spec import NewSize
+from gpushared.domain.scheduling.allowance import Allowance
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Describe the node's abilities.
+
+    ``no_checkpoint`` says why CUDA checkpoints do not work here; empty if they do. ``binds_late``: the engine
+    gives a container its settings anew at each start.
+    """
+
+    no_checkpoint: str = "this node has no CUDA checkpoints"
+    checkpoint_with_mps: bool = False
+    binds_late: bool = False
+
+
+# --- events: from users --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSubmitted:
+    """A user asks for a lease.
+
+    ``immediate``: refuse rather than queue. ``device_name``: empty = the lease's id. ``held``: the lease
+    waits until its owner releases it.
+    """
+
+    request: Request
+    caller: Caller
+    request_id: str = ""
+    device_name: str = ""
+    immediate: bool = False
+    held: bool = False
+    attempt: AttemptKey | None = None
+    """The attempt to run a job that the lease is for, by this coordinator's order."""
+    coordinator: str = ""
+    holder: Process | None = None
+    """The lease is given back when this process ends, as long as the process has created no container."""
+    container_name: str = ""
+    """The name of the lease's future container, and its image; empty if unknown."""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAbandoned:
+    """Nobody has waited for this queued lease for too long, or the process that holds it has ended."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMissed:
+    """Nobody has waited for this queued lease for so many seconds; 0 if a client waits again."""
+
+    lease: LeaseId
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """The caller gives back a lease that has no container."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The caller ends a lease, whatever its state."""
+
+    lease: LeaseId
+    caller: Caller
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAsked:
+    """The caller gives a lease another size."""
+
+    lease: LeaseId
+    caller: Caller
+    size: NewSize
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    """The caller keeps a waiting lease from starting, or releases it."""
+
+    lease: LeaseId
+    caller: Caller
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityAsked:
+    """The caller gives a waiting lease another priority in its project."""
+
+    lease: LeaseId
+    caller: Caller
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendAsked:
+    """The caller gives a lease more time."""
+
+    lease: LeaseId
+    caller: Caller
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """The caller takes a running lease off its GPUs until somebody resumes it."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """The caller brings a paused lease back when there is room."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptAsked:
+    """The caller makes a lease give way."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAsked:
+    """A container create that names this lease is under way."""
+
+    lease: LeaseId
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDropped:
+    """The create under way failed; the lease may be claimed again."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerCreated:
+    """The container of a claimed lease exists.
+
+    ``stays``: nobody is attached to the container and it is not removed when it ends, so it can be started
+    again.
+    """
+
+    lease: LeaseId
+    container: ContainerId
+    name: str
+    image: str
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartAsked:
+    """A start of the lease's container was asked for."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """A restart of the lease's container begins: the container's exit is not the end."""
+
+    lease: LeaseId
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDone:
+    """The restart is over, well or not; the container has to be looked at."""
+
+    lease: LeaseId
+
+
+# --- events: from the parts ----------------------------------------------------------------------------
+
+
+class Condition(StrEnum):
+    """Name the condition of a container in the engine's words; ``EXITED`` also after a start that failed."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    EXITED = "exited"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSeen:
+    """The engine confirmed the condition of a container. ``exit_code`` None = unknown."""
+
+    container: ContainerId
+    condition: Condition
+    device_name: str = ""
+    exit_code: int | None = None
+    name: str = ""
+    image: str = ""
+    memory: ContainerMemory | None = None
+    """None if nobody told."""
+    start_error: str = ""
+    """Why the container could not be started; empty if its process began."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSurveyed:
+    """All containers with our label, as they were at ``at``.
+
+    A lease's container that is missing here is gone.
+    """
+
+    containers: tuple[ContainerSeen, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeansKnown:
+    """The node's abilities for containers that have to give way are known (see ``Means``)."""
+
+    means: Means
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSuspended:
+    """The container's GPU memory is on the host, and its processes are frozen."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendFailed:
+    """The container runs on as before. ``lasting``: another try would fail too."""
+
+    lease: LeaseId
+    reason: str
+    lasting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerResumed:
+    """The container runs on its GPUs again."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFailed:
+    """The container is as suspended as before."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditsMade:
+    """The lease's edits are in place."""
+
+    lease: LeaseId
+    walls: Walls
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsTaken:
+    """The container was seen to have begun with the settings that were last made for its lease."""
+
+    lease: LeaseId
+    container: ContainerId
+    walls: Walls
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRefuted:
+    """A look at the lease's container shows another one than was made; ``ends``: it must not run on."""
+
+    lease: LeaseId
+    container: ContainerId
+    why: str
+    ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EditsFailed:
+    """The daemon cannot make the settings for a granted lease."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSurveyed:
+    """All GPUs of the node were listed."""
+
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSampled:
+    """The GPUs were sampled at ``at``: the leases with processes there and their bytes, and strangers' bytes.
+
+    ``readable``: the GPUs that answered; ``busy`` may hold leases whose bytes are unknown.
+    """
+
+    at: float
+    busy: frozenset[LeaseId]
+    stray_bytes: Mapping[GpuId, int]
+    readable: frozenset[GpuId]
+    troubles: Mapping[GpuId, str] = field(default_factory=dict)
+    used_bytes: Mapping[LeaseId, Mapping[GpuId, int]] = field(default_factory=dict)
+    outside_mps: Mapping[LeaseId, tuple[GpuId, int]] = field(default_factory=dict)
+    """Leases with a process (host PID) that should be an MPS client on that GPU and is none."""
+    xids: Mapping[GpuId, tuple[int, ...]] = field(default_factory=dict)
+    """Errors that the driver told of since the last sample."""
+    lost: frozenset[GpuId] = frozenset()
+    """GPUs on which nothing can go on; ``troubles`` say why."""
+    idle: frozenset[LeaseId] = frozenset()
+    """Leases that run and do nothing on any of their GPUs."""
+    active: frozenset[LeaseId] = frozenset()
+    """Leases that do something, or whose work cannot be told apart from other leases' work there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFaulted:
+    """An MPS server on these GPUs is in a fatal fault, which hit all its clients.
+
+    The event comes with every look that finds the fault, before that look's ``GpusSampled``, which may end a
+    victim. ``victims``: leases whose processes were clients of the server when it met the fault, and that
+    have some there still or had at the last look. A lease that is named again and again holds on to the
+    server and keeps it from recovering.
+    """
+
+    gpus: tuple[GpuId, ...]
+    victims: frozenset[LeaseId]
+    culprit: LeaseId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsParted:
+    """Before the end of a container so many of its processes were taken off MPS; ``trouble`` says why not."""
+
+    lease: LeaseId
+    clients: int
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDrainAsked:
+    """The caller drains a GPU (``reason`` says why), or undrains it (``reason`` None)."""
+
+    gpu: GpuId
+    caller: Caller
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSet:
+    """An administrator sets a project; a field that is None stays as it is. GPUs are in permille.
+
+    ``model``: the quota is for the GPUs of this model; empty for the general quota. ``unset``: the project
+    follows the configuration again; with a model, the project has no quota of its own for that model.
+    """
+
+    project: str
+    caller: Caller
+    weight: float | None = None
+    users: tuple[str, ...] | None = None
+    model: str = ""
+    guaranteed: int | None = None
+    limit: int | None = None
+    no_limit: bool = False
+    fixed: int | None = None
+    unset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DayTimeSet:
+    """Somebody set the time of day, which is now so far ahead of the rules' clock."""
+
+    ahead_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AllowanceKnown:
+    """The node's pool said what the node may give by itself from now on; None = the node is in no pool."""
+
+    allowance: Allowance | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuietTimeChanged:
+    """A time began or ended in which other rules hold for idle leases."""
+
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; deadlines are looked at."""
+
+
+Event = (
+    RequestSubmitted
+    | RequestAbandoned
+    | RequestMissed
+    | ReleaseAsked
+    | StopAsked
+    | ResizeAsked
+    | HoldAsked
+    | PriorityAsked
+    | ExtendAsked
+    | PauseAsked
+    | ResumeAsked
+    | PreemptAsked
+    | MeansKnown
+    | ContainerSuspended
+    | SuspendFailed
+    | ContainerResumed
+    | ResumeFailed
+    | ClaimAsked
+    | ClaimDropped
+    | ContainerCreated
+    | StartAsked
+    | RestartAsked
+    | RestartDone
+    | ContainerSeen
+    | EngineSurveyed
+    | EditsMade
+    | SettingsTaken
+    | ContainerRefuted
+    | EditsFailed
+    | GpusSurveyed
+    | GpusSampled
+    | ServerFaulted
+    | ClientsParted
+    | GpuDrainAsked
+    | ProjectSet
+    | DayTimeSet
+    | AllowanceKnown
+    | QuietTimeChanged
+    | AttemptEvent
+    | Tick
+)

@@ -1,0 +1,225 @@
+"""Handle sick and drained GPUs.
+
+A lost GPU, or one with a driver error that no program made, is drained: it gets no new leases, and its leases
+end, because nothing on it can be trusted to go on. It stays drained, over restarts and reboots, until
+somebody who has looked after it undrains it. People drain GPUs too; then leases run on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gpushared.domain.leases.events import GpuDrainAsked, GpusSampled, GpusSurveyed
+from gpushared.domain.leases.lifecycle import drain, end_early
+from gpushared.domain.leases.mps_containment import hit_by_another
+from gpushared.domain.leases.node_state import Draft
+from gpushared.domain.model import xid
+from gpushared.domain.model.errors import (
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.gpu import Drained, Gpu, GpuId
+from gpushared.domain.model.instances import wants_instances
+from gpushared.domain.model.lease import (
+    Active,
+    ComputeCap,
+    Draining,
+    Failed,
+    Lease,
+    Paused,
+    Reserved,
+    Starting,
+    WithContainer,
+)
+from gpushared.domain.model.request import Isolation
+from gpushared.domain.model.units import shown
+
+BY_NODE = "gpushared"
+GRACE_SECONDS = 2
+"""A container may save its files in that time; the GPU's memory can no longer be saved."""
+MAX_REASON = 200
+
+
+def sampled(event: GpusSampled, draft: Draft) -> None:
+    """Drain sick GPUs, and tell leases of the errors of programs on their GPUs."""
+    for gpu in sorted(event.xids.keys() | event.lost):
+        known = draft.view().drain_of(gpu)
+        sickness = _sickness(gpu, event)
+        if sickness and (known is None or not known.sick):
+            draft.drained[gpu] = Drained(sickness, draft.now, BY_NODE, sick=True)
+        for number in dict.fromkeys(event.xids.get(gpu, ())):
+            if xid.kind(number) is not xid.Kind.SICKNESS:
+                _tell(gpu, number, event, draft)
+
+
+def end_on_sick_gpus(draft: Draft) -> None:
+    """End every lease on a sick GPU, whatever the lease's state; its parts of other GPUs come free."""
+    for lease in list(draft.leases.values()):
+        found = _sick_gpu(lease, draft)
+        if found is None:
+            continue
+        failed = _failed(*found, draft)
+        match lease.state:
+            case Reserved() if draft.engine_surveyed:
+                end_early(lease, failed, failed.reason, draft)
+            case Reserved() | Draining():
+                pass
+            case _:
+                drain(lease, failed, failed.reason, draft, grace_seconds=GRACE_SECONDS)
+
+
+def _sick_gpu(lease: Lease, draft: Draft) -> tuple[GpuId, Drained] | None:
+    view = draft.view()
+    for grant in lease.grants:
+        drained = view.drain_of(grant.gpu)
+        if drained is not None and drained.sick:
+            return grant.gpu, drained
+    return None
+
+
+def _failed(gpu: GpuId, drained: Drained, draft: Draft) -> Failed:
+    which = str(draft.gpus[gpu].index) if gpu in draft.gpus else gpu
+    hint = f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`"
+    return Failed(f"GPU {which} {drained.reason}", hint)
+
+
+def _sickness(gpu: GpuId, event: GpusSampled) -> str:
+    """Return how the GPU failed, or an empty text."""
+    for number in event.xids.get(gpu, ()):
+        if xid.kind(number) is xid.Kind.SICKNESS:
+            return xid.describe(number)
+    return _loss(event.troubles.get(gpu, "")) if gpu in event.lost else ""
+
+
+def _loss(trouble: str) -> str:
+    """Shorten ``The GPU is lost: ... (see dmesg)`` to ``is lost: ...``."""
+    words = trouble.partition(" (")[0]
+    told = words.removeprefix("The GPU ")
+    if not told:
+        return "is lost"
+    return told if told != words else f"is lost: {told}"
+
+
+# --- errors of programs --------------------------------------------------------------------------------
+
+
+def _tell(gpu: GpuId, number: int, event: GpusSampled, draft: Draft) -> None:
+    text = f"on {_name(gpu, draft)} {xid.describe(number)}"
+    there = [lease for lease in _leases_on(gpu, draft) if _was_there(lease, gpu, event, draft)]
+    through_mps = [lease for lease in there if _is_on_mps(lease)]
+    if xid.hits_every_client(number) and len(through_mps) > 1:
+        for lease in through_mps:
+            hit_by_another(lease, f"{text}, which through MPS hits every lease there", draft)
+        there = [lease for lease in there if lease not in through_mps]
+    for lease in there:
+        # A program can repeat the same error many times a second.
+        if all(entry.text != text for entry in lease.story):
+            draft.put(lease.note(draft.now, text))
+
+
+def _leases_on(gpu: GpuId, draft: Draft) -> Iterator[Lease]:
+    parts = _parts(gpu, draft)
+    for lease in list(draft.leases.values()):
+        if isinstance(lease.state, WithContainer) and any(grant.gpu in parts for grant in lease.grants):
+            yield lease
+
+
+def _parts(gpu: GpuId, draft: Draft) -> set[GpuId]:
+    """Return the GPU and its MIG instances."""
+    return {one.id for one in draft.gpus.values() if one.parent == gpu} | {gpu}
+
+
+def _was_there(lease: Lease, gpu: GpuId, event: GpusSampled, draft: Draft) -> bool:
+    """Return True if the lease has processes on the GPU, or had some at the last look.
+
+    The error may have ended the processes meanwhile.
+    """
+    seen = event.used_bytes.get(lease.id, {}).keys() | draft.use.used_bytes.get(lease.id, {}).keys()
+    return not seen.isdisjoint(_parts(gpu, draft)) or isinstance(lease.state, Draining)
+
+
+def _is_on_mps(lease: Lease) -> bool:
+    shared = lease.request.isolation is Isolation.SHARED
+    return shared and lease.walls is not None and lease.walls.compute_cap is ComputeCap.MPS_PERCENTAGE
+
+
+def _name(gpu: GpuId, draft: Draft) -> str:
+    return f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else f"GPU {gpu}"
+
+
+# --- what people ask -----------------------------------------------------------------------------------
+
+
+def drain_asked(event: GpuDrainAsked, draft: Draft) -> None:
+    """Drain or undrain a GPU; repeating either does no harm."""
+    if not event.caller.trusted:
+        raise PermissionRefused(
+            f"only trusted callers may {'undrain' if event.reason is None else 'drain'} GPUs",
+            hint="be root, or in the docker group",
+        )
+    if event.gpu not in draft.gpus and event.gpu not in draft.drained:
+        raise NotFound(f"there is no GPU {shown(event.gpu)}", hint="`gpushare gpus` lists them")
+    if event.reason is None:
+        _undrain(event, draft)
+    else:
+        _drain(event, event.reason.strip(), draft)
+
+
+def _drain(event: GpuDrainAsked, reason: str, draft: Draft) -> None:
+    if not reason or not reason.isprintable() or len(reason) > MAX_REASON:
+        raise RequestError(
+            f"a drain needs a reason of one line and at most {MAX_REASON} characters",
+            hint="people who wait are shown it: --reason 'new fan, back at 3 pm'",
+        )
+    name, known = _name(event.gpu, draft), draft.drained.get(event.gpu)
+    if known is not None and known.sick:
+        raise StateConflict(f"{name} is drained already: it {known.reason}", hint="`gpushare gpus` shows it")
+    since = known.since if known else draft.now
+    draft.drained[event.gpu] = Drained(reason, since, event.caller.name)
+    if known is None:
+        for lease in _leases_on(event.gpu, draft):
+            draft.put(lease.note(draft.now, f"{event.caller.name} drained {name} ({reason}); it runs on"))
+
+
+def _undrain(event: GpuDrainAsked, draft: Draft) -> None:
+    gpu = draft.gpus.get(event.gpu)
+    if event.gpu in draft.use.lost and event.gpu in draft.drained:
+        trouble = (gpu.trouble if gpu else None) or "it does not answer"
+        which = gpu.label if gpu else event.gpu
+        raise StateConflict(
+            f"{_name(event.gpu, draft)} is still lost: {trouble}",
+            hint=f"reset it (`nvidia-smi -r -i {which}`) or reboot first",
+        )
+    draft.drained.pop(event.gpu, None)
+
+
+FAILED = Failed(
+    "its MIG instance was destroyed",
+    "ask for another one; the admin should leave instances alone while `gpushare ps` shows leases on them",
+)
+
+
+def end_on_destroyed(event: GpusSurveyed, draft: Draft) -> None:
+    """End leases whose instances a survey misses, unless a GPU that cannot be asked may still have them."""
+    if not all(gpu.split or gpu.trouble is None for gpu in _whole(event.gpus)):
+        return
+    here = {gpu.id for gpu in event.gpus}
+    for lease in list(draft.leases.values()):
+        if wants_instances(lease.request) and any(grant.gpu not in here for grant in lease.grants):
+            _end(lease, draft)
+
+
+def _whole(gpus: Iterable[Gpu]) -> list[Gpu]:
+    return [gpu for gpu in gpus if gpu.parent is None]
+
+
+def _end(lease: Lease, draft: Draft) -> None:
+    match lease.state:
+        case Reserved() if draft.engine_surveyed:
+            end_early(lease, FAILED, FAILED.reason, draft)
+        case Starting() | Active() | Paused():
+            drain(lease, FAILED, FAILED.reason, draft, grace_seconds=draft.rules.stop_grace_seconds)
+        case _:
+            pass

@@ -1,0 +1,188 @@
+"""Apply a pass over the queue: grants, leases that give way, and the reasons why the other requests wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpushared.domain.leases.instructions import MakeEdits
+from gpushared.domain.leases.node_state import Draft, NodeState
+from gpushared.domain.leases.queue_pass import pass_over
+from gpushared.domain.leases.requeue import preempt, start_requeued, wanted_request
+from gpushared.domain.leases.surroundings import lack_of_host, rooms_for
+from gpushared.domain.leases.suspension import resume
+from gpushared.domain.model.elastic import is_elastic
+from gpushared.domain.model.lease import (
+    Grant,
+    Lease,
+    LeaseId,
+    Promised,
+    Requeued,
+    Reserved,
+    Suspended,
+)
+from gpushared.domain.model.request import Request
+from gpushared.domain.model.request_spec import size_of
+from gpushared.domain.model.units import format_duration
+from gpushared.domain.scheduling.outcome import (
+    Decision,
+    Reservation,
+    granted,
+    why_no_room,
+)
+from gpushared.domain.scheduling.pass_records import (
+    NEVER,
+    Plan,
+    Preemption,
+    Verdict,
+    WaitReason,
+)
+from gpushared.domain.scheduling.placement.free_capacity import Reason, Refusal, Rooms
+
+_NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
+
+
+def grant_what_fits(draft: Draft) -> float:
+    """Grant the requests that the pass chose, and make the leases that the pass chose give way.
+
+    Return when time alone may change the answer; infinite if only an event can.
+    """
+    state = draft.view()
+    if not state.waiting():
+        return NEVER
+    plan = pass_over(state, draft.now)
+    for lease_id, grants in plan.grants.items():
+        lease = draft.leases[lease_id]
+        _grant(replace(lease, promised=None, behind=plan.behind.get(lease_id, ())), grants, draft)
+    _drop_broken_promises(plan, draft)
+    for preemption in plan.preemptions:
+        _make_room(preemption, draft)
+    draft.turns = plan.turns
+    return plan.look_again_at
+
+
+def _grant(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    match lease.state:
+        case Suspended():
+            resume(lease, grants, draft)
+        case Requeued():
+            start_requeued(_with_limit(lease, grants, draft), grants, draft)
+        case _:
+            names = ", ".join(f"GPU {draft.gpus[grant.gpu].label}" for grant in grants)
+            reserved = Reserved(grants, draft.now, draft.now + claim_seconds(lease, draft))
+            size = f": {size_of(grants)}" if is_elastic(lease.request) else ""
+            draft.move(_with_limit(lease, grants, draft), reserved, f"granted on {names}{size}")
+            draft.do(MakeEdits(lease.id))
+
+
+def _with_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
+    return replace(lease, expires_at=granted(lease, grants, draft.now).expires_at)
+
+
+def _make_room(preemption: Preemption, draft: Draft) -> None:
+    victims = tuple(one.lease for one in preemption.victims)
+    winner = draft.leases[preemption.winner]
+    names = ", ".join(victims)
+    text = f"{names} {'gives' if len(victims) == 1 else 'give'} way to it, because {preemption.why}"
+    promised = Promised(preemption.grants, victims, preemption.why, preemption.turn)
+    winner = draft.put(replace(winner, promised=promised).note(draft.now, text))
+    for victim in victims:
+        to = f"{winner.id} of {winner.owner_name}, because {preemption.why}"
+        preempt(draft.leases[victim], to, draft)
+
+
+def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
+    """Forget room that was lost after it was promised, for example because its GPU broke."""
+    for lease in list(draft.leases.values()):
+        verdict = plan.verdicts.get(lease.id)
+        if lease.promised is not None and verdict and verdict.reason is not WaitReason.PREEMPTING:
+            draft.put(replace(lease, promised=None).note(draft.now, "the room that was made for it is lost"))
+
+
+# --- why the others wait -------------------------------------------------------------------------------
+
+
+def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
+    """Return the result of one pass over the queue now, in the queue's order; empty if nobody waits."""
+    waiting = {lease.id: lease for lease in state.waiting()}
+    if not waiting:
+        return ()
+    plan = pass_over(state, now)
+    rooms = state.rooms()
+    order = _order(plan, waiting)
+    return tuple(
+        _decision(waiting[lease], position, plan, rooms, state, now)
+        for position, lease in enumerate(order, start=1)
+    )
+
+
+def _order(plan: Plan, waiting: Iterable[LeaseId]) -> list[LeaseId]:
+    """Return the granted requests, then those that the pass looked at, then those that must not start yet."""
+    later = [lease for lease, verdict in plan.verdicts.items() if verdict.reason in _NOT_YET]
+    known = dict.fromkeys((*plan.grants, *(one for one in plan.verdicts if one not in later), *later))
+    return [*known, *(lease for lease in waiting if lease not in known)]
+
+
+def _decision(
+    lease: Lease, position: int, plan: Plan, rooms: Rooms, state: NodeState, now: float
+) -> Decision:
+    if lease.id in plan.grants:
+        return Decision(lease.id, position, plan.grants[lease.id])
+    kept = _reservation(lease.id, plan)
+    verdict = plan.verdicts.get(lease.id)
+    if verdict is None or verdict.reason is WaitReason.RESOURCES:
+        reason, refusals, lack = _no_room(wanted_request(lease, state), rooms, state)
+        return Decision(lease.id, position, (), reason, refusals, kept, lack)
+    return Decision(
+        lease.id, position, (), Reason(verdict.reason), (), kept, _text(lease, verdict, state, now)
+    )
+
+
+def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, tuple[Refusal, ...], str]:
+    """Return the refusals of ``why_no_room``, and a sentence if it is the host that has too little."""
+    reason, refusals = why_no_room(request, rooms_for(request, rooms, state))
+    lack = lack_of_host(request, state) if reason is Reason.QUEUE_ORDER else ""
+    return Reason.HOST_RESOURCES if lack else reason, refusals, lack
+
+
+def _text(lease: Lease, verdict: Verdict, state: NodeState, now: float) -> str:
+    why = not_yet(lease, state, now) if verdict.reason in _NOT_YET else None
+    return verdict.text if why is None else why[1]
+
+
+def _reservation(lease: LeaseId, plan: Plan) -> Reservation | None:
+    """Return the request's own reservation, else the first reservation of another request."""
+    ordered = sorted(plan.reservations, key=lambda one: one.lease != lease)
+    return next((Reservation(one.lease, one.gpus, one.start_at) for one in ordered), None)
+
+
+MINUTE_SECONDS = 60
+"""The last minute before a begin time is counted in seconds."""
+
+
+def not_yet(lease: Lease, state: NodeState, now: float) -> tuple[Reason, str] | None:
+    """Return why a waiting lease must not start now, whatever is free; None if the lease may start."""
+    if lease.held_by:
+        return Reason.HELD, f"is held by {lease.held_by}"
+    before = [LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases]
+    if before:
+        return Reason.AFTER_LEASE, f"starts after {', '.join(before)}"
+    begin_at = state.begins_at(lease.request)
+    if begin_at is not None and now < begin_at:
+        step = 1 if begin_at - now < MINUTE_SECONDS else MINUTE_SECONDS
+        left = math.ceil((begin_at - now) / step) * step
+        return Reason.BEGIN_TIME, f"is to start in {format_duration(left)} at the earliest"
+    return None
+
+
+def claim_seconds(lease: Lease, draft: Draft) -> int:
+    """Return how long the lease waits for its container.
+
+    A gang waits for its other parts, and an interactive job for its owner; any other container comes at once.
+    """
+    book = draft.attempts.get(lease.coordinator)
+    attempt = None if book is None or lease.attempt is None else book.live.get(lease.attempt)
+    if attempt is None or attempt.spec is None or not (attempt.gang or attempt.spec.interactive):
+        return draft.rules.claim_seconds
+    return attempt.reserve_seconds

@@ -1,0 +1,98 @@
+"""Define the instructions that a step of the node's state machine gives to the daemon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpushared.domain.jobs.node_messages import AttemptInstruction
+from gpushared.domain.model.lease import ContainerId, LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class MakeEdits:
+    """Put in place the settings that a container of this lease needs."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class DropEdits:
+    """Take the lease's settings away again."""
+
+    lease: LeaseId
+    device_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopContainer:
+    """Stop the container: signal, grace, kill."""
+
+    lease: LeaseId
+    container: ContainerId
+    grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartContainer:
+    """Start the container again."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class HoldContainer:
+    """Give a container that now runs the settings that only a running container can be given."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendContainer:
+    """Move the container's GPU memory to the host's, and freeze the container."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeContainer:
+    """Thaw the container, and move its GPU memory back, once its settings are in place."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyContainer:
+    """Tell the container's program the lease's notice, or that there is no notice any more."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class InspectContainer:
+    """Ask the engine for the container's condition."""
+
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGpus:
+    """Look at the GPUs now, not at the next turn."""
+
+
+Instruction = (
+    MakeEdits
+    | DropEdits
+    | StopContainer
+    | StartContainer
+    | HoldContainer
+    | SuspendContainer
+    | ResumeContainer
+    | NotifyContainer
+    | InspectContainer
+    | SampleGpus
+    | AttemptInstruction
+)

@@ -1,0 +1,177 @@
+"""Handle faults of MPS servers: tell the victims, end leases that hold on, and start containers again.
+
+A fatal fault of one client reaches all clients of its server, and the server takes no new clients until all
+of the old ones are gone. So the victims' stories tell them of the fault, a lease that holds on for too long
+is ended, and a lease that asked for it is started again once the server is well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from gpushared.domain.leases.events import ServerFaulted
+from gpushared.domain.leases.instructions import SampleGpus, StartContainer
+from gpushared.domain.leases.lifecycle import drain
+from gpushared.domain.leases.node_state import FAULT_SEEN_SECONDS, Draft
+from gpushared.domain.leases.notice import (
+    RUN_AGAIN,
+    is_of_fault,
+    may_start_again,
+    outcome_of,
+    start_again,
+)
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import (
+    Active,
+    Draining,
+    Failed,
+    Finished,
+    Lease,
+    LeaseId,
+    Paused,
+    Starting,
+)
+
+START_AGAIN_SECONDS = 10.0
+"""A start that failed is tried again after so long."""
+
+
+def server_faulted(event: ServerFaulted, draft: Draft) -> None:
+    """Tell the victims of the fault, and end leases that hold on to the broken server for too long."""
+    new = not _in_fault(event.gpus, draft)
+    for gpu in event.gpus:
+        draft.faulted[gpu] = draft.now
+    culprit = event.culprit
+    if culprit is None and new and len(event.victims) == 1:
+        (culprit,) = event.victims  # its lease was alone on the server
+    text = _fault_text(event, culprit, draft)
+    for lease_id in sorted(event.victims | ({culprit} if culprit else frozenset())):
+        lease = draft.leases.get(lease_id)
+        if lease is not None:
+            own = lease_id == culprit or (not lease.fault and lease.faulted_at is not None)
+            _met(lease, "" if own else text, _names(event.gpus, draft), draft)
+
+
+def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
+    """Note on a lease that another lease's fault may end its container, or has just ended it."""
+    state = lease.state
+    if isinstance(state, Starting | Active | Paused) and lease.faulted_at is None:
+        _note(lease, text, draft)
+    elif isinstance(state, Draining):
+        _has_ended_of_it(lease, state, text, draft)
+
+
+def watch_faults(draft: Draft) -> None:
+    """Start again the leases that wait for it, and forget the faults that containers outlived."""
+    for lease in list(draft.leases.values()):
+        match lease.state:
+            case Starting(by_node=True, deadline=float(deadline)) as state if draft.now >= deadline:
+                _try_start(lease, state, draft)
+            case Active() | Paused() if _outlived(lease, draft):
+                calm = replace(lease, fault="", faulted_at=None)
+                draft.put(calm.note(draft.now, "it goes on after the fault"))
+            case _:
+                pass
+
+
+def _outlived(lease: Lease, draft: Draft) -> bool:
+    """Return True if the lease met a fault so long ago that it would have been ended if it still held on."""
+    over = draft.rules.fault_patience_seconds + START_AGAIN_SECONDS
+    return lease.faulted_at is not None and draft.now - lease.faulted_at >= over
+
+
+# --- meeting a fault -----------------------------------------------------------------------------------
+
+
+def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
+    """Note that the lease met a fault; ``text`` is empty for the lease that caused it."""
+    match lease.state:
+        case Starting(by_node=True):
+            pass
+        case Starting() | Active() | Paused():
+            if lease.faulted_at is None or lease.fault != text:
+                own = f"its own process caused a fault of the MPS server on {where}"
+                lease = _note(lease, text, draft, own)
+            assert lease.faulted_at is not None
+            patient = draft.now - lease.faulted_at < draft.rules.fault_patience_seconds
+            if not patient and _is_there(lease, draft):
+                _end_of_holding_on(lease, where, draft)
+        case Draining() as state if text:
+            _has_ended_of_it(lease, state, text, draft)
+        case _:
+            pass
+
+
+def _is_there(lease: Lease, draft: Draft) -> bool:
+    """Return True if processes of the lease are still on its GPUs.
+
+    A container may go on after its own processes left the server, while other clients have yet to leave.
+    """
+    return any(grant.gpu in draft.use.used_bytes.get(lease.id, {}) for grant in lease.grants)
+
+
+def _note(lease: Lease, text: str, draft: Draft, own: str = "") -> Lease:
+    since = draft.now if lease.faulted_at is None else lease.faulted_at
+    return draft.put(replace(lease, fault=text, faulted_at=since).note(draft.now, text or own))
+
+
+def _has_ended_of_it(lease: Lease, state: Draining, text: str, draft: Draft) -> None:
+    """End or start again a lease whose container ended of the fault before a look showed the fault."""
+    if not (state.exited and isinstance(state.outcome, Finished)):
+        return
+    code = state.outcome.exit_code
+    hit = replace(lease, fault=text, faulted_at=draft.now)
+    if not is_of_fault(hit, code):
+        return
+    if may_start_again(hit):
+        start_again(hit, text, draft, not_before=draft.now)
+    else:
+        draft.move(hit, replace(state, outcome=outcome_of(hit, code)), text)
+
+
+def _end_of_holding_on(lease: Lease, where: str, draft: Draft) -> None:
+    patience = f"{draft.rules.fault_patience_seconds:g} s"
+    grace = draft.rules.stop_grace_seconds
+    why = f"its processes hold on to the broken MPS server on {where} for {patience}"
+    if lease.fault and may_start_again(lease):
+        drain(lease, Failed(why, RUN_AGAIN), why, draft, grace_seconds=grace)
+        start_again(draft.leases[lease.id], why, draft, not_before=draft.now + grace)
+        return
+    cause = lease.fault or "its own process broke that server"
+    drain(lease, Failed(f"{why}: {cause}", RUN_AGAIN), why, draft, grace_seconds=grace)
+
+
+def _fault_text(event: ServerFaulted, culprit: LeaseId | None, draft: Draft) -> str:
+    found = draft.leases.get(culprit) or draft.base.ended.get(culprit) if culprit else None
+    cause = f" caused by lease {found.id} of {found.owner_name}" if found else ""
+    return f"the MPS server on {_names(event.gpus, draft)} met a fault{cause}"
+
+
+def _names(gpus: tuple[GpuId, ...], draft: Draft) -> str:
+    known = [f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else gpu for gpu in gpus]
+    return " and ".join(known) or "its GPU"
+
+
+# --- starting again ------------------------------------------------------------------------------------
+
+
+def _in_fault(gpus: tuple[GpuId, ...], draft: Draft) -> bool:
+    return any(abs(draft.now - draft.faulted.get(gpu, -math.inf)) < FAULT_SEEN_SECONDS for gpu in gpus)
+
+
+def _try_start(lease: Lease, state: Starting, draft: Draft) -> None:
+    """Start the lease's container, unless its server is still broken.
+
+    On a broken server the container would only meet the same fault again.
+    """
+    rules = draft.rules
+    if abs(draft.now - state.since) >= 2 * (rules.fault_patience_seconds + rules.start_seconds):
+        why = "its container could not be started again"
+        drain(lease, Failed(why, "see the log of gpushared and `docker logs`"), why, draft, grace_seconds=0)
+    elif _in_fault(tuple(grant.gpu for grant in lease.grants), draft):
+        draft.do(SampleGpus())
+    else:
+        to = replace(state, deadline=draft.now + START_AGAIN_SECONDS)
+        draft.move(lease, to, "the container is being started again")
+        draft.do(StartContainer(lease.id, state.container))

@@ -1,0 +1,461 @@
+"""Hold the state of a node, and the draft in which one event changes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpushared.domain.jobs.attempt_log import Attempt, Attempts
+from gpushared.domain.jobs.node_messages import Contact, TellCoordinator
+from gpushared.domain.jobs.protocol import Report, StaleEpoch
+from gpushared.domain.leases.events import Means
+from gpushared.domain.leases.instructions import Instruction
+from gpushared.domain.leases.node_rules import Rules
+from gpushared.domain.model.errors import NotFound, PermissionRefused
+from gpushared.domain.model.gpu import (
+    WHOLE_PERMILLE,
+    Drained,
+    Gpu,
+    GpuId,
+    drained_among,
+)
+from gpushared.domain.model.host import ContainerMemory, HostSize
+from gpushared.domain.model.lease import (
+    AttemptKey,
+    ContainerId,
+    Ended,
+    Lease,
+    LeaseId,
+    LeaseState,
+    Queued,
+    Requeued,
+    StoryEntry,
+    Suspended,
+)
+from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.units import shown
+from gpushared.domain.scheduling.allowance import Allowance
+from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.free_capacity import Room, rooms_of
+from gpushared.domain.scheduling.project_accounts import StandingChange, changed_rows
+from gpushared.domain.scheduling.projects import DAY, Policy, Project
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
+
+ENDED_KEPT_IN_MEMORY = 256
+"""A client that asks again right after the end gets its answer; the journal has all ended leases."""
+
+FAULT_SEEN_SECONDS = 3.0
+"""A server whose fault nobody has seen for so long is well again; the GPUs are looked at more often."""
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_SCRAMBLE = 0x9E3779B1
+"""The factor is odd, so multiplying by it modulo a power of two is one to one. Ids never repeat nor look
+counted."""
+
+
+def lease_id(sequence: int) -> LeaseId:
+    """Return ``l-`` and four characters for the first million leases, five for the next 32 million, etc."""
+    length = 4
+    while sequence >= 32**length:
+        length += 1
+    number = sequence * _SCRAMBLE % 32**length
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, 32)
+        digits.append(_ALPHABET[digit])
+    return LeaseId("l-" + "".join(reversed(digits)))
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Record the newest sample: its time, the GPUs, and the memory of the leases with processes there."""
+
+    at: float = 0.0
+    readable: frozenset[GpuId] = frozenset()
+    busy: frozenset[LeaseId] = frozenset()
+    used_bytes: Mapping[LeaseId, Mapping[GpuId, int]] = field(default_factory=dict)
+    lost: frozenset[GpuId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Hold everything the rules know.
+
+    ``leases`` are those that are not over, in the order they were asked for.
+    """
+
+    rules: Rules = field(default_factory=Rules)
+    gpus: Mapping[GpuId, Gpu] = field(default_factory=dict)
+    leases: Mapping[LeaseId, Lease] = field(default_factory=dict)
+    ended: Mapping[LeaseId, Lease] = field(default_factory=dict)
+    stray_bytes: Mapping[GpuId, int] = field(default_factory=dict)
+    use: Use = field(default_factory=Use)
+    drained: Mapping[GpuId, Drained] = field(default_factory=dict)
+    """GPUs that get no new leases; a drain of a GPU holds for its parts."""
+    faulted: Mapping[GpuId, float] = field(default_factory=dict)
+    """When an MPS server on a GPU was last seen in a fault."""
+    calm: Mapping[tuple[LeaseId, str], float] = field(default_factory=dict)
+    """Since when a lease is free of a trouble that the watchdog saw, until that has lasted long enough."""
+    usage: Usage = field(default_factory=lambda: Usage(DAY))
+    """The use of each project before now, by leases that hold nothing any more."""
+    turns: Mapping[str, float] = field(default_factory=dict)
+    """When each project last had its turn (see ``policy.order``)."""
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    """The projects as they were set at run time, which wins over the configuration."""
+    resting: Mapping[LeaseId, float] = field(default_factory=dict)
+    """Since when each running lease was seen to do nothing on its GPUs."""
+    container_memory: Mapping[LeaseId, ContainerMemory] = field(default_factory=dict)
+    """The containers' limits of the host's memory, and their use of it, as the engine last told."""
+    quiet: bool = False
+    """It is a quiet time by the configuration's calendar."""
+    ahead_seconds: float = 0.0
+    """The time of day, which people set, is so far ahead of the clock that counts time."""
+    means: Means = field(default_factory=Means)
+    host: HostSize = field(default_factory=HostSize)
+    mix: Mix = field(default_factory=Mix)
+    """The requests so far, from which placement learns; a value, never changed in its place."""
+    next_sequence: int = 1
+    attempts: Mapping[str, Attempts] = field(default_factory=dict)
+    """The book of each coordinator's orders."""
+    contacts: Mapping[str, Contact] = field(default_factory=dict)
+    """The contacts with each coordinator; ``contacts_written`` is the journal's copy, maybe older."""
+    contacts_written: Mapping[str, Contact] = field(default_factory=dict)
+    allowance: Allowance | None = None
+    """The share of the pool's limits that the pool lets this node give; None = the pool did not say."""
+    pruned_at: float = 0.0
+    """When final records were last looked through for old ones."""
+    boot_id: str = ""
+    """The id tells this boot of the machine from all others."""
+    engine_surveyed: bool = True
+    """False from a restart until the engine's first survey: a container may exist that nobody noted."""
+    goes_down: bool = False
+    """The machine is being shut down; nobody says so before a container failed in the shutdown."""
+    earlier_boots_over: bool = True
+    """False from a restart until the attempts that must not begin in another boot than their order's are
+    ended."""
+
+    def day(self, at: float) -> float:
+        """Return a moment in the time of day, for people."""
+        return at + self.ahead_seconds
+
+    def begins_at(self, request: Request) -> float | None:
+        """Return the earliest start of a request; people state it in the time of day."""
+        return None if request.begin_at is None else request.begin_at - self.ahead_seconds
+
+    def waiting(self) -> list[Lease]:
+        """Return the queue in the order in which leases joined it; a lease that gave way joins it anew."""
+        waiting = [lease for lease in self.leases.values() if _waits(lease)]
+        return sorted(waiting, key=_place)
+
+    def holders(self) -> list[Lease]:
+        """Return the leases that hold a part of a GPU."""
+        return [lease for lease in self.leases.values() if lease.grants]
+
+    def rooms(self) -> dict[GpuId, Room]:
+        """Return the free capacity of each GPU."""
+        return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
+
+    def judged_gpus(self) -> list[Gpu]:
+        """Return all GPUs; a drained GPU's trouble is its drain, that of a GPU in a fault its MPS server."""
+        return [self._judged(gpu) for gpu in self.gpus.values()]
+
+    def _judged(self, gpu: Gpu) -> Gpu:
+        if (drained := self.drain_of(gpu.id)) is not None:
+            return replace(gpu, trouble=drained.trouble)
+        if gpu.trouble is None and self.use.at - self.faulted.get(gpu.id, -math.inf) < FAULT_SEEN_SECONDS:
+            return replace(gpu, trouble="waits for its MPS server to get over a fault")
+        return gpu
+
+    def drain_of(self, gpu_id: GpuId) -> Drained | None:
+        """Return why the GPU gets no new leases, if it is drained."""
+        gpu = self.gpus.get(gpu_id)
+        return drained_among(self.drained, gpu_id, gpu.parent if gpu else None)
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy of the configuration with the projects and the allowance that were set since."""
+        policy = self.rules.policy_with(self.projects)
+        return policy if self.allowance is None else replace(policy, allowance=self.allowance)
+
+    def draws_on(self, lease: Lease) -> str:
+        """Return the pool's project whose share of a limit a lease counts to.
+
+        The pool counts its own jobs.
+        """
+        if self.allowance is None or self.is_of_pool(lease):
+            return ""
+        return self.allowance.draws_on(lease.owner_name, lease.payer)
+
+    def is_of_pool(self, lease: Lease) -> bool:
+        """Return True if a lease is for a job of the pool that sets this node's allowance."""
+        pool = None if self.allowance is None else self.allowance.pool
+        return lease.attempt is not None and lease.coordinator == pool
+
+    def with_rules(self, rules: Rules) -> NodeState:
+        """Return the state under other rules; the recorded use stays, and decays as the new rules say."""
+        usage = replace(self.usage, half_life_seconds=rules.policy.half_life_seconds)
+        return replace(self, rules=rules, usage=usage)
+
+    def find(self, lease: LeaseId) -> Lease:
+        """Return a lease, over or not; raises NotFound."""
+        found = self.leases.get(lease) or self.ended.get(lease)
+        if found is None:
+            raise NotFound(
+                f"there is no lease {shown(lease)}", hint="`gpushare ps` and `gpushare queue` list them"
+            )
+        return found
+
+    def attempt_of(self, lease: Lease) -> Attempt | None:
+        """Return the record of the attempt that a lease is for."""
+        book = self.attempts.get(lease.coordinator)
+        return None if book is None or lease.attempt is None else book.get(lease.attempt)
+
+    def attempt_lease(self, attempt: Attempt) -> Lease | None:
+        """Return the lease of an attempt, unless the lease is over."""
+        return None if attempt.lease is None else self.leases.get(attempt.lease)
+
+    def of_container(self, container: ContainerId) -> Lease | None:
+        """Return the lease that is not over and has this container."""
+        return next((lease for lease in self.leases.values() if lease.container == container), None)
+
+    def of_device(self, device_name: str) -> Lease | None:
+        """Return the lease that is not over and goes by this device name."""
+        return next((lease for lease in self.leases.values() if lease.device_name == device_name), None)
+
+
+def _waits(lease: Lease) -> bool:
+    """Return True if the lease is in the queue; a paused lease is in it only if it is to come back."""
+    state = lease.state
+    return isinstance(state, Queued | Requeued) or (isinstance(state, Suspended) and state.wanted)
+
+
+def _place(lease: Lease) -> tuple[int, bool]:
+    """Return a sort key for the queue: numbers and not times, because clocks are set back."""
+    state = lease.state
+    return (state.place, False) if isinstance(state, Requeued | Suspended) else (lease.sequence, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Hold the result of one event. Nothing of the result is true before the journal has it."""
+
+    state: NodeState
+    instructions: tuple[Instruction, ...] = ()
+    changed: tuple[Lease, ...] = ()
+    entries: tuple[tuple[LeaseId, StoryEntry], ...] = ()
+    drained: Mapping[GpuId, Drained] | None = None
+    """All drained GPUs, if that changed."""
+    standing: StandingChange | None = None
+    """The changes of the projects' standing."""
+    lease: Lease | None = None
+    """The lease that the event asked for or about, as it is now."""
+    attempts: tuple[Attempt, ...] = ()
+    """The records that changed."""
+    contacts: Mapping[str, Contact] = field(default_factory=dict)
+    """The contacts that are to be written."""
+    forgotten_before: float | None = None
+    """Older final records are not needed any more."""
+    report: Report | StaleEpoch | None = None
+    """The answer to an order."""
+
+    @property
+    def is_to_write(self) -> bool:
+        """Return True if the step has anything that must be durable."""
+        changed = self.changed or self.entries or self.attempts or self.contacts
+        optional = (self.drained, self.standing, self.forgotten_before)
+        return bool(changed) or any(one is not None for one in optional)
+
+
+class Draft:
+    """Collect one event's work on a state; ``finish`` makes the step. The state itself is never touched."""
+
+    def __init__(self, state: NodeState, now: float) -> None:
+        self.base = state
+        self.now = now
+        self.rules = state.rules
+        self.gpus = dict(state.gpus)
+        self.stray_bytes = dict(state.stray_bytes)
+        self.use = state.use
+        self.drained = dict(state.drained)
+        self.faulted = dict(state.faulted)
+        self.calm = dict(state.calm)
+        self.means = state.means
+        self.mix = state.mix
+        self.resting = dict(state.resting)
+        self.container_memory = state.container_memory
+        self.quiet = state.quiet
+        self.ahead_seconds = state.ahead_seconds
+        self.usage = state.usage
+        self.turns = state.turns
+        self.projects = state.projects
+        self.leases = dict(state.leases)
+        self.next_sequence = state.next_sequence
+        self.engine_surveyed = state.engine_surveyed
+        self.earlier_boots_over = state.earlier_boots_over
+        self.goes_down = state.goes_down
+        self.attempts = dict(state.attempts)
+        self.contacts = dict(state.contacts)
+        self.allowance = state.allowance
+        self.pruned_at = state.pruned_at
+        self.forgotten_before: float | None = None
+        self.report: Report | StaleEpoch | None = None
+        self.report_to = ""
+        self._records: dict[tuple[str, AttemptKey], None] = {}
+        self._contacts_to_write: dict[str, None] = {}
+        self.instructions: list[Instruction] = []
+        self._changed: dict[LeaseId, Lease] = {}
+        self._entries: list[tuple[LeaseId, StoryEntry]] = []
+        self._ended: dict[LeaseId, Lease] = {}
+        self.answer: LeaseId | None = None
+
+    def view(self) -> NodeState:
+        """Return the state as it would be now."""
+        return replace(
+            self.base,
+            gpus=self.gpus,
+            leases=self.leases,
+            stray_bytes=self.stray_bytes,
+            use=self.use,
+            drained=self.drained,
+            faulted=self.faulted,
+            calm=self.calm,
+            means=self.means,
+            mix=self.mix,
+            resting=self.resting,
+            container_memory=self.container_memory,
+            quiet=self.quiet,
+            ahead_seconds=self.ahead_seconds,
+            usage=self.usage,
+            turns=self.turns,
+            projects=self.projects,
+            next_sequence=self.next_sequence,
+            engine_surveyed=self.engine_surveyed,
+            earlier_boots_over=self.earlier_boots_over,
+            goes_down=self.goes_down,
+            attempts=self.attempts,
+            contacts=self.contacts,
+            allowance=self.allowance,
+            pruned_at=self.pruned_at,
+        )
+
+    def keep_book(self, book: Attempts, key: AttemptKey | None = None) -> None:
+        """Keep a coordinator's book as it is now; ``key`` names the record that may have changed."""
+        self.attempts[book.coordinator] = book
+        if key is not None:
+            self._records[book.coordinator, key] = None
+
+    def write_contact(self, coordinator: str) -> None:
+        """Let the contact with this coordinator, as it is at the end of the event, be written."""
+        self._contacts_to_write[coordinator] = None
+
+    def changed_leases(self) -> list[Lease]:
+        """Return the leases that the event changed, as they are now."""
+        return list(self._changed.values())
+
+    def put(self, lease: Lease) -> Lease:
+        """Store a lease whose fields changed, with the newest line of its story."""
+        lease = self._booked(lease)
+        if isinstance(lease.state, Ended):
+            self.leases.pop(lease.id, None)
+            self._ended[lease.id] = lease
+        else:
+            self.leases[lease.id] = lease
+        self._changed[lease.id] = lease
+        self._entries.append((lease.id, lease.story[-1]))
+        return lease
+
+    def _booked(self, lease: Lease) -> Lease:
+        """Book the use of the grants that the lease held until now, if they changed."""
+        before = self.leases.get(lease.id)
+        held = before.grants if before is not None else ()
+        since = before.holds_since if before is not None else None
+        if lease.grants == held:
+            return replace(lease, held_since=since)
+        if before is not None and since is not None:
+            used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
+            self.usage = self.usage.record([used]).prune(self.now)
+            served = before.served_gpu_seconds + used.permille / WHOLE_PERMILLE * max(0.0, self.now - since)
+            lease = replace(lease, served_gpu_seconds=served)
+        return replace(lease, held_since=self.now if lease.grants else None)
+
+    def move(self, lease: Lease, to: LeaseState, why: str) -> Lease:
+        """Move a lease to its next state."""
+        return self.put(lease.move(to, self.now, why))
+
+    def do(self, instruction: Instruction) -> None:
+        if instruction not in self.instructions:
+            self.instructions.append(instruction)
+
+    def find(self, lease: LeaseId) -> Lease:
+        """Return a lease as it is now in this draft; raises NotFound."""
+        return self.leases.get(lease) or self._ended.get(lease) or self.base.find(lease)
+
+    def owned(self, lease: LeaseId, caller: Caller) -> Lease:
+        """Return a lease that this caller may change; raises NotFound or PermissionRefused."""
+        found = self.find(lease)
+        if not caller.trusted and found.owner_uid != caller.uid:
+            raise PermissionRefused(
+                f"lease {found.id} belongs to {found.owner_name}",
+                hint="ask its owner, or somebody who is root or in the docker group",
+            )
+        return found
+
+    def finish(self) -> Step:
+        """Return the step: the new state, and what is to be written and done."""
+        ended = _newest({**self.base.ended, **self._ended})
+        state = replace(self.view(), ended=ended)
+        lease = None if self.answer is None else self.find(self.answer)
+        attempts = self._changed_attempts()
+        contacts = {name: self.contacts[name] for name in self._contacts_to_write if name in self.contacts}
+        if contacts:
+            state = replace(state, contacts_written={**state.contacts_written, **contacts})
+        return Step(
+            state=state,
+            instructions=(*self.instructions, *self._to_tell(attempts)),
+            attempts=attempts,
+            contacts=contacts,
+            forgotten_before=self.forgotten_before,
+            report=self.report,
+            changed=tuple(self._changed.values()),
+            entries=tuple(self._entries),
+            drained=None if self.drained == self.base.drained else self.drained,
+            standing=self._standing(),
+            lease=lease,
+        )
+
+    def _changed_attempts(self) -> tuple[Attempt, ...]:
+        records = [(self.attempts[name].get(key), name, key) for name, key in self._records]
+        before = self.base.attempts
+        return tuple(
+            record
+            for record, name, key in records
+            if record is not None and (name not in before or before[name].get(key) != record)
+        )
+
+    def _to_tell(self, attempts: tuple[Attempt, ...]) -> list[TellCoordinator]:
+        """Return the reports on the changed attempts, except the report that answers the event itself."""
+        told = self.report
+        answered = (told.key, told.revision) if isinstance(told, Report) else None
+        return [
+            TellCoordinator(attempt.key, attempt.coordinator)
+            for attempt in attempts
+            if (attempt.key, attempt.revision) != answered
+        ]
+
+    def _standing(self) -> StandingChange | None:
+        base = self.base
+        change = StandingChange(
+            changed_rows(base.usage, self.usage),
+            None if self.turns == base.turns else self.turns,
+            None if self.projects == base.projects else self.projects,
+        )
+        return None if change.is_empty else change
+
+
+def _newest(ended: dict[LeaseId, Lease]) -> dict[LeaseId, Lease]:
+    surplus: Iterable[LeaseId] = list(ended)[: max(0, len(ended) - ENDED_KEPT_IN_MEMORY)]
+    for old in surplus:
+        del ended[old]
+    return ended

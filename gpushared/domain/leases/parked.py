@@ -1,0 +1,67 @@
+"""Handle containers that wait without holding anything: suspended ones, and stopped ones in the queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.leases.events import Condition, ContainerSeen
+from gpushared.domain.leases.instructions import DropEdits, StopContainer
+from gpushared.domain.leases.node_state import Draft
+from gpushared.domain.model.lease import (
+    Draining,
+    Ended,
+    Failed,
+    Finished,
+    Lease,
+    Outcome,
+    Preempted,
+    Requeued,
+    Stopped,
+    Suspended,
+)
+
+REMOVED = Stopped("removal of the container")
+
+
+def over(lease: Lease, state: Draining, draft: Draft) -> None:
+    """End a lease whose memory is back, or let it wait for its container to be started again."""
+    outcome = state.outcome
+    if isinstance(outcome, Preempted) and outcome.requeue and not state.gone:
+        lease = replace(lease, notice=None, expires_at=None, fault="", faulted_at=None)
+        lease = replace(lease, idle_since=None, lowered=False)
+        to = Requeued(state.container, draft.now, draft.next_sequence, state.grants)
+        draft.move(lease, to, "its memory is back; it waits to be started again")
+    else:
+        _end(lease, outcome, "its memory is back", draft)
+
+
+def seen_parked(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
+    """Follow the container of a waiting lease: somebody may kill, remove or start it."""
+    state = lease.state
+    assert isinstance(state, Suspended | Requeued)
+    match event.condition:
+        case Condition.GONE:
+            _end(lease, REMOVED, "the container is gone", draft)
+        case Condition.EXITED if isinstance(state, Suspended):
+            ended = REMOVED if event.exit_code is None else Finished(event.exit_code)
+            _end(lease, ended, "the container ended while it was suspended", draft)
+        case Condition.RESTARTING:
+            _stop(lease, state, "it was restarted without a lease", draft)
+        case Condition.RUNNING if isinstance(state, Requeued):
+            _stop(lease, state, "it was started without a lease", draft)
+        case _:
+            pass
+
+
+def _end(lease: Lease, outcome: Outcome, why: str, draft: Draft) -> None:
+    grants = lease.state.grants if isinstance(lease.state, Draining) else ()
+    draft.move(lease, Ended(outcome, draft.now, grants), why)
+    draft.do(DropEdits(lease.id, lease.device_name))
+
+
+def _stop(lease: Lease, state: Suspended | Requeued, why: str, draft: Draft) -> None:
+    failed = Failed(why, "start it again when it has ended, through gpushared's socket")
+    retry_at = draft.now + draft.rules.stop_retry_seconds
+    to = Draining((), state.container, draft.now, failed, exited=False, retry_at=retry_at)
+    draft.move(lease, to, why)
+    draft.do(StopContainer(lease.id, state.container, 0))

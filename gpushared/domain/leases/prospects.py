@@ -1,0 +1,98 @@
+"""Foretell a running lease's fate when others need its GPUs."""
+
+from __future__ import annotations
+
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.queue_pass import HOST, holder
+from gpushared.domain.leases.requeue import Step, is_leaving, step_of
+from gpushared.domain.leases.suspension import why_not
+from gpushared.domain.model.lease import (
+    Lease,
+    LeaseId,
+    Requeued,
+    Suspended,
+)
+from gpushared.domain.model.units import format_duration
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.pass_records import NEVER, Holder
+from gpushared.domain.scheduling.projects import GivesWay, Policy
+from gpushared.domain.scheduling.quota_usage import Ledger
+
+
+def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
+    """Return what happens to a lease when others need its GPUs, or why it had to leave them.
+
+    The text is empty if nothing is to be said.
+    """
+    winner = _made_way_for(lease.id, state)
+    if winner is not None and winner.promised is not None:
+        return f"{_GIVES_WAY}{winner.id} of {winner.owner_name}, because {winner.promised.why}"
+    if is_leaving(lease):
+        return lease.notice.text if lease.notice is not None else ""
+    if isinstance(lease.state, Suspended | Requeued):
+        return _why_it_left(lease)
+    if not lease.grants:
+        return ""
+    when = _when(holder(lease, state, state.policy, now), state, now)
+    return f"{when}; then it {_HOW[step_of(lease, state)]}{_why_not_milder(lease, state)}"
+
+
+_GIVES_WAY = "gives way to "
+_HOW = {
+    Step.SUSPEND: "is taken off its GPUs with all its state, and goes on when there is room",
+    Step.REQUEUE: "is told, stopped, and started again when there is room",
+    Step.STOP: "is told and stopped, and not started again",
+}
+
+
+def _why_not_milder(lease: Lease, state: NodeState) -> str:
+    """Return why this lease is not suspended on a node where other leases are."""
+    if state.means.no_checkpoint or not (why := why_not(lease, state)):
+        return ""
+    return f", because {why}"
+
+
+def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
+    """Return the waiting lease that gets the room that this lease leaves."""
+    return next((one for one in state.waiting() if one.promised and lease in one.promised.victims), None)
+
+
+def _why_it_left(lease: Lease) -> str:
+    """Return the reason that the lease's story gives."""
+    told = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
+    return next((found + to_whom for _, found, to_whom in told if found), "")
+
+
+def _when(one: Holder, state: NodeState, now: float) -> str:
+    """Return to whom the lease gives way, and from when on."""
+    policy = state.policy
+    rules = policy.classes[one.lease.request.lease_class]
+    if one.behind:
+        return f"holds what is kept for {', '.join(one.behind)}, and leaves when one of them can start"
+    if rules.min_run_seconds == NEVER:
+        return "gives way to nobody but administrators"
+    if one.lease.lowered:
+        return "is idle, and gives way to whoever waits" + _protected(one, policy, now)
+    if rules.gives_way is GivesWay.NEVER:
+        return f"is of class {one.lease.request.lease_class}, which gives way to administrators only"
+    project = one.project
+    if rules.gives_way is GivesWay.ALWAYS:
+        return "is best effort, and gives way to the classes before it" + _protected(one, policy, now)
+    if _is_over_quota(one, state, now):
+        text = f"is more than project {project} is guaranteed, and gives way to those who are below theirs"
+    else:
+        text = f"is guaranteed to project {project}, and gives way to a higher priority in it only"
+    return text + _protected(one, policy, now)
+
+
+def _is_over_quota(one: Holder, state: NodeState, now: float) -> bool:
+    holders = [holder(lease, state, state.policy, now) for lease in state.holders()]
+    ledger = Ledger(Roll(state.policy, RoomPlaces({HOST: state.rooms()}), holders), state.usage, now)
+    return ledger.over_quota(one)
+
+
+def _protected(one: Holder, policy: Policy, now: float) -> str:
+    """Return the clause about the part of the least run time that is left."""
+    left = one.started_at + policy.classes[one.lease.request.lease_class].min_run_seconds - now
+    return f", not in the next {format_duration(max(1, round(left)))}" if left > 0 else ""

@@ -1,0 +1,129 @@
+"""Show a node's state to the policy: one pass over its queue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.requeue import (
+    Step,
+    is_leaving,
+    step_of,
+    wanted_request,
+)
+from gpushared.domain.leases.surroundings import size_of_host
+from gpushared.domain.model.lease import (
+    Draining,
+    Lease,
+    LeaseId,
+    Promised,
+    Requeued,
+    Suspended,
+    Suspending,
+)
+from gpushared.domain.model.request import Isolation
+from gpushared.domain.scheduling.pass_records import (
+    NEVER,
+    Candidate,
+    Holder,
+    Ladder,
+    Plan,
+    Preemption,
+    Victim,
+)
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
+from gpushared.domain.scheduling.placement.hosts import Host, link_groups
+from gpushared.domain.scheduling.placement.policies import Together
+from gpushared.domain.scheduling.plan import plan
+from gpushared.domain.scheduling.projects import Policy
+
+HOST = ""
+"""A node is one host."""
+LOWERED = -1000
+"""This is below all priorities that users may ask for."""
+
+_LADDER = {Step.SUSPEND: Ladder.PAUSE, Step.REQUEUE: Ladder.REQUEUE, Step.STOP: Ladder.REQUEUE}
+
+
+def pass_over(state: NodeState, now: float) -> Plan:
+    """Return the policy's plan for now; the state itself stays as it is."""
+    waiting, policy = state.waiting(), state.policy
+    return plan(
+        [candidate(lease, state, policy) for lease in waiting],
+        [holder(lease, state, policy, now) for lease in state.holders()],
+        places_of(state),
+        state.usage,
+        policy,
+        now,
+        under_way=[_under_way(lease.id, lease.promised) for lease in waiting if lease.promised],
+        turns=state.turns,
+    )
+
+
+def places_of(state: NodeState) -> FleetPlaces:
+    """Return the node as a fleet of one host."""
+    gpus, size = tuple(state.judged_gpus()), size_of_host(state)
+    host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
+    rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
+    fleet = fleet_with([host], leases, state.stray_bytes, rules.placement, state.mix, rules.together)
+    return FleetPlaces(fleet)
+
+
+def _of_project(lease: Lease, state: NodeState) -> Lease:
+    """Return the lease with its project in the request, by which placement knows a project's leases."""
+    if state.rules.together is Together.OFF:
+        return lease
+    return replace(lease, request=replace(lease.request, project=lease.payer))
+
+
+def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
+    """Return a waiting lease as a candidate, with the request that it is placed by now."""
+    request = wanted_request(lease, state)
+    return Candidate(
+        _of_project(lease if request is lease.request else replace(lease, request=request), state),
+        lease.payer,
+        _priority(lease, policy),
+        lease.state.since if isinstance(lease.state, Requeued | Suspended) else lease.created_at,
+        held=bool(lease.held_by),
+        begin_at=state.begins_at(lease.request),
+        after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
+        served=lease.served_gpu_seconds,
+        yields=_yields(lease, state, policy),
+        draws_on=state.draws_on(lease),
+    )
+
+
+def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder:
+    """Return a lease that holds something, and the cost of taking it back."""
+    step = step_of(lease, state)
+    since = lease.holds_since
+    return Holder(
+        _of_project(lease, state),
+        lease.payer,
+        _priority(lease, policy),
+        now if since is None else since,
+        saved_at=now if step is Step.SUSPEND else None,
+        step=_LADDER[step],
+        leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
+        served=lease.served_gpu_seconds,
+        behind=lease.behind,
+        draws_on=state.draws_on(lease),
+    )
+
+
+def _priority(lease: Lease, policy: Policy) -> int:
+    return policy.classes[lease.request.lease_class].priority + lease.request.priority
+
+
+def _yields(lease: Lease, state: NodeState, policy: Policy) -> bool:
+    """Return True if the lease would be suspended, not stopped, on a node where leases give way at all."""
+    means, rules = state.means, policy.classes[lease.request.lease_class]
+    able = not means.no_checkpoint and (
+        means.checkpoint_with_mps or lease.request.isolation is Isolation.EXCLUSIVE
+    )
+    return able and rules.min_run_seconds < NEVER
+
+
+def _under_way(winner: LeaseId, promised: Promised) -> Preemption:
+    victims = tuple(Victim(lease, Ladder.REQUEUE, 0.0) for lease in promised.victims)
+    return Preemption(winner, promised.grants, victims, promised.why, promised.turn)

@@ -1,0 +1,125 @@
+"""Turn a request into a lease that waits, or refuse it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.leases.events import RequestSubmitted
+from gpushared.domain.leases.explain import check_possible, refusal_sentence
+from gpushared.domain.leases.granting import decisions
+from gpushared.domain.leases.node_state import Draft, lease_id
+from gpushared.domain.leases.terms import check_terms, learned, with_models
+from gpushared.domain.model.errors import (
+    LimitReached,
+    NoRoom,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.lease import Lease, Queued
+from gpushared.domain.model.request import Request
+from gpushared.domain.model.request_spec import describe
+from gpushared.domain.model.units import format_duration, shown
+from gpushared.domain.scheduling.projects import Policy, project_of
+
+MAX_REQUEST_ID = 128
+
+
+def submit(event: RequestSubmitted, draft: Draft) -> Lease:
+    """Return the lease of a request, a new one or that of the same request asked before."""
+    known = _asked_before(event, draft)
+    if known is not None:
+        draft.answer = known.id
+        if event.holder is not None and known.holder != event.holder and known.id in draft.leases:
+            known = draft.put(replace(known, holder=event.holder))
+        return known
+    check_terms(event.request, draft)
+    policy = draft.view().policy
+    project = project_of(event.caller.name, event.request.project, policy)
+    request, told = _with_time_limit(event.request, policy)
+    request = with_models(request, draft.gpus.values())
+    check_possible(draft.view(), request)
+    identity = lease_id(draft.next_sequence)
+    name = event.device_name or str(identity)
+    if event.device_name and draft.view().of_device(name) is not None:
+        raise StateConflict(f"{name} has a lease already", hint="wait until it has ended")
+    lease = Lease(
+        id=identity,
+        sequence=draft.next_sequence,
+        request=request,
+        owner_uid=event.caller.uid,
+        owner_name=event.caller.name,
+        created_at=draft.now,
+        state=Queued(since=draft.now),
+        device_name=name,
+        request_id=event.request_id,
+        asked_first=None if request is event.request else event.request,
+        held_by=event.caller.name if event.held else "",
+        project=project,
+        attempt=event.attempt,
+        coordinator=event.coordinator,
+        holder=event.holder,
+        container_name=event.container_name,
+        image=event.image,
+    )
+    draft.next_sequence += 1
+    draft.answer = identity
+    draft.mix = learned(draft.mix, request, draft.gpus.values())
+    of_job = "" if event.attempt is None else f" for job {event.attempt.job}"
+    return draft.put(
+        lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{told}")
+    )
+
+
+def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
+    """Return the request with its class's time limit if it names none, and the clause for the story."""
+    limit = policy.classes[request.lease_class].time_limit_seconds
+    if request.time_limit_seconds is not None or limit is None:
+        return request, ""
+    told = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
+    return replace(request, time_limit_seconds=limit), told
+
+
+def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:
+    if not event.request_id:
+        return None
+    if len(event.request_id) > MAX_REQUEST_ID:
+        raise RequestError(
+            f"a request id of {len(event.request_id)} characters is too long",
+            hint=f"use at most {MAX_REQUEST_ID} characters, such as a UUID",
+        )
+    known = (*draft.leases.values(), *draft.base.ended.values())
+    same = (event.request_id, event.caller.uid)
+    found = next((lease for lease in known if (lease.request_id, lease.owner_uid) == same), None)
+    if found is not None and (found.asked_first or found.request) != event.request:
+        raise RequestError(
+            f"request id {shown(event.request_id)} was used for something else",
+            hint="give every new request an id of its own",
+        )
+    return found
+
+
+def refuse_to_queue(draft: Draft, *, immediate: bool) -> None:
+    """Refuse a request that would have to wait if it may not.
+
+    Raises LimitReached if the queue is full, NoRoom if the owner did not want to wait.
+    """
+    lease = draft.find(draft.answer) if draft.answer else None
+    if lease is None or not isinstance(lease.state, Queued):
+        return
+    if immediate:
+        decision = next(d for d in decisions(draft.view(), draft.now) if d.lease == lease.id)
+        raise NoRoom(
+            refusal_sentence(lease.request, decision, draft.view()),
+            hint="leave out --immediate to wait for it",
+        )
+    if lease.id not in draft.base.leases:
+        _check_bounds(lease, draft)
+
+
+def _check_bounds(newest: Lease, draft: Draft) -> None:
+    waiting = [one for one in draft.leases.values() if isinstance(one.state, Queued) and one != newest]
+    own = sum(one.owner_uid == newest.owner_uid for one in waiting)
+    if len(waiting) >= draft.rules.max_queued:
+        raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
+    if own >= draft.rules.max_queued_per_user:
+        raise LimitReached(f"{own} of your requests wait already", hint="`gpushare queue` lists them")

@@ -1,0 +1,68 @@
+"""Check and complete a request as it comes, and teach placement what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from gpushared.domain.leases.node_state import Draft
+from gpushared.domain.leases.timing import check_priority
+from gpushared.domain.model.gpu import Gpu
+from gpushared.domain.model.gpu_names import models_named
+from gpushared.domain.model.lease import Ended, Lease, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.request_shape import size_of
+
+
+def check_terms(request: Request, draft: Draft) -> None:
+    """Raise RequestError, or NotFound for a lease that the request names and nobody knows."""
+    check_priority(request.priority)
+    for name in (*request.after, *request.near, *request.away_from):
+        draft.find(LeaseId(name))
+
+
+def still_meant(request: Request, leases: Collection[LeaseId]) -> Request:
+    """Return the request without the leases that are over, so that it may be asked again much later."""
+    known = {name: tuple(one for one in getattr(request, name) if one in leases) for name in _NAMING}
+    return replace(request, after=known["after"], near=known["near"], away_from=known["away_from"])
+
+
+_NAMING = ("after", "near", "away_from")
+
+
+def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
+    """Return the request with its models by their full names; raises NeverFits for an unknown model."""
+    if not request.models or not gpus:
+        return request
+    models = models_named(request.models, gpus)
+    return request if models == request.models else replace(request, models=models)
+
+
+def learned(mix: Mix, request: Request, gpus: Iterable[Gpu]) -> Mix:
+    """Return the mix with one more request."""
+    size = size_of(request, gpus)
+    if size is None:
+        return mix
+    mix = mix.copy()
+    mix.see(size)
+    return mix
+
+
+def mix_of(leases: Iterable[Lease]) -> Mix:
+    """Return the mix of earlier requests, the oldest first, as the leases known after a restart tell."""
+    mix = Mix()
+    for lease in leases:
+        size = size_of(_by_share(lease))
+        if size is not None:
+            mix.see(size)
+    return mix
+
+
+def _by_share(lease: Lease) -> Request:
+    """Return a request for bytes with the share that was granted beside them; this needs no GPU."""
+    request = lease.request
+    grants = lease.state.grants if isinstance(lease.state, Ended) else lease.grants
+    if request.compute_permille is not None or request.memory_permille is not None or not grants:
+        return request
+    return replace(request, compute_permille=grants[0].compute_permille)

@@ -1,0 +1,123 @@
+"""Change the time of a lease for people: holds, priorities, more time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.domain.leases.events import ExtendAsked, HoldAsked, PriorityAsked
+from gpushared.domain.leases.instructions import MakeEdits
+from gpushared.domain.leases.node_state import Draft
+from gpushared.domain.leases.notice import withdraw
+from gpushared.domain.leases.queue_pass import pass_over
+from gpushared.domain.model.errors import (
+    LimitReached,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.lease import (
+    Draining,
+    Ended,
+    Lease,
+    NoticeKind,
+    Queued,
+    state_name,
+)
+from gpushared.domain.model.request import MAX_PRIORITY
+from gpushared.domain.model.units import MAX_DURATION_SECONDS, format_duration
+from gpushared.domain.scheduling.pass_records import NEVER
+
+
+def hold(event: HoldAsked, draft: Draft) -> None:
+    """Keep a waiting lease from starting, or release it; the lease keeps its place either way."""
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    _check_waits(lease)
+    if event.held and not lease.held_by:
+        own = event.caller.uid == lease.owner_uid
+        held = replace(lease, held_by=event.caller.name, held_by_admin=not own)
+        draft.put(held.note(draft.now, f"held by {event.caller.name}"))
+    elif not event.held and lease.held_by:
+        if lease.held_by_admin and not event.caller.trusted:
+            raise PermissionRefused(
+                f"lease {lease.id} is held by {lease.held_by}", hint="ask them, or another administrator"
+            )
+        free = replace(lease, held_by="", held_by_admin=False)
+        draft.put(free.note(draft.now, f"let go by {event.caller.name}"))
+
+
+def set_priority(event: PriorityAsked, draft: Draft) -> None:
+    """Move a waiting lease among the others of its project."""
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    _check_waits(lease)
+    check_priority(event.priority)
+    if event.priority == lease.request.priority:
+        return
+    request = replace(lease.request, priority=event.priority)
+    changed = replace(lease, request=request, asked_first=lease.asked_first or lease.request)
+    draft.put(changed.note(draft.now, f"{event.caller.name} gave it the priority {event.priority}"))
+
+
+def check_priority(priority: int) -> None:
+    """Raise RequestError for a priority that does not exist."""
+    if abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"a priority of {priority} does not exist", hint=f"give -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+
+
+def _check_waits(lease: Lease) -> None:
+    if not isinstance(lease.state, Queued):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)} and does not wait",
+            hint="`gpushare queue` lists those that do",
+        )
+
+
+def extend(event: ExtendAsked, draft: Draft) -> None:
+    """Give a lease more time.
+
+    Other leases' reservations count on the end of the lease, so only trusted callers may break those.
+    """
+    lease = draft.owned(event.lease, event.caller)
+    draft.answer = lease.id
+    if isinstance(lease.state, Draining | Ended):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)}", hint="ask for a new one with `gpushare run`"
+        )
+    limit = lease.request.time_limit_seconds
+    if limit is None:
+        raise RequestError(f"lease {lease.id} has no time limit", hint="there is nothing to extend")
+    if limit + event.seconds > MAX_DURATION_SECONDS:
+        raise RequestError(
+            f"{format_duration(limit + event.seconds)} is too long",
+            hint=f"a lease may last {format_duration(MAX_DURATION_SECONDS)}",
+        )
+    if lease.grants and not event.caller.trusted:
+        _check_nobody_counts_on_its_end(lease, draft)
+    draft.put(_longer(lease, event.seconds, event.caller.name, draft))
+    if lease.grants:
+        draft.do(MakeEdits(lease.id))
+
+
+def _longer(lease: Lease, seconds: int, by: str, draft: Draft) -> Lease:
+    limit = lease.request.time_limit_seconds
+    assert limit is not None
+    expires_at = None if lease.expires_at is None else lease.expires_at + seconds
+    request = replace(lease.request, time_limit_seconds=limit + seconds)
+    asked_first = lease.asked_first or lease.request
+    longer = replace(lease, request=request, asked_first=asked_first, expires_at=expires_at)
+    longer = withdraw(longer, draft, NoticeKind.EXPIRES)
+    return longer.note(draft.now, f"{by} extended it by {format_duration(seconds)}")
+
+
+def _check_nobody_counts_on_its_end(lease: Lease, draft: Draft) -> None:
+    held = {grant.gpu for grant in lease.grants}
+    plan = pass_over(draft.view(), draft.now)
+    kept = next((one for one in plan.reservations if held & one.gpus and one.start_at < NEVER), None)
+    if kept is not None:
+        raise LimitReached(
+            f"{kept.lease or kept.project} waits for the GPU and counts on the end of {lease.id}",
+            hint="let it end and ask again, or ask an administrator to extend it",
+        )

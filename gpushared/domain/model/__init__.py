@@ -1,0 +1,1 @@
+"""Define the values that all rules share: units, GPUs, requests, leases, errors."""

@@ -1,0 +1,351 @@
+"""Read a user's words into a checked request."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from gpushared.domain.model.errors import NotFound, RequestError
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.model.instances import in_words
+from gpushared.domain.model.lease import Grant
+from gpushared.domain.model.ranges import (
+    TO,
+    Range,
+    parse_gpu_range,
+    parse_memory_range,
+    parse_percent_range,
+)
+from gpushared.domain.model.request import Isolation, LeaseClass, Request
+from gpushared.domain.model.units import (
+    MAX_MEMORY_BYTES,
+    MAX_TEXT,
+    format_memory,
+    format_percent,
+    format_share,
+    parse_duration,
+    shown,
+)
+
+MAX_RESTARTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Hold the words that a user typed; empty = not typed. A preset is an Ask that the admin typed."""
+
+    gpu: str = ""
+    gpu_memory: str = ""
+    gpu_compute: str = ""
+    preset: str = ""
+    isolation: str = ""
+    lease_class: str = ""
+    time: str = ""
+    after: str = ""
+    priority: str = ""
+    project: str = ""
+    notice_signal: str = ""
+    restart_on_fault: str = ""
+    models: str = ""
+    """GPU models with commas, by any part of their names."""
+    near: str = ""
+    away_from: str = ""
+    host_cpu_milli: str = ""
+    host_memory_bytes: str = ""
+    max_wait: str = ""
+    """The client waits so long in the queue. This is checked with the other words, but is no part of the
+    request."""
+
+
+def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
+    """Return the checked request; a typed word wins over the preset's. Raises RequestError or NotFound."""
+    ask = _fill_from_preset(ask, presets)
+    if not (ask.gpu or ask.gpu_memory or ask.gpu_compute):
+        raise RequestError("no GPU was asked for", hint="say --gpu 0.25, --gpu-memory 8g or --preset NAME")
+    size = read_size(gpu=ask.gpu, gpu_memory=ask.gpu_memory, gpu_compute=ask.gpu_compute)
+    share = parse_gpu_range(ask.gpu).permille.low if ask.gpu else None
+    counted = share == WHOLE_PERMILLE
+    whole = counted and not (ask.gpu_memory or ask.gpu_compute)
+    isolation = _isolation(ask, whole=whole, parts=(share, size.compute_permille))
+    check_ranges(size, isolation, whole=whole)
+    if ask.max_wait:
+        parse_duration(ask.max_wait, least=0)
+    request = Request(
+        gpu_count=size.gpu_count,
+        compute_permille=size.compute_permille,
+        memory_bytes=size.memory_bytes,
+        memory_permille=size.compute_permille if _is_compute_alone(ask) else size.memory_permille,
+        isolation=isolation,
+        lease_class=_word(LeaseClass, ask.lease_class, "class") or LeaseClass.TRAIN,
+        time_limit_seconds=parse_duration(ask.time) if ask.time else None,
+        preset=ask.preset or None,
+        priority=_priority(ask.priority),
+        project=_project(ask.project),
+        after=_leases(ask.after),
+        notice_signal=_signal(ask.notice_signal),
+        restart_on_fault=_restarts(ask.restart_on_fault),
+        models=_models(ask.models),
+        near=_leases(ask.near),
+        away_from=_leases(ask.away_from),
+        host_cpu_milli=_host(ask.host_cpu_milli, MAX_HOST_CPU_MILLI, "thousandths of a CPU"),
+        host_memory_bytes=_host(ask.host_memory_bytes, MAX_MEMORY_BYTES, "bytes of memory"),
+        max_gpu_count=size.max_gpu_count,
+        max_compute_permille=size.max_compute_permille,
+        max_memory_bytes=size.max_memory_bytes,
+        max_memory_permille=size.max_memory_permille,
+        compute_limit_permille=size.compute_limit_permille,
+    )
+    return _counted(request, ask) if counted and isolation is Isolation.MIG else request
+
+
+def _is_compute_alone(ask: Ask) -> bool:
+    """Return True if the user named compute alone; the same share of the memory then goes with it."""
+    return not (ask.gpu or ask.gpu_memory)
+
+
+def _counted(request: Request, ask: Ask) -> Request:
+    """Drop the shares of a request for whole MIG instances.
+
+    A whole number counts instances of any size. Hardly anybody who types 1 wants an instance that is a whole
+    GPU.
+    """
+    compute = request.compute_permille if ask.gpu_compute else None
+    return replace(request, compute_permille=compute, memory_permille=None)
+
+
+@dataclass(frozen=True, slots=True)
+class NewSize:
+    """Describe the new size of a lease on each of its GPUs; None = the user did not name the figure."""
+
+    gpu_count: int = 1
+    compute_permille: int | None = None
+    memory_bytes: int | None = None
+    memory_permille: int | None = None
+    max_gpu_count: int | None = None
+    max_compute_permille: int | None = None
+    max_memory_bytes: int | None = None
+    max_memory_permille: int | None = None
+    compute_limit_permille: int | None = None
+
+
+def read_size(*, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> NewSize:
+    """Return the checked new size of a lease. Raises RequestError."""
+    if not (gpu or gpu_memory or gpu_compute):
+        raise RequestError(
+            "no new size was said", hint="say --gpu 0.5, --gpu-memory 12g or --gpu-compute 50%"
+        )
+    size = parse_gpu_range(gpu) if gpu else None
+    share = size.permille if size else None
+    memory = parse_memory_range(gpu_memory) if gpu_memory else None
+    burst = parse_percent_range(gpu_compute) if gpu_compute else None
+    return NewSize(
+        gpu_count=size.count.low if size else 1,
+        compute_permille=_low(burst or share),
+        memory_bytes=_low(memory),
+        memory_permille=None if memory else _low(share),
+        max_gpu_count=_most(size.count if size else None),
+        max_compute_permille=None if burst else _most(share),
+        max_memory_bytes=_most(memory),
+        max_memory_permille=None if memory else _most(share),
+        compute_limit_permille=_most(burst),
+    )
+
+
+def _low(said: Range | None) -> int | None:
+    return said.low if said else None
+
+
+def _most(said: Range | None) -> int | None:
+    return said.most if said else None
+
+
+def check_ranges(size: NewSize, isolation: Isolation, *, whole: bool) -> None:
+    """Raise RequestError for ranges that contradict the rest of the request."""
+    shares = size.max_memory_bytes or size.max_memory_permille or size.max_compute_permille
+    if isolation is Isolation.MIG and (shares or size.max_gpu_count or size.compute_limit_permille):
+        raise RequestError(
+            "MIG instances have the sizes that the admin made, so they take no ranges",
+            hint="ask for the least that will do; the smallest instance that is enough is given",
+        )
+    if isolation is Isolation.EXCLUSIVE and shares:
+        raise RequestError(
+            "exclusive is all of a GPU's memory and compute, which leaves no range",
+            hint="leave --isolation out, or ask for whole GPUs: --gpu 1..4",
+        )
+    if size.max_gpu_count and not (whole and isolation is Isolation.EXCLUSIVE):
+        raise RequestError(
+            "a range of GPUs is one of whole GPUs, which are not shared",
+            hint="ask for --gpu 1..4 by itself, or for a part of each of so many: --gpu 2x0.25..0.5",
+        )
+
+
+def _fill_from_preset(ask: Ask, presets: Mapping[str, Ask]) -> Ask:
+    if not ask.preset:
+        return ask
+    if ask.preset not in presets:
+        near = difflib.get_close_matches(ask.preset[:MAX_TEXT], presets, n=1)
+        names = ", ".join(sorted(presets)) or "none are configured here"
+        hint = f"did you mean {near[0]}?" if near else f"presets: {names}"
+        raise NotFound(f"there is no preset {shown(ask.preset)}", hint=hint)
+    preset = presets[ask.preset]
+    said = {f.name: getattr(ask, f.name) for f in fields(ask) if getattr(ask, f.name)}
+    return replace(preset, **said)
+
+
+def _isolation(ask: Ask, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
+    said = _word(Isolation, ask.isolation, "isolation")
+    if said is Isolation.EXCLUSIVE and any(part not in (None, WHOLE_PERMILLE) for part in parts):
+        raise RequestError(
+            "exclusive means whole GPUs, not a part of one", hint="ask for --gpu 1, or leave --isolation out"
+        )
+    return said or (Isolation.EXCLUSIVE if whole else Isolation.SHARED)
+
+
+NOTICE_SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+"""Programs catch these signals to save their work; other signals end or stop programs."""
+
+
+def _restarts(text: str) -> int:
+    if not text:
+        return 0
+    if not (
+        text.isascii()
+        and text.isdigit()
+        and len(text) <= len(str(MAX_RESTARTS))
+        and int(text) <= MAX_RESTARTS
+    ):
+        raise RequestError(f"{shown(text)} is not how often to start again", hint=f"give 0 to {MAX_RESTARTS}")
+    return int(text)
+
+
+def _signal(text: str) -> str:
+    name = text.upper()
+    name = name if not name or name.startswith("SIG") else f"SIG{name}"
+    if name and name not in NOTICE_SIGNALS:
+        raise RequestError(
+            f"{shown(text)} is not a signal for a notice", hint="choose one of " + ", ".join(NOTICE_SIGNALS)
+        )
+    return name
+
+
+MAX_AFTER = 100
+
+
+def _leases(text: str) -> tuple[str, ...]:
+    if len(text) > MAX_AFTER * MAX_TEXT:
+        raise RequestError(
+            f"{len(text)} characters are no list of leases", hint="name them with commas: l-7f3k,l-8g4m"
+        )
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if len(names) > MAX_AFTER:
+        raise RequestError(f"{len(names)} leases are too many to name", hint=f"name at most {MAX_AFTER}")
+    return names
+
+
+MAX_MODELS = 16
+MAX_MODEL_LENGTH = 100
+
+
+def _models(text: str) -> tuple[str, ...]:
+    if len(text) > MAX_MODELS * MAX_MODEL_LENGTH:
+        raise RequestError(
+            f"{len(text)} characters are no list of GPU models", hint="name them with commas: h100,a100"
+        )
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in words:
+        if not any(c.isalnum() for c in word):
+            raise RequestError(f"{shown(word)} is no GPU model", hint="`gpushare gpus` shows their names")
+    return words
+
+
+MAX_HOST_CPU_MILLI = 10**9
+
+
+def _host(text: str, most: int, what: str) -> int | None:
+    """Return the CPU or memory of the host that a container may use; None where docker named none.
+
+    Any number in docker's own range passes.
+    """
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 0 < int(text) <= most):
+        raise RequestError(f"{shown(text)} {what} of the host cannot be had", hint=f"give 1 to {most}")
+    return int(text)
+
+
+MAX_PROJECT = 64
+"""A project's name may be as long as a user's name, because each user has a project of that name."""
+
+
+def _project(text: str) -> str:
+    if len(text) > MAX_PROJECT:
+        raise RequestError(f"{shown(text)} is no project", hint="`gpushare project ls` lists them")
+    return text
+
+
+def _priority(text: str) -> int:
+    if not text:
+        return 0
+    if re.fullmatch(r"[+-]?\d{1,9}", text, re.ASCII) is None:
+        raise RequestError(f"{shown(text)} is not a priority", hint="give a whole number, such as 10 or -10")
+    return int(text)
+
+
+_Words = TypeVar("_Words", bound=StrEnum)
+
+
+def _word(words: type[_Words], text: str, what: str) -> _Words | None:
+    if not text:
+        return None
+    try:
+        return words(text)
+    except ValueError:
+        raise RequestError(
+            f"{shown(text)} is not a known {what}", hint="choose one of " + ", ".join(words)
+        ) from None
+
+
+def describe(request: Request) -> str:
+    """Write the request as a user would type it: ``0.25``, ``2x0.5``, ``0.25 with 8 GiB``."""
+    if request.isolation is Isolation.MIG:
+        return in_words(request)
+    share = request.compute_permille
+    if request.memory_bytes is not None and share is None:
+        text = _memory_words(request)
+        return text if request.gpu_count == 1 else f"{request.gpu_count}x{text}"
+    parts = [_memory_words(request)] if request.memory_bytes is not None else []
+    other_compute = request.memory_bytes is None and share not in (None, request.memory_permille)
+    if share is not None and (other_compute or request.compute_limit_permille is not None):
+        parts.append(f"{_to(share, request.compute_limit_permille, format_percent)}% compute")
+    size = _size_words(request)
+    return f"{size} with {' and '.join(parts)}" if parts else size
+
+
+def _memory_words(request: Request) -> str:
+    return _to(request.memory_bytes or 0, request.max_memory_bytes, format_memory)
+
+
+def _size_words(request: Request) -> str:
+    by_memory = request.memory_permille is not None
+    share = request.memory_permille or request.compute_permille or WHOLE_PERMILLE
+    most = request.max_memory_permille if by_memory else request.max_compute_permille
+    if share == WHOLE_PERMILLE:
+        return _to(request.gpu_count, request.max_gpu_count, str)
+    words = _to(share, most, format_share)
+    return words if request.gpu_count == 1 else f"{request.gpu_count}x{words}"
+
+
+def _to(low: int, high: int | None, words: Callable[[int], str]) -> str:
+    return words(low) if high is None else f"{words(low)}{TO}{words(high)}"
+
+
+def size_of(grants: Sequence[Grant]) -> str:
+    """Write how much the grants give of each GPU: ``39.4 GiB and 0.5 of the compute``."""
+    memory = " and ".join(dict.fromkeys(format_memory(grant.memory_bytes) for grant in grants))
+    share = format_share(min(grant.compute_permille for grant in grants))
+    each = " on each" if len(grants) > 1 else ""
+    return f"{memory} and {share} of the compute{each}"

@@ -1,0 +1,381 @@
+"""Keep the fleet: hosts with GPUs, the best place for a request, and decisions that can be taken back.
+
+One decision changes one host. Each kind of request keeps the hosts in its order and asks again only those
+that have changed since it last asked, so a decision does not look through the fleet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy as shallow_copy
+from dataclasses import dataclass, field
+
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import Grant, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.free_capacity import (
+    Reason,
+    Room,
+    Rooms,
+    grant_on,
+    refuse,
+    rooms_of,
+)
+from gpushared.domain.scheduling.placement.gpu_choice import (
+    HostReason,
+    Score,
+    choose,
+    rate,
+)
+from gpushared.domain.scheduling.placement.hosts import (
+    Free,
+    Host,
+    changed,
+    free_of,
+    make_of,
+)
+from gpushared.domain.scheduling.placement.policies import (
+    Policy,
+    PolicyName,
+    Together,
+    policy_for,
+)
+from gpushared.domain.scheduling.placement.project_affinity import Kin, worth_rating
+from gpushared.domain.scheduling.placement.ranking import Entry, Ranking
+from gpushared.domain.scheduling.placement.request_shape import (
+    Kind,
+    Need,
+    kind_of,
+    size_of,
+)
+
+MAX_RANKINGS = 1024
+"""So many kinds keep their order of the hosts; beyond, the kind that was not asked for longest is dropped."""
+CHANGES_PER_HOST = 8
+"""If the changes are more than so many per host, rankings that have not read them start anew."""
+NOTHING: frozenset[GpuId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Name the place of a request: a host, and parts of its GPUs (none for a request without GPUs)."""
+
+    host: str
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Tell that no host can take the request, and how many hosts refused for which reason."""
+
+    refusals: Mapping[HostReason, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    host: int
+    request: Request
+    grants: tuple[Grant, ...]
+
+
+@dataclass(slots=True)
+class _Log:
+    """Record in order which hosts changed; ``start``: how many older entries were dropped."""
+
+    start: int = 0
+    hosts: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.hosts)
+
+
+class Fleet:
+    """Keep hosts, their free capacity, and their leases; ``policy`` decides among the hosts that fit."""
+
+    def __init__(
+        self,
+        hosts: Iterable[Host],
+        policy: PolicyName | Policy = PolicyName.FRAGMENTATION,
+        *,
+        rooms: Rooms | None = None,
+        mix: Mix | None = None,
+        together: Together = Together.OFF,
+    ) -> None:
+        """Make a fleet of these hosts.
+
+        ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere. ``mix``:
+        the lessons learned elsewhere, which the fleet goes on learning. ``together``: a request goes where
+        leases with the same ``project`` are, if that costs little.
+        """
+        self.hosts = tuple(hosts)
+        self.policy = policy
+        self.mix = mix or Mix()
+        self._at = {host.name: at for at, host in enumerate(self.hosts)}
+        self._home = {
+            gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
+        }
+        makes: dict[tuple[object, ...], int] = {}
+        self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
+        self._leases: dict[LeaseId, _Taken] = {}
+        self._kin = Kin() if together is Together.PROJECT else None
+        self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
+        self._log = _Log()
+        self._rankings: dict[Kind, Ranking] = {}
+        self._policies = (self.mix.lessons, self._made_now())
+
+    def copy(self) -> Fleet:
+        """Return the same fleet, to try decisions on.
+
+        The copy's lessons and decisions do not come back here.
+        """
+        twin = shallow_copy(self)
+        twin._detach()  # noqa: SLF001 - of the same class
+        return twin
+
+    def _detach(self) -> None:
+        self.mix = self.mix.copy()
+        self._free, self._leases = list(self._free), dict(self._leases)
+        self._kin = None if self._kin is None else self._kin.copy()
+        self._undo, self._log, self._rankings = [], _Log(), {}
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    def see(self, request: Request) -> None:
+        """Let the policy learn that such a request came.
+
+        Callers call this once for each request, not at each try.
+        """
+        size = size_of(request)
+        if size is not None:
+            self.mix.see(size)
+
+    def place(
+        self, request: Request, *, closed: Collection[GpuId] = NOTHING, host: str | None = None
+    ) -> Placement | NoPlace:
+        """Return the best place, or why there is none. Nothing is booked; see ``take``.
+
+        ``closed``: GPUs that the request must not get. ``host``: the only host that will do.
+        """
+        closed = self._closed_to(request, closed)
+        only = self._only_hosts(request, host)
+        if only is not None:
+            return self._place_on(request, only, closed)
+        ranking = self._ranking(request)
+        touched = {self._home[gpu][0] for gpu in closed if gpu in self._home}
+        best = ranking.best(touched)
+        refusals = Counter(ranking.refusals)
+        for at in touched:
+            answer = rate(ranking.need, self._free[at], ranking.policy, closed)
+            if isinstance(answer, HostReason):
+                refusals[answer] += ranking.could_take(at)
+            elif best is None or (answer, at) < best:
+                best = answer, at
+        if best is None:
+            return NoPlace(+refusals)
+        kin = self._kin_of(request)
+        at = self._nearest_kin(ranking, best, closed, kin) if kin else best[1]
+        return self._placement(ranking.need, at, ranking.policy, closed, kin)
+
+    def refusals(self, request: Request) -> Counter[Reason]:
+        """Count the GPUs that refuse their part, by reason; this looks at each GPU, for answers to people."""
+        found = (refuse(request, room) for free in self._free for room in free.rooms)
+        return Counter(refusal.reason for refusal in found if refusal is not None)
+
+    def free(self, host: str) -> Free:
+        """Return the free capacity of a host."""
+        return self._free[self._at[host]]
+
+    def room(self, gpu: GpuId) -> Room:
+        """Return the free capacity of a GPU; KeyError if the fleet does not have the GPU."""
+        at, place = self._home[gpu]
+        return self._free[at].rooms[place]
+
+    def host_of(self, gpu: GpuId) -> str:
+        """Return the host of a GPU; KeyError if the fleet does not have the GPU."""
+        return self.hosts[self._home[gpu][0]].name
+
+    def holder(self, lease: LeaseId) -> Placement | None:
+        """Return the place of a lease, or None."""
+        taken = self._leases.get(lease)
+        return None if taken is None else Placement(self.hosts[taken.host].name, taken.grants)
+
+    # --- deciding ----------------------------------------------------------------------------------------
+
+    def take(self, lease: LeaseId, request: Request, placement: Placement) -> None:
+        """Book a placement that fits: the caller passes the answer of ``place``, or a fact."""
+        assert lease not in self._leases, f"{lease} holds something already"
+        at = self._at[placement.host]
+        self._book(lease, None, _Taken(at, request, placement.grants))
+
+    def find(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
+        """Book many leases that exist already, each on one host; this cannot be undone."""
+        by_host: dict[int, list[_Taken]] = {}
+        for lease, request, grants in leases:
+            at = self._home[grants[0].gpu][0]
+            self._leases[lease] = _Taken(at, request, grants)
+            if self._kin is not None:
+                self._kin.change(None, self._leases[lease])
+            by_host.setdefault(at, []).append(self._leases[lease])
+        for at, taken in by_host.items():
+            self._free[at] = self._changed(at, taken, 1)
+            self._log.hosts.append(at)
+
+    def give(self, lease: LeaseId) -> None:
+        """Free the grants of a lease that has ended; KeyError if the lease holds nothing."""
+        self._book(lease, self._leases[lease], None)
+
+    def give_all(self, leases: Iterable[LeaseId]) -> None:
+        """Free the grants of these leases, without those that hold nothing, at the price of one ``give``."""
+        by_host: dict[int, dict[LeaseId, _Taken]] = {}
+        for lease in leases:
+            if (taken := self._leases.get(lease)) is not None:
+                by_host.setdefault(taken.host, {})[lease] = taken
+        for at, given in by_host.items():
+            before, after = self._free[at], self._changed(at, given.values(), -1)
+            for lease, taken in given.items():
+                self._undo.append((at, before, lease, taken))
+                self._set(at, after, lease, None)
+
+    def renew(self, host: Host, rooms: Rooms) -> None:
+        """Replace a host on which nobody holds anything, with the same GPUs; this cannot be undone.
+
+        ``rooms`` has an entry for each of the host's GPUs.
+        """
+        at = self._at[host.name]
+        self.hosts = (*self.hosts[:at], host, *self.hosts[at + 1 :])
+        self._free[at] = free_of(host, [rooms[gpu.id] for gpu in host.gpus])
+        self._log.hosts.append(at)
+
+    def mark(self) -> int:
+        """Return a point to which ``undo`` comes back."""
+        return len(self._undo)
+
+    def undo(self, mark: int) -> None:
+        """Take back all that was taken and given since the mark."""
+        while len(self._undo) > mark:
+            at, free, lease, taken = self._undo.pop()
+            self._set(at, free, lease, taken)
+
+    def commit(self) -> None:
+        """Forget how to take back the decisions so far."""
+        self._undo.clear()
+
+    def _book(self, lease: LeaseId, before: _Taken | None, after: _Taken | None) -> None:
+        taken, sign = (after, 1) if after is not None else (before, -1)
+        assert taken is not None, "either it takes or it gives"
+        self._undo.append((taken.host, self._free[taken.host], lease, before))
+        self._set(taken.host, self._changed(taken.host, (taken,), sign), lease, after)
+
+    def _changed(self, at: int, taken: Collection[_Taken], sign: int) -> Free:
+        grants = [
+            (self._home[grant.gpu][1], grant, one.request.wants_whole_gpus)
+            for one in taken
+            for grant in one.grants
+        ]
+        cpu = sum(one.request.host_cpu_milli or 0 for one in taken)
+        memory = sum(one.request.host_memory_bytes or 0 for one in taken)
+        return changed(self._free[at], grants, cpu, memory, sign)
+
+    def _set(self, at: int, free: Free, lease: LeaseId, taken: _Taken | None) -> None:
+        self._free[at] = free
+        before = self._leases.pop(lease, None)
+        if taken is not None:
+            self._leases[lease] = taken
+        if self._kin is not None:
+            self._kin.change(before, taken)
+        self._log.hosts.append(at)
+        if len(self._log.hosts) > CHANGES_PER_HOST * max(64, len(self.hosts)):
+            self._log = _Log(self._log.end)
+
+    # --- helpers of place --------------------------------------------------------------------------------
+
+    def _closed_to(self, request: Request, closed: Collection[GpuId]) -> Collection[GpuId]:
+        if not request.away_from:
+            return closed
+        others = (self._leases.get(LeaseId(lease)) for lease in request.away_from)
+        return {grant.gpu for taken in others if taken is not None for grant in taken.grants}.union(closed)
+
+    def _only_hosts(self, request: Request, host: str | None) -> set[int] | None:
+        """Return the only hosts that will do, or None for all. Leases that are over do not count."""
+        only = None if host is None else {self._at[host]}
+        near = {taken.host for lease in request.near if (taken := self._leases.get(LeaseId(lease)))}
+        if near:
+            here = near if len(near) == 1 else set()
+            only = here if only is None else only & here
+        if request.gpus and only is None:
+            only = {self._home[gpu][0] for gpu in request.gpus if gpu in self._home}
+        return only
+
+    def _place_on(
+        self, request: Request, only: Collection[int], closed: Collection[GpuId]
+    ) -> Placement | NoPlace:
+        need, policy, kin = Need.of(request), self._policy(), self._kin_of(request)
+        refusals = Counter({HostReason.OTHER_HOST: len(self.hosts) - len(only)})
+        found: list[tuple[Score, int]] = []
+        for at in only:
+            answer = rate(need, self._free[at], policy, closed, kin)
+            if isinstance(answer, tuple):
+                found.append((answer, at))
+            else:
+                refusals[answer] += 1
+        if not found:
+            return NoPlace(+refusals)
+        return self._placement(need, min(found)[1], policy, closed, kin)
+
+    def _kin_of(self, request: Request) -> Collection[GpuId]:
+        return NOTHING if self._kin is None else self._kin.gpus(request.project)
+
+    def _nearest_kin(
+        self, ranking: Ranking, best: Entry, closed: Collection[GpuId], kin: Collection[GpuId]
+    ) -> int:
+        """Return the host of the best place when nearness to the request's project counts."""
+        need, policy = ranking.need, ranking.policy
+        hosts = {self._home[gpu][0] for gpu in kin}
+        costs = {at: cost for at in hosts if (cost := ranking.cost(at)) is not None}
+        found = [(best[0], best[1] not in hosts, best[1])]
+        for at in worth_rating(costs, best[0], need.count * policy.kin_worth):
+            answer = rate(need, self._free[at], policy, closed, kin)
+            if isinstance(answer, tuple):
+                found.append((answer, False, at))
+        return min(found)[2]
+
+    def _placement(
+        self, need: Need, at: int, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
+    ) -> Placement:
+        free = self._free[at]
+        chosen = choose(need, free, policy, closed, kin)
+        grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
+        return Placement(self.hosts[at].name, grants)
+
+    def _policy(self) -> Policy:
+        if self._policies[0] != self.mix.lessons:
+            self._policies = (self.mix.lessons, self._made_now())
+        return self._policies[1]
+
+    def _made_now(self) -> Policy:
+        return policy_for(self.policy, self.mix) if isinstance(self.policy, PolicyName) else self.policy
+
+    def _ranking(self, request: Request) -> Ranking:
+        kind = kind_of(request)
+        ranking = self._rankings.pop(kind, None)
+        policy = self._policy()
+        stale = ranking is None or ranking.policy is not policy or ranking.seen < self._log.start
+        if ranking is None or stale:
+            ranking = Ranking(Need.of(request), policy, self._free)
+        elif ranking.seen < self._log.end:
+            fresh = set(self._log.hosts[ranking.seen - self._log.start :])
+            ranking.refresh(fresh, self._free)
+        ranking.seen = self._log.end
+        self._rankings[kind] = ranking
+        if len(self._rankings) > MAX_RANKINGS:
+            del self._rankings[next(iter(self._rankings))]
+        return ranking
+
+
+def _as_found(host: Host, rooms: Rooms, makes: dict[tuple[object, ...], int]) -> Free:
+    empty = rooms_of(host.gpus, (), {})
+    found: Sequence[Room] = [rooms.get(gpu, room) for gpu, room in empty.items()]
+    return free_of(host, found, makes.setdefault(make_of(host, found), len(makes)))

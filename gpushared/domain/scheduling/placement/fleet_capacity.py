@@ -1,0 +1,94 @@
+"""Show a fleet to the queue's policy as places: one node today, a pool with the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import Grant, Lease, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
+from gpushared.domain.scheduling.placement.free_capacity import Room, rooms_of
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import PolicyName, Together
+
+NOTHING: frozenset[GpuId] = frozenset()
+
+
+def fleet_with(
+    hosts: Iterable[Host],
+    leases: Iterable[Lease],
+    stray_bytes: Mapping[GpuId, int],
+    policy: PolicyName,
+    mix: Mix | None = None,
+    together: Together = Together.OFF,
+) -> Fleet:
+    """Return a fleet as it stands. ``stray_bytes``: bytes held on each GPU by processes without a lease.
+
+    ``mix``: the lessons learned before; a fleet that is made anew for each pass would know nothing.
+    ``together``: the setting of ``Fleet``; the leases' requests name their projects then.
+    """
+    hosts = tuple(hosts)
+    rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
+    fleet = Fleet(hosts, policy, rooms=rooms, mix=mix, together=together)
+    here = ((lease, [grant for grant in lease.grants if grant.gpu in rooms]) for lease in leases)
+    fleet.find([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
+    return fleet
+
+
+class FleetPlaces:
+    """Answer the narrow questions of the queue from a fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._models = _smallest_of_each_model(fleet.hosts)
+        self._gpus = {gpu.id: gpu for host in fleet.hosts for gpu in host.gpus}
+
+    def place(
+        self,
+        request: Request,
+        *,
+        gone: Sequence[Lease] = (),
+        closed: Collection[GpuId] = NOTHING,
+        host: str | None = None,
+    ) -> tuple[Grant, ...]:
+        mark = self._fleet.mark()
+        self._fleet.give_all(lease.id for lease in gone)
+        answer = self._fleet.place(request, closed=closed, host=host)
+        self._fleet.undo(mark)
+        return answer.grants if isinstance(answer, Placement) else ()
+
+    def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
+        self._fleet.take(lease, request, Placement(self.host_of(grants[0].gpu), tuple(grants)))
+        self._fleet.commit()
+
+    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - known here
+        if self._fleet.holder(lease) is not None:
+            self._fleet.give(lease)
+            self._fleet.commit()
+
+    def gpu(self, gpu: GpuId) -> Gpu:
+        return self._gpus[gpu]
+
+    def host_of(self, gpu: GpuId) -> str:
+        return self._fleet.host_of(gpu)
+
+    def gpus_of(self, host: str) -> Sequence[GpuId]:
+        return tuple(gpu.id for one in self._fleet.hosts if one.name == host for gpu in one.gpus)
+
+    def rooms(self) -> Mapping[str, Sequence[Room]]:
+        return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
+
+    def models(self) -> Mapping[str, Gpu]:
+        return self._models
+
+
+def _smallest_of_each_model(hosts: Iterable[Host]) -> dict[str, Gpu]:
+    models: dict[str, Gpu] = {}
+    for host in hosts:
+        for gpu in host.gpus:
+            known = models.get(gpu.name)
+            if known is None or gpu.leasable_bytes < known.leasable_bytes:
+                models[gpu.name] = gpu
+    return models

@@ -1,0 +1,167 @@
+"""Choose the GPUs of one host for a request, with their cost, or tell why the host cannot take it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+from itertools import groupby
+
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.instances import best_fit, wants_instances
+from gpushared.domain.scheduling.placement.hosts import Free, memory_level
+from gpushared.domain.scheduling.placement.policies import Policy
+from gpushared.domain.scheduling.placement.request_shape import Need
+
+Score = tuple[float, float, float]
+"""Lower is better: untouched GPUs that are broken into, the cost of the parts, the cost for the host."""
+Rank = tuple[float, float, float, int]
+"""The rank of one GPU of a host is its score, then the memory that is left, then its position."""
+
+
+class HostReason(StrEnum):
+    """Name why a host cannot take a request: one reason for each host, also if several hold."""
+
+    OTHER_HOST = "other_host"
+    """The request is bound to GPUs, or to be near leases, of another host."""
+    MODEL = "model"
+    HOST_CPU = "host_cpu"
+    HOST_MEMORY = "host_memory"
+    GPUS = "gpus"
+    """Too few of the host's GPUs can take their part."""
+
+
+def rate(
+    need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
+) -> Score | HostReason:
+    """Return the cost of the best GPUs of this host, or why it has none. ``kin``: the preferred GPUs."""
+    if need.least_permille > free.top_permille:
+        return _lack(need, free)
+    if need.cpu_milli > free.cpu_milli:
+        return HostReason.HOST_CPU
+    if need.memory_bytes > free.memory_bytes:
+        return HostReason.HOST_MEMORY
+    if need.count == 0:
+        return 0.0, 0.0, policy.host(need, free, 0)
+    ranks = _ranks(need, free, policy, closed, kin)
+    if len(ranks) < need.count:
+        return _lack(need, free)
+    chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
+    return _score(need, free, policy, chosen)
+
+
+def choose(
+    need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
+) -> tuple[int, ...]:
+    """Return the positions of the best GPUs of a host on which ``rate`` found some."""
+    if need.count == 0:
+        return ()
+    chosen = _together(need, free, _ranks(need, free, policy, closed, kin))
+    return tuple(rank[3] for rank in chosen)
+
+
+def _ranks(
+    need: Need, free: Free, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
+) -> list[Rank]:
+    """Return the rank of each GPU that can take its part."""
+    if wants_instances(need.request):
+        return _instance_ranks(need, free, closed)
+    plain = need.plain and free.uniform
+    ranks = (_plain_ranks if plain else _ordinary_ranks)(need, free, policy, closed)
+    return _drawn_to(kin, ranks, free, policy) if kin else ranks
+
+
+def _drawn_to(kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: Policy) -> list[Rank]:
+    """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
+    return [
+        (rank[0], rank[1] - policy.kin_worth, *rank[2:]) if free.rooms[rank[3]].gpu.id in kin else rank
+        for rank in ranks
+    ]
+
+
+def _ordinary_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+    ranks = []
+    last = policy.whole_gpus_last and not need.whole
+    for at, room in enumerate(free.rooms):
+        if not need.fits(room) or (closed and room.gpu.id in closed):
+            continue
+        memory, permille = need.on(room.gpu)
+        left = room.free_bytes - memory
+        after = min(room.free_permille - permille, memory_level(left, room.gpu))
+        part = policy.part(free.levels[at], 0 if need.whole else after)
+        untouched = last and room.leases == 0
+        ranks.append((float(untouched), part, float(left), at))
+    return ranks
+
+
+def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+    """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
+    gpu = free.rooms[0].gpu
+    if need.models and gpu.name not in need.models:
+        return []
+    memory, permille = need.on(gpu)
+    last = policy.whole_gpus_last
+    ranks: list[Rank] = []
+    seen: dict[tuple[int, int, bool], tuple[float, float, float]] = {}
+    for at, room in enumerate(free.rooms):
+        compute, left = room.free_permille - permille, room.free_bytes - memory
+        if compute < 0 or left < 0 or room.exclusive or (closed and room.gpu.id in closed):
+            continue
+        untouched = last and room.leases == 0
+        known = seen.get((compute, left, untouched))
+        if known is None:
+            part = policy.part(free.levels[at], min(compute, memory_level(left, gpu)))
+            known = seen[compute, left, untouched] = (float(untouched), part, float(left))
+        ranks.append((*known, at))
+    return ranks if memory > 0 else []
+
+
+def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[Rank]:
+    """Rank MIG instances: the smallest that is enough comes first, whatever the policy.
+
+    Instances are leased whole.
+    """
+    fitting = [at for at, room in enumerate(free.rooms) if need.fits(room) and room.gpu.id not in closed]
+    fitting.sort(key=lambda at: best_fit(free.rooms[at].gpu))
+    return [
+        (0.0, float(free.rooms[at].gpu.leasable_bytes), float(order), at) for order, at in enumerate(fitting)
+    ]
+
+
+def _together(need: Need, free: Free, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+    """Choose GPUs of one group of fast links, if any group has enough; else of few groups.
+
+    Among groups the one wins that breaks into the fewest untouched GPUs, then the smallest: larger groups
+    stay for larger requests.
+    """
+    if need.count == 1 or not free.link_groups:
+        return tuple(sorted(ranks)[: need.count])
+    by_group = sorted(ranks, key=lambda rank: (free.link_groups[rank[3]], rank))
+    groups = [tuple(group) for _, group in groupby(by_group, key=lambda rank: free.link_groups[rank[3]])]
+    enough = [group[: need.count] for group in sorted(groups, key=len) if len(group) >= need.count]
+    if enough:
+        return min(enough, key=_broken_into)
+    groups.sort(key=lambda group: (-len(group), group))
+    return tuple(rank for group in groups for rank in group)[: need.count]
+
+
+def _broken_into(group: Sequence[Rank]) -> float:
+    return sum(rank[0] for rank in group)
+
+
+def _score(need: Need, free: Free, policy: Policy, chosen: Sequence[Rank]) -> Score:
+    untouched = part = 0.0
+    taken = 0
+    for rank in chosen:
+        untouched += rank[0]
+        part += rank[1]
+        taken += free.levels[rank[3]] if need.whole else need.on(free.rooms[rank[3]].gpu)[1]
+    return untouched, part, policy.host(need, free, min(taken, free.total_permille))
+
+
+def _lack(need: Need, free: Free) -> HostReason:
+    """Return why too few GPUs can take their part."""
+    if need.models and not any(room.gpu.name in need.models for room in free.rooms):
+        return HostReason.MODEL
+    if need.pinned and not {room.gpu.id for room in free.rooms}.issuperset(need.pinned):
+        return HostReason.OTHER_HOST
+    return HostReason.GPUS

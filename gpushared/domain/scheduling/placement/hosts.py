@@ -1,0 +1,143 @@
+"""Describe a host of the fleet: its GPUs, its CPU and memory, and the free part of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.model.lease import Grant
+from gpushared.domain.scheduling.placement.free_capacity import Room
+
+UNLIMITED = 1 << 62
+"""A host that does not tell its CPU or memory counts as having so much, more than any request takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Describe a host: CPU in thousandths of a core, memory in bytes; None if unknown.
+
+    ``link_groups``: for each GPU the group of fast links (NVLink, else NUMA node) by which it can be reached;
+    empty if unknown.
+    """
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    link_groups: tuple[int, ...] = ()
+
+
+def link_groups(gpus: Sequence[Gpu]) -> tuple[int, ...]:
+    """Return each GPU's group; a GPU that does not tell is a group of its own. Empty if no GPU tells."""
+    if all(gpu.link_group is None for gpu in gpus):
+        return ()
+    return tuple(-1 - at if gpu.link_group is None else gpu.link_group for at, gpu in enumerate(gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Hold the free capacity of a host.
+
+    Values never change: a decision replaces them, and undoing it brings them back. ``levels``: how much of
+    each GPU can still be leased in shares, in permille.
+    """
+
+    rooms: tuple[Room, ...]
+    cpu_milli: int
+    memory_bytes: int
+    levels: tuple[int, ...]
+    total_permille: int
+    top_permille: int
+    """The most compute that is free on one of the host's GPUs."""
+    link_groups: tuple[int, ...]
+    uniform: bool
+    """True if the host's GPUs are ordinary and alike, so that an answer for one GPU is the answer for all."""
+    twin: int | None = None
+    """A number that all untouched hosts of the same make share; None once the host has given something."""
+
+
+def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
+    """Return the free capacity of a host with these rooms, while none of its CPU and memory is taken."""
+    levels = tuple(level_of(room) for room in rooms)
+    return Free(
+        tuple(rooms),
+        UNLIMITED if host.cpu_milli is None else host.cpu_milli,
+        UNLIMITED if host.memory_bytes is None else host.memory_bytes,
+        levels,
+        sum(levels),
+        max((room.free_permille for room in rooms), default=0),
+        host.link_groups,
+        _uniform(host.gpus),
+        twin,
+    )
+
+
+def make_of(host: Host, rooms: Sequence[Room]) -> tuple[object, ...]:
+    """Return the features that hosts of the same make share: all that placement reads but the names."""
+    gpus = tuple(
+        (replace(room.gpu, id=GpuId("")), room.free_bytes, room.free_permille, room.leases, room.exclusive)
+        for room in rooms
+    )
+    return gpus, host.cpu_milli, host.memory_bytes, host.link_groups
+
+
+def level_of(room: Room) -> int:
+    """Return the permille of the GPU that the largest slice could still have; 0 if nothing more may come."""
+    if room.exclusive or room.gpu.trouble is not None:
+        return 0
+    return max(0, min(room.free_permille, memory_level(room.free_bytes, room.gpu)))
+
+
+def memory_level(free_bytes: int, gpu: Gpu) -> int:
+    """Return free memory as permille, rounded up.
+
+    Slices are whole MiB, so a rest is no smaller than its share.
+    """
+    return -(-free_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
+
+
+def changed(
+    free: Free, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
+) -> Free:
+    """Return the host after grants were taken (``sign`` 1) or given back (-1).
+
+    Each entry of ``grants`` has the GPU's position, the grant, and True if nobody else may be on that GPU.
+    """
+    rooms, levels = list(free.rooms), list(free.levels)
+    for at, grant, exclusive in grants:
+        change = Room.less if sign > 0 else more
+        rooms[at] = change(rooms[at], grant, exclusive=exclusive)
+    for at in {at for at, _, _ in grants}:
+        levels[at] = level_of(rooms[at])
+    return Free(
+        tuple(rooms),
+        free.cpu_milli - sign * cpu_milli,
+        free.memory_bytes - sign * memory_bytes,
+        tuple(levels),
+        sum(levels),
+        max(room.free_permille for room in rooms) if rooms else 0,
+        free.link_groups,
+        free.uniform,
+    )
+
+
+def _uniform(gpus: Sequence[Gpu]) -> bool:
+    ordinary = all(
+        gpu.trouble is None and gpu.parent is None and not gpu.split and not gpu.exclusive_process
+        for gpu in gpus
+    )
+    return ordinary and len({(gpu.name, gpu.leasable_bytes) for gpu in gpus}) == 1
+
+
+def more(room: Room, grant: Grant, *, exclusive: bool) -> Room:
+    """Return the room without a grant; after an exclusive grant the GPU is open to others again."""
+    return Room(
+        room.gpu,
+        room.free_bytes + grant.memory_bytes,
+        room.free_permille + grant.compute_permille,
+        room.leases - 1,
+        room.exclusive and not exclusive,
+        room.stray_bytes,
+        room.apart_from,
+    )

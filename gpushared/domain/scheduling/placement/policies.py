@@ -1,0 +1,129 @@
+"""Define placement policies: each tells with two numbers the cost of a place, and the cheapest place wins.
+
+``part`` judges one GPU by its free permille before and after, ``host`` the effect of the request on the rest
+of its host. All policies break ties the same way: the GPU that is left with less memory, the lower index, the
+host that was listed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.hosts import UNLIMITED, Free
+from gpushared.domain.scheduling.placement.request_shape import Need
+
+FREE_GPU_WEIGHT = 0.02
+"""A free GPU on the host counts as much as a fiftieth of a GPU stranded there: enough to break ties."""
+MEMORY_WEIGHT = 0.3
+"""Host memory counts less than CPU: a process seldom uses all of the memory that it asks for."""
+
+KIN_PERMILLE = 300.0
+"""The worth is a little more than a quarter of a GPU, a usual size. It outweighs a slice's best fit, but
+never a whole GPU."""
+
+Stranded = Callable[[int, int], float]
+
+
+class PolicyName(StrEnum):
+    """Name the policies that the configuration may choose."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+    FRAGMENTATION = "fragmentation"
+
+
+class Together(StrEnum):
+    """Say whose leases are put together if that costs little."""
+
+    OFF = "off"
+    PROJECT = "project"
+
+
+class Policy(Protocol):
+    """Tell the cost of a place."""
+
+    whole_gpus_last: bool
+    """True if a GPU that nobody uses is left alone while a slice fits elsewhere."""
+    kin_worth: float
+    """The worth for a slice to be on a GPU with others of its project, in the unit of ``part``."""
+
+    def part(self, before: int, after: int) -> float:
+        """Return the cost of leaving ``after`` permille of a GPU that had ``before``."""
+
+    def host(self, need: Need, free: Free, taken: int) -> float:
+        """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory."""
+
+
+class Pack:
+    """Choose the best fit: the GPU, then the host, that is left with the least."""
+
+    whole_gpus_last = True
+    kin_worth = KIN_PERMILLE
+
+    def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
+        return float(after)
+
+    def host(self, need: Need, free: Free, taken: int) -> float:  # noqa: ARG002 - only what is left matters
+        return float(free.total_permille - taken)
+
+
+class Spread:
+    """Choose the worst fit, which gives as few neighbours as possible."""
+
+    whole_gpus_last = False
+    kin_worth = KIN_PERMILLE
+
+    def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
+        return -float(after)
+
+    def host(self, need: Need, free: Free, taken: int) -> float:  # noqa: ARG002 - only what is left matters
+        return -float(free.total_permille - taken)
+
+
+class Fragmentation:
+    """Choose the least growth of the capacity that will stay idle.
+
+    Idle capacity is leftover shares that no request is for, and GPUs whose host has no CPU or memory left for
+    coming requests. The policy learns from past requests what comes.
+    """
+
+    whole_gpus_last = True
+    kin_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
+
+    def __init__(self, mix: Mix) -> None:
+        self._leftover = mix.leftover
+        self._cpu = mix.cpu
+        self._memory = mix.memory
+
+    def part(self, before: int, after: int) -> float:
+        return round(self._leftover[after] - self._leftover[before], 6)
+
+    def host(self, need: Need, free: Free, taken: int) -> float:
+        cost = FREE_GPU_WEIGHT * (free.total_permille - taken)
+        if free.cpu_milli < UNLIMITED >> 1:
+            cost += _growth(self._cpu.stranded, free.cpu_milli, need.cpu_milli, free.total_permille, taken)
+        if free.memory_bytes < UNLIMITED >> 1:
+            grown = _growth(
+                self._memory.stranded, free.memory_bytes, need.memory_bytes, free.total_permille, taken
+            )
+            cost += MEMORY_WEIGHT * grown
+        return cost
+
+
+def _growth(stranded: Stranded, amount: int, less: int, permille: int, taken: int) -> float:
+    return stranded(amount - less, permille - taken) - stranded(amount, permille)
+
+
+def policy_for(name: PolicyName, mix: Mix) -> Policy:
+    """Return the policy for the mix as it is now; a later lesson needs a new policy."""
+    match name:
+        case PolicyName.PACK:
+            return Pack()
+        case PolicyName.SPREAD:
+            return Spread()
+        case PolicyName.FRAGMENTATION:
+            return Fragmentation(mix)

@@ -1,0 +1,203 @@
+"""Run one pass over the queue: the grants, the leases that give way, and the reasons of those that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.gpu_amounts import sizes_of
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.pass_records import (
+    NEVER,
+    Candidate,
+    Holder,
+    Plan,
+    Preemption,
+    Verdict,
+)
+from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.queue_order import (
+    Backlog,
+    Kind,
+    backlogs,
+    gate,
+    sunk,
+    sunk_holder,
+)
+from gpushared.domain.scheduling.scheduling_pass import Desk
+from gpushared.domain.scheduling.use_over_time import Usage
+
+
+def plan(
+    waiting: Iterable[Candidate],
+    holders: Sequence[Holder] | Roll,
+    places: Places,
+    usage: Usage,
+    policy: Policy,
+    now: float,
+    *,
+    under_way: Sequence[Preemption] = (),
+    turns: Mapping[str, float] | None = None,
+) -> Plan:
+    """Run one pass. ``places`` are booked as decided: callers that still need them hand in a copy.
+
+    ``under_way``: preemptions of earlier passes whose winners still wait. A winner starts as soon as its
+    victims have left; until then its place is kept, whatever happens around it. ``holders``: all holders, or
+    a roll that the caller keeps for this policy, which is left as it is.
+    """
+    roll, sinks_at = _as_they_count(holders, policy, places, now)
+    desk = Desk(roll, usage, places, turns or {}, now)
+    desk.wake(sinks_at)
+    queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
+    _finish_preemptions(under_way, queue, roll.leaving, desk)
+    desk.keep_fixed()
+    ready = _pass_gate(queue, desk)
+    queues = backlogs(ready, policy, desk.turns, now)
+    _reserve_turns(queues, desk)
+    _serve_claims(queues, desk)
+    _serve_the_rest(_left_over(queues, ready, desk), desk)
+    return Plan(
+        desk.grants,
+        tuple(desk.preemptions),
+        desk.verdicts,
+        tuple(desk.reservations),
+        desk.turns,
+        desk.behind,
+        desk.look_again_at,
+        desk.fixed(),
+    )
+
+
+def _as_they_count(
+    holders: Sequence[Holder] | Roll, policy: Policy, places: Places, now: float
+) -> tuple[Roll, float]:
+    """Return the holders with the priorities that count, and when the next priority will sink."""
+    if all(rules.long_run_gpu_seconds is None for rules in policy.classes.values()):
+        return holders if isinstance(holders, Roll) else Roll(policy, places, holders), NEVER
+    found, first = [], NEVER
+    for holder in holders.holders() if isinstance(holders, Roll) else holders:
+        gpus = sum(sizes_of(holder.lease.grants, places).values()) / WHOLE_PERMILLE
+        counted, sinks_at = sunk_holder(holder, gpus, policy, now)
+        found.append(counted)
+        first = min(first, sinks_at)
+    roll = Roll(policy, places, found)
+    roll.lent = holders.lent if isinstance(holders, Roll) else {}
+    return roll, first
+
+
+def _finish_preemptions(
+    under_way: Sequence[Preemption],
+    queue: Sequence[Candidate],
+    still: Mapping[LeaseId, Holder],
+    desk: Desk,
+) -> None:
+    """Grant the winners whose victims have left, and keep the places of the other winners.
+
+    ``still``: the leases that leave. A victim that has left may hold GPUs again, somewhere else: nobody waits
+    for that.
+    """
+    waiting = {one.lease.id: one for one in queue}
+    for one in under_way:
+        winner = waiting.get(one.winner)
+        if winner is not None:
+            desk.finish(winner, one, [still[gone.lease] for gone in one.victims if gone.lease in still])
+
+
+def _pass_gate(queue: Iterable[Candidate], desk: Desk) -> list[Candidate]:
+    """Return the requests that the pass may look at."""
+    ready = []
+    for one in queue:
+        if desk.is_done(one.lease.id):
+            continue
+        verdict = gate(one, desk.now)
+        if verdict is None:
+            ready.append(one)
+            continue
+        desk.verdicts[one.lease.id] = verdict
+        if one.begin_at is not None:
+            desk.wake(one.begin_at)
+    return ready
+
+
+def _reserve_turns(queues: Mapping[str, Backlog], desk: Desk) -> None:
+    """Keep GPUs for the projects' next turns, those of the least use first."""
+    for project in sorted(queues, key=lambda name: (desk.ledger.fair(name), name)):
+        turn = queues[project].turn
+        if turn is not None:
+            desk.reserve_turn(turn)
+        desk.wake(queues[project].turn_due_at)
+
+
+def _serve_claims(queues: Mapping[str, Backlog], desk: Desk) -> None:
+    """Serve requests within their project's guarantee, the emptiest guarantee first."""
+    promised = [name for name in queues if desk.policy.project(name).is_guaranteed_something]
+    heap = [(desk.ledger.filled(name), name) for name in promised]
+    heapify(heap)
+    while heap:
+        _, name = heappop(heap)
+        if _serve_a_claim(queues[name], desk):
+            heappush(heap, (desk.ledger.filled(name), name))
+
+
+def _serve_a_claim(backlog: Backlog, desk: Desk) -> bool:
+    """Serve one request that is within its project's guarantee and has room; return False without one."""
+    while (kind := backlog.first()) is not None:
+        one = kind.candidates[0]
+        models = desk.ledger.claims(one, desk.places)
+        room = desk.claim(one, models) if models else None
+        if room is None:
+            backlog.drop()
+            continue
+        desk.settle(one, room, turn=one is backlog.turn)
+        backlog.advance()
+        return True
+    return False
+
+
+def _left_over(
+    queues: Mapping[str, Backlog], ready: Iterable[Candidate], desk: Desk
+) -> Mapping[str, Backlog]:
+    """Return the queue without the requests that were served; only projects with a claim had any."""
+    claimed = {name for name in queues if desk.policy.project(name).is_guaranteed_something}
+    again = (one for one in ready if one.project in claimed and not desk.is_done(one.lease.id))
+    left = {name: backlog for name, backlog in queues.items() if name not in claimed}
+    return left | backlogs(again, desk.policy, desk.turns, desk.now)
+
+
+def _serve_the_rest(queues: Mapping[str, Backlog], desk: Desk) -> None:
+    """Serve all other requests, by fair share."""
+    heap = [(desk.ledger.fair(name), name) for name in queues]
+    heapify(heap)
+    while heap:
+        _, name = heappop(heap)
+        backlog = queues[name]
+        _serve_one(backlog, desk)
+        if backlog.heap:
+            heappush(heap, (desk.ledger.fair(name), name))
+
+
+def _serve_one(backlog: Backlog, desk: Desk) -> None:
+    """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
+    turn, backlog.turn = backlog.turn, None
+    kind = backlog.first()
+    assert kind is not None
+    one = turn or kind.candidates[0]
+    if turn is None and desk.is_done(one.lease.id):
+        backlog.advance()
+        return
+    answer = desk.ordinary(one, turn=turn is not None)
+    if not isinstance(answer, Verdict):
+        desk.settle(one, answer, turn=turn is not None)
+    elif turn is not None:
+        desk.verdicts[one.lease.id] = answer
+    else:
+        _refuse(backlog.drop(), answer, desk)
+
+
+def _refuse(kind: Kind, verdict: Verdict, desk: Desk) -> None:
+    for one in kind.candidates:
+        if not desk.is_done(one.lease.id):
+            desk.verdicts[one.lease.id] = verdict

@@ -1,0 +1,322 @@
+"""Choose who gives way to whom, and the cheapest set of victims.
+
+A request may take GPUs back by one of these rights:
+
+- *idle*: from leases that were lowered because they do nothing on their GPUs.
+- *claim*: its project is below its guarantee. From leases over quota in other projects.
+- *priority*: from leases of its own project with a lower priority.
+- *class*: from leases of a class that gives way to all and goes after its own.
+- *kept*: from leases that were granted what was kept for it, on condition that they leave.
+- *turn*: it is its project's turn. From leases over quota of projects that used more, if they held their
+  GPUs for a turn and their class does not go before its own.
+
+No lease is preempted before the least run time of its class, nor does a turn give way to its own project
+before it has lasted ``turn_seconds``. Unless it is idle, no lease is preempted by its own project at the same
+or a higher priority, nor while its GPUs are guaranteed to its project, except by *priority* and *class*; and
+a class that never gives way never does. And no lease is preempted unless the winner then has a place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import combinations
+
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.model.lease import Grant, Lease, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.pass_records import (
+    NEVER,
+    Candidate,
+    Holder,
+    Ladder,
+    Victim,
+)
+from gpushared.domain.scheduling.projects import GivesWay, Policy
+from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.reservation import HOSTS_LOOKED_AT, HostIndex
+
+PAUSE_SECONDS = 60.0
+"""Pausing and resuming cost so many seconds of the lease's GPUs."""
+NOTIFY_SHARE = 0.5
+"""A lease that is told may save itself; so much of its work is taken as lost."""
+EACH_VICTIM_SECONDS = 60.0
+"""Each victim costs so much besides, because somebody is disturbed."""
+EXACT_UP_TO = 5
+"""So many leases on one GPU are tried in all combinations."""
+
+
+class Right(StrEnum):
+    """Name the right by which a request may take GPUs back."""
+
+    IDLE = "idle"
+    CLAIM = "claim"
+    PRIORITY = "priority"
+    CLASS = "class"
+    KEPT = "kept"
+    TURN = "turn"
+
+
+WHY = {
+    Right.IDLE: "nothing has been done there for long",
+    Right.CLAIM: "its project is guaranteed the room",
+    Right.PRIORITY: "its priority in the project is higher",
+    Right.CLASS: "its class goes before best effort",
+    Right.KEPT: "the room was kept for it",
+    Right.TURN: "it waited longest in its project and others had their turn",
+}
+
+
+class Court:
+    """Decide who may preempt whom, following the ledger through a pass."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, turns: Mapping[str, float], now: float) -> None:
+        """Take ``turns``: when each project last had its turn."""
+        self.policy = policy
+        self.ledger = ledger
+        self.turns = turns
+        self.now = now
+        self._version = -1
+        self._over_quota: list[Holder] = []
+
+    def over_quota(self) -> list[Holder]:
+        """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
+        roll = self.ledger.roll
+        if self._version != roll.version:
+            self._version = roll.version
+            classes = self.policy.classes
+            self._over_quota = [
+                holder
+                for project in roll.projects()
+                for holder in roll.of(project)
+                if classes[holder.lease.request.lease_class].gives_way is not GivesWay.NEVER
+                and self.ledger.over_quota(holder)
+            ]
+        return self._over_quota
+
+    def may_preempt(self, winner: Candidate) -> bool:
+        """Return True if any lease could have to give way without a claim or a turn."""
+        if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
+            return True
+        return self.ledger.lowest_priority(winner.project) < winner.priority
+
+    def eligible(
+        self, winner: Candidate, *, claim: bool, turn: bool
+    ) -> tuple[dict[LeaseId, tuple[Holder, Right]], float]:
+        """Return the leases that the winner may preempt, by id, and when the next one may be.
+
+        The time is infinite if no other lease may be.
+        """
+        found: dict[LeaseId, tuple[Holder, Right]] = {}
+        later = NEVER
+        others = self.over_quota() if claim or turn else []
+        roll = self.ledger.roll
+        behind = roll.behind(winner.lease.id).values()
+        for holder in (*roll.of(winner.project), *roll.best_effort.values(), *behind, *others):
+            right = self.right(winner, holder, claim=claim, turn=turn)
+            if right is None:
+                continue
+            free_from = self.free_from(holder, right)
+            if free_from <= self.now:
+                found[holder.lease.id] = (holder, right)
+            else:
+                later = min(later, free_from)
+        return found, later
+
+    def right(self, winner: Candidate, holder: Holder, *, claim: bool, turn: bool) -> Right | None:
+        """Return the right by which the winner may take this lease's GPUs, the least run time aside."""
+        rules = self.policy.classes[holder.lease.request.lease_class]
+        if holder.leaving or holder.stays or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
+            return None
+        if winner.lease.id in holder.behind:
+            return Right.KEPT
+        if holder.lease.lowered:
+            return Right.IDLE
+        if holder.project == winner.project:
+            return Right.PRIORITY if holder.priority < winner.priority else None
+        mine = self.policy.classes[winner.lease.request.lease_class]
+        if rules.gives_way is GivesWay.ALWAYS and mine.order < rules.order:
+            return Right.CLASS
+        if not (claim or turn) or not self.ledger.over_quota(holder):
+            return None
+        if claim:
+            return Right.CLAIM
+        used_more = self.ledger.fair(holder.project) > self.ledger.fair(winner.project)
+        return Right.TURN if used_more and mine.order <= rules.order else None
+
+    def may_go_together(
+        self, victims: Sequence[Holder], rights: Mapping[LeaseId, tuple[Holder, Right]]
+    ) -> bool:
+        """Return True if every project keeps its guarantees when all these leases go."""
+        taken: dict[str, list[Holder]] = defaultdict(list)
+        for one in victims:
+            if rights[one.lease.id][1] in (Right.CLAIM, Right.TURN):
+                taken[one.project].append(one)
+        return all(self.ledger.may_lose(holders) for holders in taken.values())
+
+    def free_from(self, holder: Holder, right: Right) -> float:
+        """Return from when on the lease may be preempted by that right."""
+        if right is Right.KEPT:
+            return holder.started_at
+        least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
+        if right is Right.TURN or (right is Right.PRIORITY and self._has_the_turn(holder)):
+            least = max(least, self.policy.turn_seconds)
+        return holder.started_at + least
+
+    def _has_the_turn(self, holder: Holder) -> bool:
+        """Return True if its project's last turn went to the lease: the oldest of those that started then."""
+        started_at = self.turns.get(holder.project)
+        if holder.started_at != started_at:
+            return False
+        rivals = (one for one in self.ledger.roll.of(holder.project) if one.started_at == started_at)
+        return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Hold victims, and the grants that the winner has without them."""
+
+    holders: tuple[Holder, ...]
+    grants: tuple[Grant, ...]
+    rights: frozenset[Right]
+
+    @property
+    def why(self) -> str:
+        """Return the weakest right that was needed."""
+        return WHY[max(self.rights, key=list(Right).index)]
+
+
+def lost_seconds(holder: Holder, now: float) -> float:
+    """Return the GPU-seconds of work that preempting this lease costs."""
+    gpus = sum(grant.compute_permille for grant in holder.lease.grants) / WHOLE_PERMILLE
+    if holder.lease.lowered:
+        return gpus * PAUSE_SECONDS  # no work is under way
+    since = holder.started_at if holder.saved_at is None else holder.saved_at
+    unsaved = max(0.0, now - since)
+    match holder.step:
+        case Ladder.PAUSE:
+            return gpus * PAUSE_SECONDS
+        case Ladder.NOTIFY:
+            return gpus * max(PAUSE_SECONDS, unsaved * NOTIFY_SHARE)
+        case Ladder.REQUEUE:
+            return gpus * max(PAUSE_SECONDS, unsaved)
+
+
+def victim(holder: Holder, now: float) -> Victim:
+    return Victim(holder.lease.id, holder.step, lost_seconds(holder, now))
+
+
+def cheapest(
+    request: Request,
+    may_go: Mapping[LeaseId, tuple[Holder, Right]],
+    index: HostIndex,
+    places: Places,
+    closed: Collection[GpuId],
+    court: Court,
+) -> Found | None:
+    """Return the cheapest victims after which the request has a place; None if there are none.
+
+    The result is exact for one GPU with few leases; else each victim is at least needed. Ties go to the
+    leases that started last.
+    """
+    now = court.now
+    by_host: dict[str, list[Holder]] = defaultdict(list)
+    for holder, _ in sorted(may_go.values(), key=_by_age):
+        for host in index.hosts_of(holder):
+            by_host[host].append(holder)
+    best: tuple[tuple[float, float], Found] | None = None
+    for host in _likely(by_host):
+        for victims in _sets_on(host, by_host[host], request, places, closed, now):
+            if not court.may_go_together(victims, may_go):
+                continue
+            gone = [one.lease for one in victims]
+            grants = places.place(request, gone=gone, closed=closed, host=host)
+            price = _price(victims, now)
+            if grants and (best is None or price < best[0]):
+                rights = frozenset(may_go[one.lease.id][1] for one in victims)
+                best = price, Found(tuple(victims), grants, rights)
+    return None if best is None else best[1]
+
+
+def _by_age(found: tuple[Holder, Right]) -> tuple[int, str]:
+    """Return a sort key that does not depend on the order in which the leases came to be known."""
+    lease = found[0].lease
+    return lease.sequence, lease.id
+
+
+def _price(victims: Sequence[Holder], now: float) -> tuple[float, float]:
+    lost = sum(lost_seconds(one, now) + EACH_VICTIM_SECONDS for one in victims)
+    return lost, -sum(one.started_at for one in victims)
+
+
+def _likely(by_host: dict[str, list[Holder]]) -> list[str]:
+    """Return all of a few hosts; of many hosts, those where the most may go."""
+    if len(by_host) <= HOSTS_LOOKED_AT:
+        return sorted(by_host)
+    sizes = {
+        host: sum(grant.compute_permille for one in holders for grant in one.lease.grants)
+        for host, holders in by_host.items()
+    }
+    return sorted(by_host, key=lambda host: (-sizes[host], host))[:HOSTS_LOOKED_AT]
+
+
+def _sets_on(
+    host: str,
+    holders: list[Holder],
+    request: Request,
+    places: Places,
+    closed: Collection[GpuId],
+    now: float,
+) -> Iterable[list[Holder]]:
+    """Yield sets of victims on a host: those of the cheapest GPUs together, and all that are needed."""
+
+    def fits(victims: Iterable[Holder]) -> bool:
+        gone = [one.lease for one in victims]
+        return bool(places.place(request, gone=gone, closed=closed, host=host))
+
+    if not fits(holders):
+        return
+    count = len(request.gpus) or request.gpu_count
+    on_each = [
+        found
+        for gpu in (request.gpus or places.gpus_of(host))
+        if gpu not in closed and (found := _on_gpu(gpu, host, holders, request, places, now)) is not None
+    ]
+    on_each.sort(key=lambda victims: _price(victims, now))
+    together = {one.lease.id: one for victims in on_each[:count] for one in victims}
+    if together and fits(together.values()):
+        yield _needed(list(together.values()), fits, now)
+    yield _needed(holders, fits, now)
+
+
+def _on_gpu(
+    gpu: GpuId, host: str, holders: list[Holder], request: Request, places: Places, now: float
+) -> list[Holder] | None:
+    """Return the cheapest victims on one GPU; None if all of them would not do."""
+    here = [one for one in holders if any(grant.gpu == gpu for grant in one.lease.grants)]
+    pinned = replace(request, gpus=(gpu,), gpu_count=1)
+
+    def fits(victims: Iterable[Holder]) -> bool:
+        gone: list[Lease] = [one.lease for one in victims]
+        return bool(places.place(pinned, gone=gone, host=host))
+
+    if not fits(here):
+        return None
+    if len(here) > EXACT_UP_TO:
+        return _needed(here, fits, now)
+    subsets = [list(some) for size in range(len(here) + 1) for some in combinations(here, size)]
+    subsets.sort(key=lambda some: _price(some, now))
+    return next(some for some in subsets if fits(some))
+
+
+def _needed(holders: list[Holder], fits: Callable[[Iterable[Holder]], bool], now: float) -> list[Holder]:
+    """Return the holders without those that need not go, the dearest of them spared first."""
+    kept = list(holders)
+    for one in sorted(holders, key=lambda one: _price((one,), now), reverse=True):
+        fewer = [other for other in kept if other is not one]
+        if fits(fewer):
+            kept = fewer
+    return kept

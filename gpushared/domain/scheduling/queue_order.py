@@ -1,0 +1,132 @@
+"""Order the queue.
+
+Between projects: a request within its project's guarantee goes before all others, first that of the project
+which holds the least part of its guarantee; then the project with the least decayed use by weight.
+Inside a project: the higher priority, then the class, then the older request. Besides, once every
+``patience_seconds`` a project's next turn is its request that has waited longest, whatever its priority, if
+that request has waited longer than that: so priority orders a project's queue but never stops a request in
+it for good.
+
+Requests of one project that ask for the same are a *kind*: a refusal to one holds for those behind it in the
+same pass, so a pass costs by kind and not by request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.pass_records import (
+    NEVER,
+    Candidate,
+    Holder,
+    Verdict,
+    WaitReason,
+)
+from gpushared.domain.scheduling.projects import Policy
+
+Rank = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Kind:
+    """Hold requests of one project that ask for the same with the same priority, the oldest first."""
+
+    project: str
+    candidates: deque[Candidate]
+    order: int
+
+    @property
+    def rank(self) -> Rank:
+        first = self.candidates[0]
+        return (-first.priority, self.order, first.lease.sequence)
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Hold the waiting requests of one project: kinds by rank, and its next turn if one is due."""
+
+    heap: list[tuple[Rank, int, Kind]] = field(default_factory=list)
+    turn: Candidate | None = None
+    turn_due_at: float = NEVER
+
+    def first(self) -> Kind | None:
+        return self.heap[0][2] if self.heap else None
+
+    def advance(self) -> None:
+        """Drop the first request, which is done with; the next of its kind takes its rank."""
+        _, number, kind = heappop(self.heap)
+        kind.candidates.popleft()
+        if kind.candidates:
+            heappush(self.heap, (kind.rank, number, kind))
+
+    def drop(self) -> Kind:
+        """Drop the first kind, which is refused as a whole."""
+        return heappop(self.heap)[2]
+
+
+LONG_RUN_DROP = 1000
+"""The priority of a long run sinks so far: below all that users may ask for."""
+
+
+def sunk(candidate: Candidate, policy: Policy) -> Candidate:
+    """Return the candidate with the priority that counts."""
+    least = policy.classes[candidate.lease.request.lease_class].long_run_gpu_seconds
+    if not candidate.served or least is None or candidate.served < least:
+        return candidate
+    return replace(candidate, priority=candidate.priority - LONG_RUN_DROP)
+
+
+def sunk_holder(holder: Holder, gpus: float, policy: Policy, now: float) -> tuple[Holder, float]:
+    """Return the holder of so many GPUs with the priority that counts, and when that will sink."""
+    least = policy.classes[holder.lease.request.lease_class].long_run_gpu_seconds
+    if least is None or gpus <= 0:
+        return holder, NEVER
+    sinks_at = holder.started_at + (least - holder.served) / gpus
+    if now < sinks_at:
+        return holder, sinks_at
+    return replace(holder, priority=holder.priority - LONG_RUN_DROP), NEVER
+
+
+def gate(candidate: Candidate, now: float) -> Verdict | None:
+    """Return why the pass may not look at a request yet."""
+    if candidate.held:
+        return Verdict(WaitReason.HELD, "is held back until somebody unholds it")
+    if candidate.begin_at is not None and now < candidate.begin_at:
+        return Verdict(WaitReason.BEGIN_TIME, "is not to begin yet")
+    if candidate.after:
+        return Verdict(
+            WaitReason.AFTER_LEASE, f"waits for the end of {', '.join(candidate.after)}", candidate.after[0]
+        )
+    return None
+
+
+def backlogs(
+    ready: Iterable[Candidate], policy: Policy, turns: Mapping[str, float], now: float
+) -> dict[str, Backlog]:
+    """Return the queue by project and kind."""
+    kinds: dict[tuple[str, int, Request, str], Kind] = {}
+    for one in ready:
+        request = one.lease.request
+        key = (one.project, one.priority, request, one.draws_on)
+        kind = kinds.get(key)
+        if kind is None:
+            kinds[key] = Kind(one.project, deque((one,)), policy.classes[request.lease_class].order)
+        else:
+            kind.candidates.append(one)
+    found: dict[str, Backlog] = {}
+    for number, kind in enumerate(kinds.values()):
+        found.setdefault(kind.project, Backlog()).heap.append((kind.rank, number, kind))
+    for project, backlog in found.items():
+        heapify(backlog.heap)
+        longest = min(
+            (min(kind.candidates, key=attrgetter("since")) for _, _, kind in backlog.heap),
+            key=lambda one: (one.since, one.lease.sequence),
+        )
+        backlog.turn_due_at = policy.patience_seconds + max(longest.since, turns.get(project, -NEVER))
+        backlog.turn = longest if backlog.turn_due_at <= now else None
+    return found

@@ -1,0 +1,207 @@
+"""Count each project's holdings during a pass, its open guarantees, and its leases over quota."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu
+from gpushared.domain.model.request import LeaseClass, Request
+from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.gpu_amounts import permille_on
+from gpushared.domain.scheduling.holder_index import FIXED_CLASS, Roll
+from gpushared.domain.scheduling.pass_records import Candidate, Holder
+from gpushared.domain.scheduling.placement.free_capacity import need_on
+from gpushared.domain.scheduling.projects import Quota, gpus
+from gpushared.domain.scheduling.use_over_time import Usage
+
+
+def size_on(request: Request, gpu: Gpu) -> int:
+    """Return the size of a request on GPUs like this one, in permille of a GPU."""
+    return permille_on(need_on(request, gpu), gpu) * (len(request.gpus) or request.gpu_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Mark the priority at which a project's guarantee runs out, and by how much, in permille of a GPU."""
+
+    priority: int
+    excess: int
+
+
+class Ledger:
+    """Count holdings by project and pool; the counts grow and shrink within a pass."""
+
+    def __init__(self, roll: Roll, usage: Usage, now: float) -> None:
+        """Copy ``roll``, which stays as it is: the ledger changes its copy."""
+        self.policy = roll.policy
+        self.roll = roll.copy()
+        self._known_edges: dict[str, Mapping[str, Edge]] = {}
+        self._decayed = usage.decayed(now, roll.running)
+
+    def add(self, holder: Holder) -> None:
+        """Count a holder in."""
+        self.roll.add(holder)
+        self._known_edges.pop(holder.project, None)
+
+    def remove(self, holder: Holder) -> None:
+        """Count a holder out."""
+        self.roll.remove(holder.lease.id)
+        self._known_edges.pop(holder.project, None)
+
+    def held(self, project: str) -> int:
+        """Return all that a project holds."""
+        return self.roll.all(project)
+
+    def lowest_priority(self, project: str) -> int:
+        """Return the lowest priority with which a project holds something; maxsize if it holds nothing."""
+        return self.roll.lowest_priority(project, sys.maxsize)
+
+    def fair(self, project: str) -> float:
+        """Return the figure of fair share: decayed GPU-seconds by weight, with a lookahead.
+
+        Present holdings count as if they had been held for the lookahead time too.
+        """
+        ahead = self.roll.all(project) / WHOLE_PERMILLE * self.policy.lookahead_seconds
+        return (self._decayed.get(project, 0.0) + ahead) / self.policy.project(project).weight
+
+    def filled(self, project: str) -> float:
+        """Return the part of its guarantees that a project holds; the lowest claims first."""
+        promised = sum(quota.guaranteed + quota.fixed for _, quota in self.policy.project(project).quotas())
+        return self.roll.all(project) / max(1, promised)
+
+    def fixed_left(self, project: str, pool: str) -> int:
+        """Return the part of a fixed quota that no build work holds at the moment."""
+        fixed = self.policy.project(project).quota_of(pool).fixed
+        return max(0, fixed - self.roll.fixed(project, pool))
+
+    def entitled(self, project: str, model: str, lease_class: LeaseClass) -> int:
+        """Return how much more of a model's GPUs the project is guaranteed for such work."""
+        known = self.policy.project(project)
+        pool = known.pool(model)
+        quota = known.quota_of(pool)
+        in_fixed = min(quota.fixed, self.roll.fixed(project, pool))
+        left = max(0, quota.guaranteed - (self.roll.held(project, pool) - in_fixed))
+        return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
+
+    def room_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
+        """Return how much more of a model's GPUs the project may hold for such work; None = no limit.
+
+        The part that is fixed for build work stays within the limit whenever that work comes.
+        """
+        known = self.policy.project(project)
+        others = lease_class is not FIXED_CLASS
+        limits = []
+        if known.quota.limit is not None:
+            kept = self._all_fixed_left(project) if others else 0
+            limits.append(known.quota.limit - self.roll.all(project) - kept - self._lent(project))
+        own = known.models.get(model)
+        if own is not None and own.limit is not None:
+            kept = self.fixed_left(project, model) if others else 0
+            limits.append(own.limit - self.roll.held(project, model) - kept - self._lent(project, model))
+        return min(limits, default=None)
+
+    def _lent(self, project: str, model: str = "") -> int:
+        return self.roll.lent.get((project, model), 0)
+
+    def _all_fixed_left(self, project: str) -> int:
+        return sum(self.fixed_left(project, pool) for pool, _ in self.policy.project(project).quotas())
+
+    def limit_sentence(self, project: str) -> str:
+        """Return a sentence on the project's holdings and its limit."""
+        known = self.policy.project(project)
+        said = [
+            gpus(quota.limit) + (f" of model {pool}" if pool else "")
+            for pool, quota in known.quotas()
+            if quota.limit is not None
+        ]
+        left = self._all_fixed_left(project)
+        fixed = (
+            f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
+        )
+        holds = f"project {project} holds {gpus(self.roll.all(project))}{fixed if left else ''}"
+        if lent := self._lent(project):
+            holds += f", and nodes may give {gpus(lent)} more of it by themselves"
+        return f"{holds}; its limit is {' and '.join(said)}"
+
+    def over_quota(self, holder: Holder) -> bool:
+        """Return True if the project's guarantees do not cover the lease.
+
+        Guarantees cover the highest priorities first. At the priority where a guarantee runs out any lease
+        may go, but not more than ``may_lose`` allows.
+        """
+        return any(
+            edge is not None and holder.priority <= edge.priority
+            for edge in map(self._edges(holder.project).get, self._pools(holder))
+        )
+
+    def may_lose(self, victims: Sequence[Holder]) -> bool:
+        """Return True if a project keeps its guarantees when these leases, all its own, go together.
+
+        The last of them may reach below the guarantee, if leases are larger than the excess.
+        """
+        project = victims[0].project
+        for pool, edge in self._edges(project).items():
+            sizes = [self._pools(one).get(pool, 0) for one in victims if one.priority == edge.priority]
+            if sizes and sum(sizes) - max(sizes) >= edge.excess:
+                return False
+        return True
+
+    def _pools(self, holder: Holder) -> Mapping[str, int]:
+        known = self.policy.project(holder.project)
+        pools: dict[str, int] = defaultdict(int)
+        for model, size in self.roll.sizes(holder.lease.id).items():
+            pools[known.pool(model)] += size
+        return pools
+
+    def _edges(self, project: str) -> Mapping[str, Edge]:
+        if project not in self._known_edges:
+            known = self.policy.project(project)
+            found = {pool: self._edge(project, pool, quota) for pool, quota in known.quotas()}
+            self._known_edges[project] = {pool: edge for pool, edge in found.items() if edge is not None}
+        return self._known_edges[project]
+
+    def _edge(self, project: str, pool: str, quota: Quota) -> Edge | None:
+        """Return where the guarantees of a pool run out; None if they cover all holdings."""
+        levels: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for holder in self.roll.of(project):
+            build = holder.lease.request.lease_class is FIXED_CLASS
+            levels[holder.priority][int(build)] += self._pools(holder).get(pool, 0)
+        fixed, left = quota.fixed, quota.guaranteed
+        for priority in sorted(levels, reverse=True):
+            others, builds = levels[priority]
+            in_fixed = min(fixed, builds)
+            fixed -= in_fixed
+            left -= others + builds - in_fixed
+            if left < 0:
+                return Edge(priority, -left)
+        return None
+
+    def claims(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
+        """Return the models on which a request is within its project's guarantee."""
+        request = candidate.lease.request
+        return tuple(
+            model
+            for model, gpu in places.models().items()
+            if (not request.models or model in request.models)
+            and size_on(request, gpu) <= self.entitled(candidate.project, model, request.lease_class)
+            and (not self.roll.lent or self._is_within_limit(candidate, gpu))
+        )
+
+    def within_limit(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
+        """Return the models on which a request stays within its project's limits."""
+        request = candidate.lease.request
+        found = []
+        for model, gpu in places.models().items():
+            if request.models and model not in request.models:
+                continue
+            if self._is_within_limit(candidate, gpu):
+                found.append(model)
+        return tuple(found)
+
+    def _is_within_limit(self, candidate: Candidate, gpu: Gpu) -> bool:
+        request = candidate.lease.request
+        room = self.room_to_limit(candidate.project, gpu.name, request.lease_class)
+        return room is None or size_on(request, gpu) <= room

@@ -1,0 +1,184 @@
+"""GPUs kept for a request that waits, so that those behind it never delay it, and the bound that follows.
+
+The first request of the order that waits for leases to end, and each project's next turn that does, have the
+GPUs kept where they will fit soonest: by the time limits of the leases there, and where limits say nothing,
+where least must end. A request behind them is granted on a kept GPU only if its own time limit ends first.
+
+The bound. Let every lease end within T seconds, and let a request fit its host beside what is fixed for
+others, in a project that stays below its limit and makes no claim. With k older requests in its project, n
+projects that ask without end, and g GPUs, it starts within
+
+    (k + 1) * (patience_seconds + n * T) + 2 * D / g
+
+seconds, where D is by how many GPU-seconds (decayed, by weight) its project is ahead of the others. For each
+project has a turn once a patience, which goes to its oldest request, so k turns of its own project go
+before; GPUs that are kept for a turn empty within T; turns of the other projects come before it only while
+those used less, and what a project is given while another one waits puts it behind that one for good,
+because use decays in all alike. A claim may go before it, each for at most T: what is guaranteed to one
+cannot be kept from them for another. Leases without a time limit have no T; a turn takes their GPUs back
+instead, once they held them for ``turn_seconds``, if they are over quota and may give way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from heapq import nsmallest
+from operator import itemgetter
+
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
+from gpushared.domain.model.lease import Lease, LeaseId
+from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.pass_records import NEVER, Holder
+from gpushared.domain.scheduling.placement.free_capacity import need_on
+from gpushared.domain.scheduling.quota_usage import size_on
+
+HOSTS_RANKED = 64
+HOSTS_LOOKED_AT = 16
+"""Of many hosts, the emptiest are ranked by time limits, and the first of those are looked at closely."""
+
+
+class HostIndex:
+    """Tell who holds GPUs on which host, and until when."""
+
+    def __init__(self, roll: Roll, leaves_in_seconds: float) -> None:
+        """Follow ``roll`` as it changes."""
+        self._roll = roll
+        self._leaves_in = leaves_in_seconds
+
+    def load(self, host: str) -> int:
+        """Return the permille of compute that is held there."""
+        return self._roll.load(host)
+
+    def hosts_of(self, holder: Holder) -> Collection[str]:
+        """Return the hosts where a lease holds something."""
+        return self._roll.hosts_of(holder.lease.id)
+
+    def on(self, host: str) -> Collection[Holder]:
+        """Return the holders on a host."""
+        return self._roll.on(host)
+
+    def hosts(self) -> list[str]:
+        """Return the hosts that somebody holds a part of, in order."""
+        return self._roll.hosts()
+
+    def end(self, holder: Holder, lease: LeaseId, now: float) -> float:
+        """Return when the holder leaves at the latest, if ``lease`` needs its room; infinite if unknown."""
+        if lease in holder.behind:
+            return now
+        limit = NEVER if holder.lease.expires_at is None else holder.lease.expires_at
+        return max(now, min(limit, now + self._leaves_in) if holder.leaving else limit)
+
+
+def soonest(
+    lease: LeaseId, request: Request, index: HostIndex, places: Places, closed: Collection[GpuId], now: float
+) -> tuple[frozenset[GpuId], float] | None:
+    """Return the GPUs where a request fits soonest, and when.
+
+    None if the request does not fit even when all leases have left.
+    """
+    best: tuple[float, int, int] | None = None
+    gpus: frozenset[GpuId] = frozenset()
+    for at, (host, not_before) in enumerate(_promising(lease, request, index, places, now)):
+        if best is not None and best[0] < not_before:
+            continue
+        found = _soonest_on(host, lease, request, index, places, closed, now)
+        if found is None:
+            continue
+        start, lacking, chosen = found
+        if best is None or (start, lacking, at) < best:
+            best, gpus = (start, lacking, at), chosen
+    return None if best is None else (gpus, best[0])
+
+
+def _soonest_on(
+    host: str,
+    lease: LeaseId,
+    request: Request,
+    index: HostIndex,
+    places: Places,
+    closed: Collection[GpuId],
+    now: float,
+) -> tuple[float, int, frozenset[GpuId]] | None:
+    """Return when the request fits here, how much (permille) must end before, and where."""
+    leaving = _in_order_of_end(index, host, lease, now)
+    leases = [one for _, one in leaving]
+
+    def fits(count: int) -> bool:
+        return bool(places.place(request, gone=leases[:count], closed=closed, host=host))
+
+    if not fits(len(leases)):
+        return None
+    count = bisect_left(range(len(leases)), x=True, key=fits)
+    grants = places.place(request, gone=leases[:count], closed=closed, host=host)
+    chosen = frozenset(grant.gpu for grant in grants)
+    lacking = sum(
+        grant.compute_permille for one in leases[:count] for grant in one.grants if grant.gpu in chosen
+    )
+    return (leaving[count - 1][0] if count else now), lacking, chosen
+
+
+def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) -> list[tuple[float, Lease]]:
+    """Return the leases of a host as they end; of those without an end, first those on the emptiest GPUs."""
+    holders = index.on(host)
+    load: dict[GpuId, int] = defaultdict(int)
+    for holder in holders:
+        for grant in holder.lease.grants:
+            load[grant.gpu] += grant.compute_permille
+    ends = [
+        (
+            index.end(one, lease, now),
+            max(load[grant.gpu] for grant in one.lease.grants),
+            one.lease.sequence,
+            one.lease.id,
+            one.lease,
+        )
+        for one in holders
+    ]
+    return [(end, one) for end, _, _, _, one in sorted(ends, key=itemgetter(0, 1, 2, 3))]
+
+
+def _promising(
+    lease: LeaseId, request: Request, index: HostIndex, places: Places, now: float
+) -> Sequence[tuple[str, float]]:
+    """Return the hosts to look at, and before when the request cannot fit there.
+
+    Of a few hosts the result has all; of many, those where enough ends first.
+    """
+    hosts = index.hosts()
+    if len(hosts) <= HOSTS_LOOKED_AT:
+        return [(host, now) for host in hosts]
+    models = places.models().values()
+    need = min((size_on(request, gpu) for gpu in models), default=0)
+    compute = min((_compute_on(request, gpu) for gpu in models), default=0)
+    emptiest = nsmallest(HOSTS_RANKED, hosts, key=lambda host: (index.load(host), host))
+    when = sorted((_enough_at(host, need, lease, index, places, now), at) for at, host in enumerate(emptiest))
+    first = [(emptiest[at], enough_at) for enough_at, at in when[:HOSTS_LOOKED_AT]]
+    if compute == need:
+        return first
+    return [(host, _enough_at(host, compute, lease, index, places, now)) for host, _ in first]
+
+
+def _compute_on(request: Request, gpu: Gpu) -> int:
+    """Return the compute (permille) that the request takes at least on GPUs like this one."""
+    return need_on(request, gpu).compute_permille * (len(request.gpus) or request.gpu_count)
+
+
+def _enough_at(host: str, need: int, lease: LeaseId, index: HostIndex, places: Places, now: float) -> float:
+    """Return when so much of a host's compute is free; the request may still not fit then."""
+    free = len(places.gpus_of(host)) * WHOLE_PERMILLE - index.load(host)
+    if free >= need:
+        return now
+    ends = ((index.end(one, lease, now), _compute_of(one)) for one in index.on(host))
+    for end, size in sorted(ends):
+        free += size
+        if free >= need:
+            return end
+    return NEVER
+
+
+def _compute_of(holder: Holder) -> int:
+    return sum(grant.compute_permille for grant in holder.lease.grants)
