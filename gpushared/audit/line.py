@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -80,3 +81,21 @@ def bounded(text: str, length: int) -> str:
     """Return the text as a line may hold it."""
     clean = "".join(c if c.isprintable() else "?" for c in text[: length + 1])
     return clean if len(clean) <= length else clean[: length - len(CUT)] + CUT
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """Hold the facts that handlers give about one request, until the answer begins."""
+
+    digest: str | None = None
+    """The digest of the body that went to the engine (``digest_of``); None if the body is passed on."""
+    container: str = ""
+    """The full id of the request's container."""
+    name: str = ""
+    note: str = ""
+    """A further fact for the line's reader, in one sentence; no part of a body, header or query."""
+
+
+def digest_of(body: bytes) -> str:
+    """Return SHA-256 in hexadecimal; empty for no body."""
+    return hashlib.sha256(body).hexdigest() if body else ""

@@ -4,24 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gpushared.domain.model.errors import Code, GpushareError
-
-STATUS = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.FAILED_PRECONDITION: 409,
-    Code.NOT_FOUND: 404,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.UNAVAILABLE: 503,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-}
-
-
-def http_status(error: GpushareError) -> int:
-    """Return the HTTP status that Docker clients and Connect clients both understand best."""
-    return STATUS[error.code]
+from gpushared.domain.model.errors import Code
 
 
 def docker_error(message: str) -> bytes:

@@ -5,7 +5,6 @@ A line is handed over when the answer begins, before its first byte: every answe
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ from gpushared.audit.line import (
     MAX_NAME,
     MAX_TEXT,
     AuditLine,
+    CallRecord,
     Origin,
     Sink,
     bounded,
 )
-from gpushared.domain.model.errors import Code, GpushareError
+from gpushared.domain.model.errors import Code, GpushareError, http_status
 from gpushared.domain.model.request import Caller
-from gpushared.gate.answers import http_status
 from gpushared.gate.containers import NotYours
 from gpushared.gate.http import Exchange
 from gpushared.gate.refusals import Refusal, RefusedRequestError
@@ -36,24 +35,6 @@ _ARCHIVE = re.compile(r"/containers/[^/]+/archive")
 _REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
 """These errors give a line even to a request that would have changed nothing. Others only tell a state."""
 GONE = "the client went away before there was an answer"
-
-
-@dataclass(slots=True)
-class CallRecord:
-    """Hold the facts that handlers give about one request, until the answer begins."""
-
-    digest: str | None = None
-    """The digest of the body that went to the engine (``digest_of``); None if the body is passed on."""
-    container: str = ""
-    """The full id of the request's container."""
-    name: str = ""
-    note: str = ""
-    """A further fact for the line's reader, in one sentence; no part of a body, header or query."""
-
-
-def digest_of(body: bytes) -> str:
-    """Return SHA-256 in hexadecimal; empty for no body."""
-    return hashlib.sha256(body).hexdigest() if body else ""
 
 
 @dataclass(slots=True)

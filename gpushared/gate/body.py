@@ -21,6 +21,12 @@ MAX_VALUES = 10_000
 MAX_DEPTH = 32
 CPUSET = "Cpuset"
 """Engine 20.10 reads this field at the top level, though no description of the API has it."""
+OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
+"""Everybody may use these networks of the engine."""
+HOST_NETWORK = "host"
+"""This network is the machine's own."""
+CPU_PERIOD_US = 100_000
+"""The engine takes this period if a body names none."""
 
 Json = Any
 """A decoded JSON value; whoever reads one checks its type."""

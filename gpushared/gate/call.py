@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+from gpushared.audit.line import CallRecord
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller
-from gpushared.gate.audit import CallRecord
 from gpushared.gate.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.engine import Answer
 from gpushared.gate.http import Exchange

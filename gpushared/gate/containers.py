@@ -22,7 +22,7 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import PathWish
-from gpushared.gate.body import Body, objects, section, strings
+from gpushared.gate.body import CPU_PERIOD_US, OWN_NETWORKS, Body, objects, section, strings
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.pins.pins import LABEL_PINS
 from gpushared.gate.policy.site import root_mark
@@ -31,12 +31,6 @@ from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
 """The paths that a confined caller mounted, resolved, as JSON; the lease's mounts are not among them."""
-OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
-"""The engine's own that everybody may use."""
-HOST_NETWORK = "host"
-"""The machine's."""
-CPU_PERIOD_US = 100_000
-"""The engine's, where nobody says another."""
 OK = 200
 CREATED = 201
 MOVED = 301

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
+from gpushared.audit.line import CallRecord, digest_of
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError, RequestError
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.answers import docker_error
-from gpushared.gate.audit import CallRecord, digest_of
 from gpushared.gate.body import Body, objects, section, serialise, strings
 from gpushared.gate.containers import NOT_FOUND, find_volume, inspect
 from gpushared.gate.desk import Claim, Desk

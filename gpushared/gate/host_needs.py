@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.gate.body import Body
-from gpushared.gate.containers import CPU_PERIOD_US
+from gpushared.gate.body import CPU_PERIOD_US, Body
 
 NANO_PER_MILLI = 1_000_000
 

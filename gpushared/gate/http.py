@@ -20,9 +20,9 @@ from typing import cast
 import h11
 
 from gpushared.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
-from gpushared.domain.model.errors import Code, GpushareError, LimitReached
+from gpushared.domain.model.errors import Code, GpushareError, LimitReached, http_status
 from gpushared.domain.model.request import Caller
-from gpushared.gate.answers import connect_error, docker_error, http_status
+from gpushared.gate.answers import connect_error, docker_error
 from gpushared.gate.incoming import Incoming
 from gpushared.gate.limits import Share, Shares
 from gpushared.gate.presence import Presence

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
+
+from gpushared.api.v1 import node_pb2, node_pb2_grpc
 from gpushared.config.model import Config
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
-from gpushared.domain.model.errors import GpushareError, JournalUnavailable
+from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
 from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
@@ -46,10 +50,10 @@ from gpushared.node.promises import Promises
 from gpushared.node.pulse import Pulse
 from gpushared.node.remembering import remembered
 from gpushared.node.sampler import Sampler
-from gpushared.node.selftest import check_identity
 from gpushared.node.simulation import Simulation
 from gpushared.node.user_limits import UserLimits
 from gpushared.node.verifier import Verifier, gate_name
+from gpushared.pool.selftest import check_identity
 from gpushared.ports import ContainerStatus, JournalSnapshot
 from gpushared.serving.audit_api import AuditApi
 from gpushared.serving.audit_log import AuditLog
@@ -336,7 +340,7 @@ class Daemon:
         doors = Doors(self._identities, front.secret, front.origins, of_calls, self._shares)
         await stack.enter_async_context(grpcapi.serving(self._api, jobs, lines, policy, doors, str(inner)))
         await stack.enter_async_context(front.serving(listener))
-        await check_identity(listener.getsockname())
+        await check_identity(listener.getsockname(), _ask_own_uid)
         await self._live(loop)
 
     async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
@@ -492,3 +496,9 @@ async def _end_creates(gate: Gate) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await gate.close()
+
+
+async def _ask_own_uid(channel: grpc.aio.Channel) -> None:
+    status = await node_pb2_grpc.NodeStub(channel).Status(node_pb2.NodeStatusRequest())
+    if status.caller_uid != os.getuid():
+        raise ConfigError("gRPC reports the wrong caller", hint="please report this with grpcio's version")

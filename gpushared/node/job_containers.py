@@ -13,8 +13,8 @@ from gpushared.domain.leases.job_attempts import start_failure
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import ContainerId, Lease
 from gpushared.domain.model.units import shown
-from gpushared.gate.body import Body, parse_object, section, serialise
-from gpushared.gate.containers import HOST_NETWORK, inspect
+from gpushared.gate.body import HOST_NETWORK, Body, parse_object, section, serialise
+from gpushared.gate.containers import inspect
 from gpushared.gate.create import CREATE_SECONDS
 from gpushared.gate.engine import Answer, EngineSocket
 from gpushared.node.gate_words import check_away, message_of

@@ -8,8 +8,7 @@ import psutil
 
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.protocol import Gang
-from gpushared.gate.body import parse_object, section
-from gpushared.gate.containers import HOST_NETWORK
+from gpushared.gate.body import HOST_NETWORK, parse_object, section
 from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from gpushared.api.v1 import link_pb2
-from gpushared.audit.line import MAX_NAME, MAX_TEXT, NOBODY_HERE, UNKNOWN, AuditLine, Sink, bounded
+from gpushared.audit.line import MAX_NAME, MAX_TEXT, NOBODY_HERE, UNKNOWN, AuditLine, Sink, bounded, digest_of
 from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.protocol import (
     CancelPart,
@@ -27,9 +27,8 @@ from gpushared.domain.model.errors import (
     GpushareError,
     RequestError,
     StateConflict,
+    http_status,
 )
-from gpushared.gate.answers import http_status
-from gpushared.gate.audit import digest_of
 
 OK = 200
 ORDER = "ORDER"

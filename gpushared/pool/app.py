@@ -11,6 +11,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
+
+from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.pool import CoordinatorConfig
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled, PoolTick
@@ -291,7 +294,7 @@ class PoolDaemon:
         server = Server(Door.LOCAL, f"unix:{inner}", None)
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))
-        await check_identity(listener.getsockname())
+        await check_identity(listener.getsockname(), _ask_status)
 
     async def _live(self, loop: PoolLoop, connections: Connections) -> None:
         """Until the stop, or until this coordinator must not go on: Deposed."""
@@ -386,3 +389,7 @@ async def _no_docker(_: Exchange) -> None:
         "this is the coordinator of a pool; it has no containers",
         hint="DOCKER_HOST is to name a node's socket: unix:///run/gpushared/gpushared.sock",
     )
+
+
+async def _ask_status(channel: grpc.aio.Channel) -> None:
+    await pool_pb2_grpc.PoolAdminStub(channel).Status(pool_pb2.PoolStatusRequest())

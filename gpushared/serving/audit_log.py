@@ -23,8 +23,8 @@ from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
     TimedOut,
+    http_status,
 )
-from gpushared.gate.answers import http_status
 from gpushared.serving.audit_words import fields_of, sentence
 from gpushared.serving.journald import Journald, is_logged_to
 from gpushared.serving.troubles import Troubles

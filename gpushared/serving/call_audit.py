@@ -10,11 +10,19 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from gpushared.audit.line import MAX_NAME, MAX_TEXT, UNKNOWN, AuditLine, Origin, Sink, bounded, ignore
-from gpushared.domain.model.errors import GpushareError, LimitReached, PermissionRefused
+from gpushared.audit.line import (
+    MAX_NAME,
+    MAX_TEXT,
+    UNKNOWN,
+    AuditLine,
+    Origin,
+    Sink,
+    bounded,
+    digest_of,
+    ignore,
+)
+from gpushared.domain.model.errors import GpushareError, LimitReached, PermissionRefused, http_status
 from gpushared.domain.model.request import Caller
-from gpushared.gate.answers import http_status
-from gpushared.gate.audit import digest_of
 
 OK = 200
 CALL = "CALL"

@@ -26,9 +26,9 @@ from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
     PermissionRefused,
+    http_status,
 )
 from gpushared.domain.model.request import Caller
-from gpushared.gate.answers import http_status
 from gpushared.gate.ends import linger
 from gpushared.gate.http import Routes, serve_http
 from gpushared.gate.limits import Share

@@ -193,3 +193,21 @@ _OF_CODE: dict[str, type[GpushareError]] = {
 def kind_of_code(code: str, default: type[GpushareError] = GpushareError) -> type[GpushareError]:
     """Return the class of error that a peer raised, by its status code; ``default`` for unknown codes."""
     return _OF_CODE.get(code, default)
+
+
+_HTTP_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.FAILED_PRECONDITION: 409,
+    Code.NOT_FOUND: 404,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+}
+
+
+def http_status(error: GpushareError) -> int:
+    """Return the HTTP status that Docker clients and Connect clients both understand best."""
+    return _HTTP_STATUS[error.code]

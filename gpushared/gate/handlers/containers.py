@@ -9,9 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import look_up
-from gpushared.gate.body import section, serialise
+from gpushared.gate.body import HOST_NETWORK, section, serialise
 from gpushared.gate.call import Call
-from gpushared.gate.containers import HOST_NETWORK, Container, find_container, find_network, find_owned
+from gpushared.gate.containers import (
+    Container,
+    find_container,
+    find_network,
+    find_owned,
+)
 from gpushared.gate.ending import asked_end, asked_stop
 from gpushared.gate.farewell import as_output
 from gpushared.gate.handlers.ground import Ground, Handler

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from gpushared.audit.line import digest_of
 from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.domain.model.request import Caller
 from gpushared.gate.accounts import Account
-from gpushared.gate.audit import digest_of
 from gpushared.gate.body import Body, Json, check_create, section
 from gpushared.gate.call import Call
 from gpushared.gate.containers import find_container

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.body import Body, Json, section
-from gpushared.gate.containers import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS
+from gpushared.gate.body import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS, Body, Json, section
 from gpushared.gate.mounts import judge_mounts
 from gpushared.gate.policy import networks, processes
 from gpushared.gate.policy import rules as r

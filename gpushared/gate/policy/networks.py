@@ -7,8 +7,7 @@ import re
 from gpushared.config.gate import Network, Publish
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.body import Body, Json, objects, section, text
-from gpushared.gate.containers import HOST_NETWORK
+from gpushared.gate.body import HOST_NETWORK, Body, Json, objects, section, text
 from gpushared.gate.policy.rules import Context
 from gpushared.gate.policy.site import Policy
 

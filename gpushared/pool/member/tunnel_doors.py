@@ -30,11 +30,12 @@ from gpushared.domain.model.errors import (
     NotFound,
     RequestError,
     Unavailable,
+    http_status,
 )
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
-from gpushared.gate.answers import docker_error, http_status
+from gpushared.gate.answers import docker_error
 from gpushared.pool.member.backoff import Backoff, Retry
 from gpushared.pool.tunnel_frames import Chunk, from_wire, to_wire
 from gpushared.pool.tunnel_streams import CALL_ERRORS, CallCarrier, TunnelStream
