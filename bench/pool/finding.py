@@ -18,6 +18,7 @@ from typing import Any
 from quiet import machine
 
 from gpushared.api.v1 import jobs_pb2
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import (
     Ended,
@@ -30,16 +31,15 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool.archive import Archive
-from gpushared.pool.job_ids import id_in_array, id_of, new_request_id
-from gpushared.pool.job_views import JobViews
-from gpushared.pool.jobs_service import JobsService
-from gpushared.pool.loop import PoolLoop
-from gpushared.pool.records import job_changes
-from gpushared.pool.restoring import restored
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import MAX_OPERATIONS, Transaction
-from gpushared.serving.troubles import Troubles
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_ids import id_in_array, id_of, new_request_id
+from gpushared.jobs.job_records import job_changes
+from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.jobs_service import JobsService
+from gpushared.jobs.restore import restored
+from gpushared.ports.job_store import MAX_OPERATIONS, Transaction
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 from gpushared.testing import ManualClock
 
 ASKER, NEIGHBOUR = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")

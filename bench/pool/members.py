@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 
 from gpushared.api.v1 import link_pb2
+from gpushared.daemon.process import allow_many_files
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs.attempt_log import Attempts
 from gpushared.domain.jobs.job import NodeName
@@ -23,13 +25,11 @@ from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.dial import Dial
-from gpushared.pool.member.link import MemberLink
-from gpushared.pool.member.ports import Kept
-from gpushared.pool.member.session import Identity
-from gpushared.pool.trust.names import coordinator_host
-from gpushared.serving.process import allow_many_files
-from gpushared.serving.troubles import Troubles
+from gpushared.pool.member.link_session import Identity
+from gpushared.pool.member.node_ports import Kept
+from gpushared.pool.trust.principal_names import coordinator_host
 
 GIB = 1 << 30
 POOL = "bench"

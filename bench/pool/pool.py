@@ -23,17 +23,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Member
-from gpushared.pool.app import STORE_NAME
-from gpushared.pool.chunks import cut
+from gpushared.jobs.job_records import MEMBER, member_bytes
+from gpushared.jobs.write_batches import cut
+from gpushared.pool.coordinator.app import STORE_NAME
 from gpushared.pool.member.enrolment import make_csr
-from gpushared.pool.records import MEMBER, member_bytes
-from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import pem_of, read_node_certificate
-from gpushared.pool.trust.ledger import LEDGER_FILE, Ledger
+from gpushared.pool.trust.signature_log import LEDGER_FILE, Ledger
 from gpushared.pool.trust.trust import CA_FOLDER
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 
-COORDINATOR = "from gpushared.pool.main import main; main(prog_name='gpushared-pool')"
+COORDINATOR = "from gpushared.pool.coordinator.main import main; main(prog_name='gpushared-pool')"
 """The command, also where its entry point is not installed."""
 MEMBERS = Path(__file__).with_name("members.py")
 MIB = 1024 * 1024

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from members import AT_ONCE, Node, link_of, tell
 
+from gpushared.daemon.process import allow_many_files
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs.attempt_log import Todo
 from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.member import Free, Holding
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
-from gpushared.pool.member.link import MemberLink
-from gpushared.serving.process import allow_many_files
+from gpushared.pool.member.coordinator_link import MemberLink
 
 NO_ROOM = Ending(EndKind.NO_ROOM, "no GPU is free")
 EXITED = Ending(EndKind.EXITED, "it ended", 0)

@@ -54,7 +54,7 @@ def init(name: str, config: Path | None, state_dir: str | None, user: str) -> in
       sudo gpushare pool init lab
     """  # noqa: D301 - click's mark for lines it must not join
     from gpushared.config.pool import POOL, load_pool
-    from gpushared.pool.trust.founding import found_pool
+    from gpushared.pool.trust.pool_init import found_pool
 
     settings = load_pool(config or POOL.path, environ=os.environ, must_exist=config is not None)
     folder = Path(state_dir or settings.coordinator.state_dir)

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from gpushared.daemon.threads import answer_with
 from gpushared.doctor.facts import Unread
 from gpushared.domain.model.errors import GpushareError
-from gpushared.threads import answer_with
 
 T = TypeVar("T")
 READ_SECONDS = 8.0

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from gpushared.audit.line import Origin, Sink, ignore
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.request import Caller
-from gpushared.gate.audit import Recording, line_of_refusal, recording
-from gpushared.gate.call import Call, check_confined, drop_body, expect_nothing
-from gpushared.gate.desk import Desk
-from gpushared.gate.endpoints import BUILD_OF_NOBODY, match_route
-from gpushared.gate.engine import EngineSocket
-from gpushared.gate.explaining import Explainer
+from gpushared.gate.api.endpoints import BUILD_OF_NOBODY, match_route
+from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.api.site import Policy
+from gpushared.gate.api.target import parse_target
+from gpushared.gate.containers.lease_port import Desk
+from gpushared.gate.containers.passwd import PasswdFiles
+from gpushared.gate.explain_create import Explainer
 from gpushared.gate.handlers.archives import Archives
+from gpushared.gate.handlers.call import (
+    Call,
+    check_confined,
+    drop_body,
+    expect_nothing,
+)
 from gpushared.gate.handlers.containers import Containers
+from gpushared.gate.handlers.context import Ground, Handler
 from gpushared.gate.handlers.creates import Creates
 from gpushared.gate.handlers.execs import Execs
-from gpushared.gate.handlers.ground import Ground, Handler
 from gpushared.gate.handlers.images import Images
 from gpushared.gate.handlers.listings import Listings
 from gpushared.gate.handlers.networks import Networks
+from gpushared.gate.handlers.request_audit import Recording, line_of_refusal, recording
 from gpushared.gate.handlers.shared import Shared
 from gpushared.gate.handlers.volumes import Volumes
-from gpushared.gate.http import Exchange
-from gpushared.gate.passwd import PasswdFiles
-from gpushared.gate.pins.pins import Pins
-from gpushared.gate.policy.site import Policy
-from gpushared.gate.refusals import Refusal
-from gpushared.gate.routes import Action, Payload
-from gpushared.gate.target import parse_target
+from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.net.error_answers import Refusal
+from gpushared.net.http_client import EngineSocket
+from gpushared.net.http_server import Exchange
 from gpushared.ports import UserWalls
+from gpushared.storage.audit.line import Origin, Sink, ignore
 
 
 class Gate:

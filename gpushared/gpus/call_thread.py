@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gpushared.daemon.threads import answer_with
 from gpushared.domain.model.errors import GpusUnavailable, TimedOut
-from gpushared.threads import answer_with
 
 T = TypeVar("T")
 

@@ -15,58 +15,71 @@ import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
 from gpushared.config.model import Config
+from gpushared.daemon.clocks import (
+    boot_id,
+    boottime,
+    keep,
+    keep_always,
+)
+from gpushared.daemon.process import until_one_ends
+from gpushared.daemon.systemd import (
+    Notifier,
+    feed_watchdog,
+    is_socket_activated,
+    passed_socket,
+)
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
 from gpushared.domain.scheduling.allowance import Allowance
-from gpushared.gate.engine import EngineSocket
+from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.gate import Gate
-from gpushared.gate.http import Routes
-from gpushared.gate.limits import Shares
-from gpushared.gate.passwd import PasswdFiles
-from gpushared.gate.pins.pins import Pins
+from gpushared.gate.mounts.held_mounts import Pins
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.guard.fences import FenceGuard
-from gpushared.node import grpcapi
-from gpushared.node.allowance import Kept, NodeAllowance, load_kept
-from gpushared.node.api import Api
-from gpushared.node.attendance import Attendance
-from gpushared.node.configured import limits_of, policy_of, rules_of
-from gpushared.node.desk import NodeDesk
-from gpushared.node.examination import Examination
-from gpushared.node.follower import Follower
-from gpushared.node.job_host import JobHost
-from gpushared.node.jobs import NodeJobs
-from gpushared.node.jobs_room import JobsRoom
-from gpushared.node.loop import Loop
-from gpushared.node.membership import Memberships, load_enrolment, open_enrolment, pool_folder
+from gpushared.net.audit_service import AuditApi
+from gpushared.net.call_audit import CallAudit
+from gpushared.net.call_checks import Doors
+from gpushared.net.front import Front, listen
+from gpushared.net.http_client import EngineSocket
+from gpushared.net.http_server import Routes
+from gpushared.net.identity import Identities
+from gpushared.net.limits import Shares
+from gpushared.net.selftest import check_identity
+from gpushared.net.subordinate_ids import SubordinateIds
+from gpushared.net.unary_json import JsonApi, Unary
+from gpushared.node.heartbeat import Promises, Pulse
+from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import Parts
-from gpushared.node.performer import Performer
-from gpushared.node.policy_api import PolicyApi
-from gpushared.node.pool_room import PoolRoom
-from gpushared.node.promises import Promises
-from gpushared.node.pulse import Pulse
-from gpushared.node.remembering import remembered
-from gpushared.node.sampler import Sampler
-from gpushared.node.simulation import Simulation
-from gpushared.node.user_limits import UserLimits
-from gpushared.node.verifier import Verifier, gate_name
-from gpushared.pool.selftest import check_identity
+from gpushared.node.pool.allowance_file import Kept, NodeAllowance, load_kept
+from gpushared.node.pool.membership_service import (
+    Memberships,
+    load_enrolment,
+    open_enrolment,
+    pool_folder,
+)
+from gpushared.node.pool_services import PoolRoom
+from gpushared.node.restore import remembered
+from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.configured import limits_of, policy_of, rules_of
+from gpushared.node.runtime.container_reconciler import Follower, UserLimits
+from gpushared.node.runtime.container_verifier import Verifier, gate_name
+from gpushared.node.runtime.executor import Performer
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.sampler import Sampler
+from gpushared.node.services import grpc_services
+from gpushared.node.services.examination import Examination
+from gpushared.node.services.jobs_factory import JobsRoom
+from gpushared.node.services.jobs_of_node import NodeJobs
+from gpushared.node.services.lease_service import NodeDesk
+from gpushared.node.services.node_service import Api
+from gpushared.node.services.policy_service import PolicyApi
+from gpushared.node.services.simulation import Simulation
 from gpushared.ports import ContainerStatus, JournalSnapshot
-from gpushared.serving.audit_api import AuditApi
-from gpushared.serving.audit_log import AuditLog
-from gpushared.serving.call_audit import CallAudit
-from gpushared.serving.clock import boot_id, boottime, keep, keep_always
-from gpushared.serving.doors import Doors
-from gpushared.serving.front import Front, listen
-from gpushared.serving.identity import Identities
-from gpushared.serving.jsonapi import JsonApi, Unary
-from gpushared.serving.process import until_one_ends
-from gpushared.serving.subordinate import SubordinateIds
-from gpushared.serving.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
-from gpushared.serving.troubles import Troubles
+from gpushared.storage.audit.audit_log import AuditLog
 
 log = logging.getLogger(__name__)
 
@@ -338,7 +351,9 @@ class Daemon:
         json.add(self._pool.calls())
         front = Front(inner, self._identities, routes)
         doors = Doors(self._identities, front.secret, front.origins, of_calls, self._shares)
-        await stack.enter_async_context(grpcapi.serving(self._api, jobs, lines, policy, doors, str(inner)))
+        await stack.enter_async_context(
+            grpc_services.serving(self._api, jobs, lines, policy, doors, str(inner))
+        )
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
         await self._live(loop)

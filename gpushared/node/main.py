@@ -13,13 +13,12 @@ import click
 import gpushared
 from gpushared.config.load import DEFAULT_PATH, load
 from gpushared.config.model import Config
+from gpushared.daemon.polite_loop import new_polite_loop
+from gpushared.daemon.process import allow_many_files, complain, run_with_signals, set_up_logging
+from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import GpushareError
 from gpushared.node.app import Daemon
 from gpushared.node.parts import real_parts
-from gpushared.serving.logs import set_up_logging
-from gpushared.serving.polite_loop import new_polite_loop
-from gpushared.serving.process import allow_many_files, complain, run_with_signals
-from gpushared.serving.systemd import Notifier
 
 PROGRAM = "gpushared"
 
@@ -61,7 +60,7 @@ def main(
 def install(prefix: Path) -> None:
     """Put the systemd units and the command in place and say what was done."""
     from gpushared.cli.command_files import command_files
-    from gpushared.serving.install import Package, install_package
+    from gpushared.daemon.install import Package, install_package
 
     units = ("gpushared.service", "gpushared.socket")
     package = Package("gpushared", units, "containers, leases and the queue stay")

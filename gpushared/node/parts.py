@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.model import CheckpointMode, Config
+from gpushared.daemon.clocks import CLOCK_NAME, SteadyClock
 from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.engine.docker import DockerEngine
 from gpushared.gpus.nvml import NvmlGpus
@@ -18,13 +18,9 @@ from gpushared.gpus.nvml_limits import NvmlMemoryLimits
 from gpushared.gpus.nvml_modes import NvmlComputeModes
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
-from gpushared.journal.sqlite import SqliteJournal
-from gpushared.node.configured import watchdog_of
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import Store
-from gpushared.pool.store_file import NODES_WORDS
+from gpushared.node.runtime.configured import watchdog_of
 from gpushared.ports import Checkpoints, Clock, Engine, Gpus, Journal, Sharing
-from gpushared.serving.clock import CLOCK_NAME, SteadyClock
+from gpushared.ports.job_store import Store
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
@@ -32,6 +28,10 @@ from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
 from gpushared.sharing.no_checkpoints import NoCheckpoints
+from gpushared.storage.audit.sqlite_audit import SqliteAudit
+from gpushared.storage.jobs.job_file import NODES_WORDS
+from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.journal.sqlite_journal import SqliteJournal
 
 JOURNAL_NAME = "journal.db"
 JOBS_NAME = "jobs.db"

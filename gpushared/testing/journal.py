@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
 from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, Past
-from gpushared.records import kind_of
+from gpushared.storage.records import kind_of
 from gpushared.testing.failing import Failing
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from gpushared.pool.changes import ChangeLog, changes_of
-from gpushared.pool.store import Change, Conflict, Contents, Deposed, Record, StoreUnavailable, Transaction
+from gpushared.ports.job_store import (
+    Change,
+    Conflict,
+    Contents,
+    Deposed,
+    Record,
+    StoreUnavailable,
+    Transaction,
+)
+from gpushared.storage.jobs.job_file import ChangeLog, changes_of
 from gpushared.testing.failing import Failing
 
 

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.audit.folding import ALL, DONE, MAX_FOLDS, REFUSED, WINDOW_SECONDS, Folding
-from gpushared.audit.line import NOBODY_HERE, AuditLine, Origin
+from gpushared.storage.audit.folding import (
+    ALL,
+    DONE,
+    MAX_FOLDS,
+    REFUSED,
+    WINDOW_SECONDS,
+    Folding,
+)
+from gpushared.storage.audit.line import NOBODY_HERE, AuditLine, Origin
 
 DID = AuditLine(0.0, 1000, "alice", Origin(), "POST", "/containers/x/start", status=204)
 NO = replace(DID, code="permission_denied", status=403)

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.audit.line import NOBODY_HERE, AuditLine, Origin
-from gpushared.audit.schema import VERSION
-from gpushared.audit.sqlite import SqliteAudit
-from gpushared.audit.store import PRUNE_EVERY, PRUNE_STEP, Keep, Search, Store
 from gpushared.domain.model.errors import AuditUnavailable
+from gpushared.storage.audit.audit_file import (
+    PRUNE_EVERY,
+    PRUNE_STEP,
+    VERSION,
+    Keep,
+    Search,
+    Store,
+)
+from gpushared.storage.audit.line import NOBODY_HERE, AuditLine, Origin
+from gpushared.storage.audit.sqlite_audit import SqliteAudit
 
 FILES = Path(__file__).parent / "files"
 ID = "0123456789ab" * 5 + "0123"

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from gpushared.node.verifier import gate_name
+from gpushared.node.runtime.container_verifier import gate_name
 from gpushared.sharing.slices import Place
 from gpushared.sharing.user_cgroups import HOME
 

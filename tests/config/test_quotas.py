@@ -18,7 +18,7 @@ from gpushared.domain.scheduling.projects import (
     Project,
     Quota,
 )
-from gpushared.node.configured import rules_of
+from gpushared.node.runtime.configured import rules_of
 
 FULL = """
 [projects.vision]

@@ -9,10 +9,10 @@ from typing import get_args
 from gpushared.domain.model.errors import Code
 from gpushared.domain.model.lease import Outcome
 from gpushared.domain.scheduling.placement.free_capacity import Reason
-from gpushared.gate.refusals import Broken
-from gpushared.node.pool_jobs import POOL_AWAY
-from gpushared.node.verifier import MISMATCH
-from gpushared.pool.job_whys import JobReason
+from gpushared.jobs.job_reasons import JobReason
+from gpushared.net.error_answers import Broken
+from gpushared.node.pool.pool_jobs import POOL_AWAY
+from gpushared.node.runtime.container_verifier import MISMATCH
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "reasons.md").read_text(encoding="utf-8")
 

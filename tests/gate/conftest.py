@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.site import Policy
 from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
 from tests.gate.copying import Copier, copier

@@ -20,7 +20,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import Ask
-from gpushared.gate.desk import Claim
+from gpushared.gate.containers.lease_port import Claim
 from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
 
 GPU = GpuId("GPU-00000000-1111-2222-3333-444444444444")

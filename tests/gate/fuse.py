@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpushared.gate.pins import kernel
+from gpushared.gate.mounts import kernel
 from tests.gate.serving import ALICE
 
 SERVER = Path(__file__).with_name("fuse_server.py")

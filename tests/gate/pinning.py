@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.accounts import Account, PathWish
-from gpushared.gate.engine import EngineSocket
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.pins import kernel
-from gpushared.gate.pins.helping import run_helper
-from gpushared.gate.pins.pins import ROOT, Pins
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.mounts import kernel
+from gpushared.gate.mounts.held_mounts import ROOT, Pins
+from gpushared.gate.mounts.helper_process import run_helper
+from gpushared.net.accounts import Account, PathWish
+from gpushared.net.http_client import EngineSocket
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE
 

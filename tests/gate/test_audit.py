@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.audit.line import AuditLine
 from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
-from gpushared.gate.http import Limits, Routes
-from gpushared.gate.limits import Shares, UserLimits
-from gpushared.gate.refusals import Broken
+from gpushared.net.error_answers import Broken
+from gpushared.net.http_server import Limits, Routes
+from gpushared.net.limits import Shares, UserLimits
+from gpushared.storage.audit.line import AuditLine
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE, BOB, ROOT, Served, answer_json, ask, raw_client, request, serving

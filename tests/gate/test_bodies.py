@@ -21,11 +21,25 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request_spec import Ask
-from gpushared.gate.accounts import Account
-from gpushared.gate.body import MAX_DEPTH, check_create, parse_object, serialise
-from gpushared.gate.filters import own_only
-from gpushared.gate.inject import binds_late, inject
-from gpushared.gate.policy.fields import CONFIG, HOST_CONFIG
+from gpushared.gate.api.body import (
+    MAX_DEPTH,
+    check_create,
+    parse_object,
+    serialise,
+)
+from gpushared.gate.api.fields import CONFIG, HOST_CONFIG
+from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.site import Policy
+from gpushared.gate.api.target import parse_target
+from gpushared.gate.containers.gpu_request import (
+    ClaimWish,
+    docker_words,
+    labels_of,
+    take_wish,
+    wish_of,
+    with_count,
+)
+from gpushared.gate.containers.inject import binds_late, inject
 from gpushared.gate.policy.judge import (
     CREATE,
     HOST,
@@ -33,9 +47,7 @@ from gpushared.gate.policy.judge import (
     networks_of,
 )
 from gpushared.gate.policy.rules import Context
-from gpushared.gate.policy.site import Policy
-from gpushared.gate.target import parse_target
-from gpushared.gate.wish import ClaimWish, docker_words, labels_of, take_wish, wish_of, with_count
+from gpushared.net.accounts import Account
 from gpushared.ports import DeviceMechanism, Edits, Mount
 from tests.gate.desks import GPU, WALLS, facts
 from tests.gate.serving import ALICE

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.request import Caller
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.site import Policy
 from gpushared.ports import Mount
 from tests.gate.desks import GPU, FakeDesk, edits
 from tests.gate.docker import Docker

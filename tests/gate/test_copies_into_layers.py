@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import StateConflict
+from gpushared.gate.api.site import Policy
 from gpushared.gate.copies.copying import Copies
-from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
-from gpushared.gate.pins import kernel
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.mounts import kernel
+from gpushared.net.http_client import EngineSocket
 from tests.gate.copying import Copier, copier, fields_of, helper_of, order_to_write, tar_of
 from tests.gate.desks import FakeDesk
 from tests.gate.people import people
@@ -161,7 +161,7 @@ async def test_where_the_engine_keeps_files_otherwise_nothing_is_copied_in(
     alice: Copier, monkeypatch: pytest.MonkeyPatch, told: dict[str, object]
 ) -> None:
     container = await stopped(alice)
-    inspect = "gpushared.gate.containers.inspect"
+    inspect = "gpushared.gate.containers.ownership.inspect"
     found = await alice.both.root.get(f"/containers/{container}/json")
     for name in ("GraphDriver", "MountLabel"):
         found.pop(name, None)

@@ -9,14 +9,14 @@ import pytest
 
 from gpushared.config.gate import DRIVER_CAPABILITIES, GateConfig
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
-from gpushared.gate.accounts import Account
-from gpushared.gate.driver_capabilities import VARIABLE, check_driver_capabilities, driver_capabilities
+from gpushared.gate.api.driver_capabilities import VARIABLE, check_driver_capabilities, driver_capabilities
+from gpushared.gate.containers.gpu_request import take_wish
+from gpushared.gate.containers.inject import strip_env
 from gpushared.gate.gate import Gate
-from gpushared.gate.inject import strip_env
 from gpushared.gate.policy.judge import judge_create
 from gpushared.gate.policy.presets import policy_of
 from gpushared.gate.policy.rules import Context
-from gpushared.gate.wish import take_wish
+from gpushared.net.accounts import Account
 from tests.gate.desks import FakeDesk
 from tests.gate.people import people
 from tests.gate.serving import ALICE

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.endpoints import ROUTES
-from gpushared.gate.policy.fields import NEWEST
-from gpushared.gate.routes import Action, Payload, Route
+from gpushared.gate.api.endpoints import ROUTES
+from gpushared.gate.api.fields import NEWEST
+from gpushared.gate.api.routes import Action, Payload, Route
 from gpushared.ports import DeviceMechanism, EngineFacts
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire

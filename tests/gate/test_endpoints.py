@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.endpoints import ROUTES, match_route
+from gpushared.gate.api.endpoints import ROUTES, match_route
+from gpushared.gate.api.parameters import FORMS, check_parameters, check_ps, drop_unknown
+from gpushared.gate.api.routes import SCOPES, Action, Route
+from gpushared.gate.api.target import parse_target
+from gpushared.gate.containers.filtered_views import (
+    shown_image,
+    shown_images,
+    shown_info,
+    shown_network,
+    with_nvidia_runtime,
+)
 from gpushared.gate.handlers.archives import check_plain, engine_version
-from gpushared.gate.parameters import FORMS, check_parameters, drop_unknown
-from gpushared.gate.processes import check_ps
-from gpushared.gate.routes import SCOPES, Action, Route
-from gpushared.gate.target import parse_target
-from gpushared.gate.views import shown_image, shown_images, shown_info, shown_network, with_nvidia_runtime
 from tests.gate.engine_endpoints import ENDPOINTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.site import Policy
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, people
 

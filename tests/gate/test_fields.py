@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.policy.fields import (
+from gpushared.gate.api.fields import (
     AUTH_TABLE,
     CONNECT_TABLE,
     CREATE_TABLE,
@@ -25,7 +25,15 @@ from gpushared.gate.policy.fields import (
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
 )
-from gpushared.gate.policy.schema import OLDEST, Field, Kind, Table, Version, fit, respelled
+from gpushared.gate.api.schema import (
+    OLDEST,
+    Field,
+    Kind,
+    Table,
+    Version,
+    fit,
+    respelled,
+)
 
 TABLES = {
     "create": CREATE_TABLE,

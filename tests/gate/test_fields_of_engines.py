@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.body import CPUSET
-from gpushared.gate.policy import fields as f
-from gpushared.gate.policy.schema import Table
+from gpushared.gate.api import fields as f
+from gpushared.gate.api.body import CPUSET
+from gpushared.gate.api.schema import Table
 from tests.bed import parts
 from tests.gate.test_fields import places, wrapped
 

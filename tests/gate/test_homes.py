@@ -18,12 +18,17 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.accounts import Account, PathWish
-from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.gate.api.site import Policy
+from gpushared.gate.containers.homes import (
+    USERS_FILE_BYTES,
+    passwd_line,
+    put_home,
+    with_line,
+)
+from gpushared.gate.containers.passwd import PasswdFiles, is_small_file
 from gpushared.gate.gate import Gate
-from gpushared.gate.homes import USERS_FILE_BYTES, passwd_line, put_home, with_line
-from gpushared.gate.passwd import PasswdFiles, is_small_file
-from gpushared.gate.policy.site import Policy
+from gpushared.net.accounts import Account, PathWish
+from gpushared.net.http_client import Answer, EngineSocket
 from tests.bed import parts
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
@@ -162,7 +167,7 @@ class BrokenEngine(EngineSocket):
 async def test_an_image_whose_look_fails_is_looked_at_again_only_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpushared.gate.passwd.FAILED_SECONDS", 0.5)
+    monkeypatch.setattr("gpushared.gate.containers.passwd.FAILED_SECONDS", 0.5)
     engine = BrokenEngine()
     files = PasswdFiles(engine, tmp_path / "passwd")
     asked = []

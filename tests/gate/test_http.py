@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpushared.domain.model.errors import NotFound, PermissionRefused
-from gpushared.gate.http import Exchange, Limits, Routes, WebReply, WebRequest
+from gpushared.net.http_server import (
+    Exchange,
+    Limits,
+    Routes,
+    WebReply,
+    WebRequest,
+)
 from tests.gate.serving import (
     ALICE,
     Served,

@@ -12,8 +12,8 @@ import pytest
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.gate.gate import Gate
-from gpushared.gate.http import Exchange, Limits, Routes
-from gpushared.gate.interim import MOST, reads_on
+from gpushared.gate.handlers.interim import MOST, reads_on
+from gpushared.net.http_server import Exchange, Limits, Routes
 from tests.gate.desks import FakeDesk, facts
 from tests.gate.docker import Docker
 from tests.gate.serving import (

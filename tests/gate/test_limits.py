@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 import pytest
 
 from gpushared.domain.model.errors import LimitReached
-from gpushared.gate.accounts import ask_names
-from gpushared.gate.http import Exchange, Routes
-from gpushared.gate.limits import Share, Shares, UserLimits
+from gpushared.net.accounts import ask_names
+from gpushared.net.http_server import Exchange, Routes
+from gpushared.net.limits import Share, Shares, UserLimits
 from tests.gate.serving import ALICE, answer_json, ask, raw_client, request, serving
 
 FEW = UserLimits(connections=2, requests=2, creates=2, body_bytes=100, desks=1)

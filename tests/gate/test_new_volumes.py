@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.pins import volumes
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
@@ -193,13 +193,13 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Path]:
     """The directory of a volume's files."""
-    place = tmp_path / "data" / volumes.FILES
+    place = tmp_path / "data" / volume_owners.FILES
     place.mkdir(parents=True)
     yield place
     subprocess.run(["rm", "-rf", str(tmp_path / "data")], check=True)  # deeper than Python removes
 
 
-def order(files: Path, name: str = "data") -> volumes.Order:
+def order(files: Path, name: str = "data") -> volume_owners.Order:
     return {"volumes": [{"name": name, "path": str(files)}], "uid": 1000, "gid": 1000}
 
 
@@ -209,7 +209,7 @@ def test_nothing_is_given_through_a_link(files: Path, tmp_path: Path) -> None:
     (tmp_path / "others" / "file").touch()
     (files / "link").symlink_to(tmp_path / "others")
     (files / "to-file").symlink_to(tmp_path / "others" / "file")
-    volumes.give(order(files), None)
+    volume_owners.give(order(files), None)
     assert [(tmp_path / path).stat().st_uid for path in ("others", "others/file")] == [0, 0]
     assert files.stat().st_uid == 1000
 
@@ -220,7 +220,7 @@ def test_nothing_is_given_that_is_mounted_in_a_volume(files: Path, tmp_path: Pat
     (tmp_path / "others" / "file").touch()
     (files / "in").mkdir()
     with mounted(files / "in", "--bind", str(tmp_path / "others")):
-        volumes.give(order(files), None)
+        volume_owners.give(order(files), None)
     assert [(tmp_path / path).stat().st_uid for path in ("others", "others/file")] == [0, 0]
 
 
@@ -228,7 +228,7 @@ def test_nothing_is_given_that_is_mounted_in_a_volume(files: Path, tmp_path: Pat
 def test_a_volume_on_which_something_is_mounted_is_not_given(files: Path, tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     with mounted(files, "--bind", str(tmp_path / "others")), pytest.raises(OSError, match="ross-device"):
-        volumes.give(order(files), None)
+        volume_owners.give(order(files), None)
     assert (tmp_path / "others").stat().st_uid == 0
 
 
@@ -240,7 +240,7 @@ def test_only_the_place_of_a_volume_of_that_name_is_given(
     files: Path, tmp_path: Path, name: str, path: str
 ) -> None:
     with pytest.raises(OSError, match="not where volumes are"):
-        volumes.give(order(tmp_path / path, name), None)
+        volume_owners.give(order(tmp_path / path, name), None)
     assert files.stat().st_uid == 0
 
 
@@ -248,7 +248,7 @@ def test_only_the_place_of_a_volume_of_that_name_is_given(
 def test_a_file_that_gains_rights_loses_them_when_it_is_given(files: Path) -> None:
     (files / "tool").touch()
     (files / "tool").chmod(0o4755)
-    volumes.give(order(files), None)
+    volume_owners.give(order(files), None)
     found = (files / "tool").stat()
     assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (1000, 0o755)
 
@@ -262,6 +262,6 @@ def test_directories_may_be_nested_deeper_than_calls(files: Path) -> None:
         inner = os.open("d", os.O_RDONLY, dir_fd=folder)
         os.close(folder)
         folder = inner
-    volumes.give(order(files), None)
+    volume_owners.give(order(files), None)
     assert os.fstat(folder).st_uid == 1000
     os.close(folder)

@@ -18,9 +18,9 @@ import pytest
 
 from gpushared.config.gate import GateConfig, PolicyPreset
 from gpushared.domain.model.errors import EngineUnavailable
-from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
 from gpushared.gate.policy.presets import policy_of
+from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.serving import (
     ALICE,

@@ -18,17 +18,17 @@ from gpushared.cli.capture import capture
 from gpushared.cli.start import NOT_IN_A_POOL
 from gpushared.config.gate import ADDABLE, PolicyPreset, Publish
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
-from gpushared.gate.accounts import Account
-from gpushared.gate.body import check_create, parse_object
+from gpushared.gate.api.body import check_create, parse_object
+from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE, NETWORKING_TABLE
+from gpushared.gate.api.schema import Field, Kind, Table
+from gpushared.gate.api.site import Policy, root_mark
+from gpushared.gate.containers.gpu_request import Wish, take_wish
 from gpushared.gate.policy.explain import OPTIONS, Notes, Verdict
-from gpushared.gate.policy.fields import CREATE_TABLE, HOST_TABLE, NETWORKING_TABLE
 from gpushared.gate.policy.judge import judge_create, judge_exec, judge_update
 from gpushared.gate.policy.presets import PRESETS
 from gpushared.gate.policy.processes import ROOT_CAPABILITIES
 from gpushared.gate.policy.rules import Context
-from gpushared.gate.policy.schema import Field, Kind, Table
-from gpushared.gate.policy.site import Policy, root_mark
-from gpushared.gate.wish import Wish, take_wish
+from gpushared.net.accounts import Account
 from tests.bed import parts
 from tests.gate.policy_cases import CASES, DROPPED, NO, SET, YES, Case
 from tests.gate.serving import ALICE

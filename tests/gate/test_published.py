@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused
+from gpushared.gate.api.published_ports import (
+    LABEL_PORTS,
+    check_counted,
+    counted,
+    ports_of,
+)
+from gpushared.gate.api.site import NO_LIMIT, Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.site import NO_LIMIT, Policy
-from gpushared.gate.published import LABEL_PORTS, check_counted, counted, ports_of
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, people
 from tests.gate.serving import Reply

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.engine import EngineSocket
+from gpushared.gate.containers.ownership import Turns
 from gpushared.gate.gate import Gate
-from gpushared.gate.turns import Turns
+from gpushared.net.http_client import EngineSocket
 from gpushared.ports import EngineFacts, Mount
 from tests.gate.desks import FakeDesk, edits, facts
 from tests.gate.people import People, people

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 import h11
 import pytest
 
-from gpushared.gate.chunks import CHUNKS_AT_ONCE, FIRST_BYTES, PlainChunks
-from gpushared.gate.flow import BUFFER_BYTES, MUCH_BYTES, End, Flow
-from gpushared.gate.incoming import Incoming
-from gpushared.gate.limits import Share, UserLimits
-from gpushared.gate.wire import Wire, taken_over
+from gpushared.net.chunked_bodies import CHUNKS_AT_ONCE, FIRST_BYTES, PlainChunks
+from gpushared.net.flow import (
+    BUFFER_BYTES,
+    MUCH_BYTES,
+    End,
+    Flow,
+)
+from gpushared.net.http_parser import Incoming
+from gpushared.net.limits import Share, UserLimits
+from gpushared.net.socket_wire import Wire, taken_over
 
 HEAD = b"PUT /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 NEXT = b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gpushared.domain.model.errors import SharingUnavailable
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.site import Policy
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 from tests.gate.desks import FakeDesk

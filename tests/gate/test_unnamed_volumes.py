@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushared.gate.gate import Gate
-from gpushared.gate.mounts import unnamed_volumes
+from gpushared.gate.policy.mount_rules import unnamed_volumes
 from tests.bed import parts
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, Person, people

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from bench.gpu.lab import Lab
 from bench.gpu.leases import lease_of
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.gpu import MIB, Gpu
 from gpushared.domain.model.lease import Active, ContainerId, Lease
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.node.loop import Loop
-from gpushared.node.sampler import Sample, Sampler
-from gpushared.serving.troubles import Troubles
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.sampler import Sample, Sampler
 from gpushared.sharing.mps import MpsSharing
 from gpushared.testing import ManualClock, MemoryJournal
 from tests.gpu.conftest import Contained

@@ -9,6 +9,7 @@ import pytest
 
 from bench.gpu.lab import Lab
 from bench.gpu.leases import lease_of
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.instructions import Instruction, StopContainer
 from gpushared.domain.leases.node_rules import MpsMode
 from gpushared.domain.leases.node_state import NodeState
@@ -22,9 +23,8 @@ from gpushared.domain.model.lease import (
     OverLimit,
 )
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.node.loop import Loop
-from gpushared.node.sampler import Sampler
-from gpushared.serving.troubles import Troubles
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.sampler import Sampler
 from gpushared.sharing.mps import MpsSharing
 from gpushared.testing import ManualClock, MemoryJournal
 from tests.gpu.conftest import Contained

@@ -65,8 +65,8 @@ from gpushared.domain.model.request import (
 )
 from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
 from gpushared.domain.scheduling.projects import Project, Quota
-from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
+from gpushared.storage.journal import SqliteJournal
 from gpushared.testing import fake_lease
 
 GRANTS = (Grant(GpuId("GPU-aaaa"), 20_000 * MIB, 250), Grant(GpuId("GPU-bbbb"), 20_000 * MIB, 250))

@@ -26,8 +26,8 @@ from gpushared.domain.model.lease import (
     Starting,
     Walls,
 )
-from gpushared.journal.codec import lease_from_json, lease_to_json
-from gpushared.records import RecordError, kind_of
+from gpushared.storage.journal.store import lease_from_json, lease_to_json
+from gpushared.storage.records import RecordError, kind_of
 from gpushared.testing import fake_lease
 
 PLAIN: dict[type, st.SearchStrategy[Any]] = {

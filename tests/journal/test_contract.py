@@ -27,8 +27,8 @@ from gpushared.domain.model.lease import (
     Outcome,
     StoryEntry,
 )
-from gpushared.journal import SqliteJournal, store
 from gpushared.ports import Journal, JournalWrite, Past
+from gpushared.storage.journal import SqliteJournal, store
 from gpushared.testing import MemoryJournal, fake_lease
 
 ACTIVE = Active((Grant(GpuId("GPU-1"), 1 << 30, 250),), ContainerId("c" * 64), since=5.0)

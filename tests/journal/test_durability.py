@@ -14,8 +14,8 @@ import pytest
 
 from gpushared.domain.model.errors import JournalUnavailable
 from gpushared.domain.model.lease import LeaseId
-from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
+from gpushared.storage.journal import SqliteJournal
 from gpushared.testing import fake_lease
 
 WRITER = Path(__file__).with_name("writer.py")

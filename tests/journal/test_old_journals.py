@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.project_accounts import Standing
-from gpushared.journal import SqliteJournal, schema
+from gpushared.storage.journal import SqliteJournal, schema
 from tests.journal.make_journal import ATTEMPTS, CONTACTS, DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
 
 JOURNALS = Path(__file__).with_name("journals")

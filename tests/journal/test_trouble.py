@@ -12,9 +12,9 @@ import pytest
 
 from gpushared.domain.model.errors import ConfigError, JournalUnavailable, TimedOut
 from gpushared.domain.model.lease import Ended, Finished, LeaseId
-from gpushared.journal import SqliteJournal, schema, store
 from gpushared.ports import JournalWrite
-from gpushared.sqlite.calls import MAX_WAITING_CALLS
+from gpushared.storage.journal import SqliteJournal, schema, store
+from gpushared.storage.sqlite.file_calls import MAX_WAITING_CALLS
 from gpushared.testing import fake_lease
 
 
@@ -58,7 +58,7 @@ async def test_every_commit_is_synced_to_disk(journal: SqliteJournal) -> None:
 async def test_a_second_daemon_on_the_same_journal_is_refused(journal: SqliteJournal, path: Path) -> None:
     await journal.commit(one(1))
     program = (
-        "import asyncio, sys; from pathlib import Path; from gpushared.journal import SqliteJournal\n"
+        "import asyncio, sys; from pathlib import Path; from gpushared.storage.journal import SqliteJournal\n"
         "asyncio.run(SqliteJournal(Path(sys.argv[1]), busy_seconds=0.05).load())"
     )
     said = (await asyncio.to_thread(run_python, program, path)).stderr
@@ -226,7 +226,7 @@ READ_ONLY = """
 import asyncio, os, sys
 from pathlib import Path
 from gpushared.domain.model.errors import JournalUnavailable
-from gpushared.journal import SqliteJournal
+from gpushared.storage.journal import SqliteJournal
 os.setuid(65534)
 async def main():
     journal = SqliteJournal(path := Path(sys.argv[1]))

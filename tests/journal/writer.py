@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from gpushared.domain.model.lease import Ended, Finished
-from gpushared.journal import SqliteJournal
 from gpushared.ports import JournalWrite
+from gpushared.storage.journal import SqliteJournal
 from gpushared.testing import fake_lease
 
 LINES = ("asked", "waits", "still waits")

@@ -19,13 +19,13 @@ from typing import Any
 
 import click
 
+from gpushared.daemon.process import set_up_logging
+from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
 from gpushared.node.app import Daemon
 from gpushared.node.main import read_config
 from gpushared.node.parts import real_parts
 from gpushared.ports import Journal, JournalSnapshot, JournalWrite, Past
-from gpushared.serving.logs import set_up_logging
-from gpushared.serving.systemd import Notifier
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""

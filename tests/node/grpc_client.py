@@ -31,7 +31,7 @@ from gpushared.api.v1 import (
     policy_pb2,
     policy_pb2_grpc,
 )
-from gpushared.serving.doors import HINT_METADATA
+from gpushared.net.call_checks import HINT_METADATA
 from tests.node import nursery
 
 SECONDS = 30

@@ -26,7 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
-LOADED: Final = ("gpushared.node.main", "gpushared.pool.main")
+LOADED: Final = ("gpushared.node.main", "gpushared.pool.coordinator.main")
 """What every child has imported when it begins."""
 READ_AT_THE_BEGINNING: Final = ("LD_", "PYTHON", "GRPC_", "OPENSSL_", "MALLOC_")
 """Variables of the loader, of the interpreter, and of what is loaded: they say nothing to a fork."""

@@ -6,8 +6,8 @@ not depend on that time; that it is kept to is looked at by a daemon without thi
 
 from __future__ import annotations
 
-from gpushared.node import parting as ends
 from gpushared.node.main import main
+from gpushared.node.runtime import mps_detach as ends
 from gpushared.sharing import parting as clients
 
 PATIENCE_SECONDS = 20.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpushared.gate import http
+from gpushared.net import http_server
 from gpushared.node.main import main
 
 if __name__ == "__main__":
-    http.Limits = partial(http.Limits, interim_seconds=0.5)  # type: ignore[assignment,misc]
+    http_server.Limits = partial(http_server.Limits, interim_seconds=0.5)  # type: ignore[assignment,misc]
     main()

@@ -16,7 +16,7 @@ from gpushared.domain.model.lease import (
     Paused,
     Starting,
 )
-from gpushared.node.activity import activity
+from gpushared.node.runtime.activity import activity
 from gpushared.ports import GpuProcess, GpuReading
 from gpushared.testing import fake_lease
 

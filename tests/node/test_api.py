@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gpushared.gate.limits import UserLimits
-from gpushared.node.grpcapi import SERVICES
+from gpushared.net.limits import UserLimits
+from gpushared.node.services.grpc_services import SERVICES
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, acting_as, connected, wait_until
 from tests.node.grpc_client import ask

@@ -26,7 +26,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.records import from_json, to_json
+from gpushared.storage.records import from_json, to_json
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon

@@ -11,7 +11,7 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.attendance import STEP_SECONDS, Attendance
+from gpushared.node.runtime.client_presence_checks import STEP_SECONDS, Attendance
 
 PATIENCE_SECONDS = 30.0
 GPU = Gpu(GpuId("GPU-0"), 0, "H100", 81920 * MIB, 81920 * MIB)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2
-from gpushared.gate.limits import UserLimits
-from gpushared.serving.call_audit import ALWAYS, ON_LEASES
+from gpushared.net.call_audit import ALWAYS, ON_LEASES
+from gpushared.net.limits import UserLimits
 from tests.disks import full
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, Json, Refused, connected, wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpushared.domain.leases.events import ServerFaulted
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
-from gpushared.node.faults import ClientLeases
+from gpushared.node.runtime.sampler import ClientLeases
 from gpushared.ports import ServerFault, SharingStatus
 
 FIRST, SECOND = GpuId("GPU-1"), GpuId("GPU-2")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.job import EndKind, JobSpec, Owner
 from gpushared.domain.jobs.node_messages import AttemptPrepared, OrderTaken
 from gpushared.domain.jobs.protocol import Place
@@ -22,10 +23,9 @@ from gpushared.domain.leases.events import (
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.follower import Follower
-from gpushared.node.loop import Loop
+from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.node.runtime.loop import Loop
 from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism
-from gpushared.serving.troubles import Troubles
 from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
 from gpushared.testing.gpus import fake_gpu
 

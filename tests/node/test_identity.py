@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from gpushared.domain.model.errors import TimedOut
-from gpushared.gate import accounts
-from gpushared.gate.accounts import ask_names
-from gpushared.serving import identity
-from gpushared.serving.identity import Identities, Peer
+from gpushared.net import accounts, identity
+from gpushared.net.accounts import ask_names
+from gpushared.net.identity import Identities, Peer
 
 NOBODYS_UID = 3_999_999_999
 LOOKUPS = 8

@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import (
     MemoryWall,
     Walls,
 )
-from gpushared.node.leavers import Leavers, Sighting, held_by_mps
+from gpushared.node.runtime.mps_escapees import Leavers, Sighting, held_by_mps
 from gpushared.ports import GpuProcess, SharingStatus
 from gpushared.testing.leases import fake_lease
 

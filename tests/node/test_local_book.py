@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs.attempt_log import Attempts
 from gpushared.domain.jobs.coordinator_events import JobSubmitted
@@ -26,11 +27,10 @@ from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node import local_book as module
-from gpushared.node.attempts import AttemptDesk
-from gpushared.node.local_book import LocalBook
-from gpushared.pool.store import StoreUnavailable
-from gpushared.serving.troubles import Troubles
+from gpushared.node.jobs import local_jobs as module
+from gpushared.node.jobs.local_jobs import LocalBook
+from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.ports.job_store import StoreUnavailable
 from gpushared.testing.clock import ManualClock
 from gpushared.testing.store import MemoryStore, StoreWorld
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.instructions import HoldContainer
 from gpushared.domain.leases.node_rules import Rules
@@ -29,14 +30,13 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
-from gpushared.node.attendance import Attendance
-from gpushared.node.desk import WRITE_AGAIN_SECONDS, NodeDesk
-from gpushared.node.follower import Follower
-from gpushared.node.loop import Loop
-from gpushared.node.performer import Performer
-from gpushared.node.sampler import Sampler
+from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.node.runtime.executor import Performer
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.sampler import Sampler
+from gpushared.node.services.lease_service import WRITE_AGAIN_SECONDS, NodeDesk
 from gpushared.ports import ContainerStatus, Edits, EngineFacts
-from gpushared.serving.troubles import Troubles
 from gpushared.testing import (
     FakeCheckpoints,
     FakeEngine,

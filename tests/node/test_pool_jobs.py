@@ -26,12 +26,12 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
-from gpushared.node.pool_jobs import PoolJobs
-from gpushared.pool.archive import Archive
-from gpushared.pool.job_ids import id_of, older_id_of
-from gpushared.pool.job_views import JobViews
-from gpushared.pool.job_words import read_submit
-from gpushared.pool.jobs_service import JobsService
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.job_ids import id_of, older_id_of
+from gpushared.jobs.job_requests import read_submit
+from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.jobs_service import JobsService
+from gpushared.node.pool.pool_jobs import PoolJobs
 from gpushared.pool.member.outbox import Outbox
 from gpushared.pool.trust.assertions import Asserter
 from tests.pool.pools import Pool, coordinator
@@ -144,7 +144,7 @@ async def test_a_job_that_waits_for_another_is_taken_also_where_the_pool_died_a_
 
     world.connected = True
     monkeypatch.setattr(world, "call", dead)
-    monkeypatch.setattr("gpushared.node.pool_jobs.TAKEN_SECONDS", 0.0)
+    monkeypatch.setattr("gpushared.node.pool.pool_jobs.TAKEN_SECONDS", 0.0)
     after = [jobs_pb2.JobAfter(job_id="k3m9x0p2qa", ok=True)]
     (name,) = (await world.ask(after=after)).job_ids
     kept = world.outbox.job(JobId(name))

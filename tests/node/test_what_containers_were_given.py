@@ -29,7 +29,7 @@ from gpushared.domain.model.lease import (
     WithContainer,
 )
 from gpushared.domain.model.request import Request
-from gpushared.node.verifier import given_gpus, minors_of
+from gpushared.node.runtime.container_verifier import given_gpus, minors_of
 from gpushared.ports import Machine
 
 BOX = ContainerId("box")

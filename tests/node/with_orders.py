@@ -18,20 +18,20 @@ from typing import Any
 
 import click
 
+from gpushared.daemon.process import set_up_logging
+from gpushared.daemon.systemd import Notifier
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.gate.http import Routes
+from gpushared.net.http_server import Routes
 from gpushared.node.app import Daemon
-from gpushared.node.job_containers import Containers
-from gpushared.node.job_host import JobHost
+from gpushared.node.jobs.job_containers import Containers
+from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.main import read_config
 from gpushared.node.parts import real_parts
 from gpushared.ports import Journal, JournalWrite
-from gpushared.records import from_json, to_json
-from gpushared.serving.logs import set_up_logging
-from gpushared.serving.systemd import Notifier
+from gpushared.storage.records import from_json, to_json
 
 ANSWER = Report | StaleEpoch
 WAIT_SECONDS = 20.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.request import Caller
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.site import Policy
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE, ROOT, serving_gate

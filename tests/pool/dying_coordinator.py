@@ -8,13 +8,18 @@ import signal
 import sys
 from pathlib import Path
 
-from gpushared.audit.sqlite import SqliteAudit
 from gpushared.config.pool import CoordinatorConfig, load_pool
-from gpushared.pool.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import Transaction
-from gpushared.serving.clock import SteadyClock
-from gpushared.serving.systemd import Notifier
+from gpushared.daemon.clocks import SteadyClock
+from gpushared.daemon.systemd import Notifier
+from gpushared.pool.coordinator.app import (
+    AUDIT_NAME,
+    STORE_NAME,
+    PoolDaemon,
+    PoolParts,
+)
+from gpushared.ports.job_store import Transaction
+from gpushared.storage.audit.sqlite_audit import SqliteAudit
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 
 NEVER = 0
 

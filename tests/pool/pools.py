@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import (
     JobSubmitted,
     NodeEnrolled,
@@ -26,10 +27,9 @@ from gpushared.domain.jobs.member import Free, Inventory, Member
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.pool.high_water import HighWater
-from gpushared.pool.loop import PoolLoop
-from gpushared.pool.restoring import restored
-from gpushared.serving.troubles import Troubles
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.high_water import HighWater
+from gpushared.jobs.restore import restored
 from gpushared.testing import GIB, ManualClock, MemoryStore, StoreWorld, fake_gpu
 
 SECONDS = 10

@@ -30,7 +30,7 @@ from gpushared.domain.model.errors import (
     RequestError,
     StateConflict,
 )
-from gpushared.pool.admin import Admin
+from gpushared.pool.coordinator.admin_service import Admin
 from gpushared.pool.trust.callers import ALL_SCOPES, PoolCaller
 from tests.pool.pools import ADA, NODE, Pool, coordinator, job_id
 

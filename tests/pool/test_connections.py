@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gpushared.pool import connections
-from gpushared.pool.connections import ConnectionBounds, Connections, accepted
+from gpushared.pool.coordinator import connections
+from gpushared.pool.coordinator.connections import ConnectionBounds, Connections, accepted
 
 UNITS = Path(__file__).parents[2] / "systemd"
 BOUNDS = ConnectionBounds(of_port=1000, strangers=20, of_address=8, of_caller=4)

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.pool.app import SOCKET_NAME, STORE_NAME
+from gpushared.pool.coordinator.app import SOCKET_NAME, STORE_NAME
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
 from tests.disks import disk, fill

@@ -29,10 +29,10 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import JobId, LeaseId
-from gpushared.pool.archive import Archive
-from gpushared.pool.job_search import WALKED
-from gpushared.pool.job_views import JobViews
-from gpushared.pool.jobs_service import SHOWN_AT_ONCE, JobsService
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.job_search import WALKED
+from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.jobs_service import SHOWN_AT_ONCE, JobsService
 from tests.pool.pools import NODE, SECONDS, Pool, coordinator, spec
 
 ADA, BOB = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")

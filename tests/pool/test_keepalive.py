@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from gpushared.client.pipeline.door import Door as ClientDoor
-from gpushared.pool import servers
+from gpushared.pool.coordinator import servers
+from gpushared.pool.coordinator.parts import Door, Service
+from gpushared.pool.coordinator.servers import Server
 from gpushared.pool.member.dial import KEEPALIVE_SECONDS, channel_options
-from gpushared.pool.parts import Door, Service
-from gpushared.pool.servers import Server
 
 SILENT_SECONDS = 600.0
 """Ten minutes have thirty pings; a server that refuses them ends the connection at the third or fourth."""

@@ -12,8 +12,8 @@ from gpushared.domain.model.errors import LimitReached, NotFound, StateConflict
 from gpushared.domain.model.lease import JobId
 from gpushared.pool.member import outbox as module
 from gpushared.pool.member.outbox import OUTBOX, Outbox, refusal_of
-from gpushared.pool.store import StoreUnavailable
 from gpushared.pool.trust.assertions import Asserter
+from gpushared.ports.job_store import StoreUnavailable
 from tests.pool.pools import Pool, coordinator, job_id, spec
 
 ADA = "ada@ws3"

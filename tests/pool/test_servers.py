@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gpushared.pool.parts import Door, Service
-from gpushared.pool.servers import Server
-from gpushared.serving.doors import MAX_CALLS_PER_CONNECTION
+from gpushared.net.call_checks import MAX_CALLS_PER_CONNECTION
+from gpushared.pool.coordinator.parts import Door, Service
+from gpushared.pool.coordinator.servers import Server
 
 
 async def test_calls_of_some_users_of_a_node_that_wait_do_not_keep_its_others_from_being_answered() -> None:

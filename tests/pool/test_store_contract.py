@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import RequestError, Unavailable
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import (
+from gpushared.ports.job_store import (
     MAX_OPERATIONS,
     MAX_RECORD_BYTES,
     Change,
@@ -24,6 +23,7 @@ from gpushared.pool.store import (
     StoreUnavailable,
     Transaction,
 )
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 from gpushared.testing import MemoryStore, StoreWorld
 
 SECONDS = 10

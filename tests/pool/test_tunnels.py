@@ -34,16 +34,16 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.pool import tunnels as tunnels_module
-from gpushared.pool.job_logs import job_logs
-from gpushared.pool.member import tunnel_doors
+from gpushared.jobs.job_logs import job_logs
+from gpushared.net.call_checks import OPTIONS, abort
+from gpushared.pool.member import tunnel_endpoints
 from gpushared.pool.member.dial import channel_options
-from gpushared.pool.member.tunnel_doors import TunnelDoors
+from gpushared.pool.member.tunnel_endpoints import TunnelDoors
 from gpushared.pool.member.tunnel_ends import TunnelEnds
-from gpushared.pool.tunnel_calls import UserContext, gate_through, splice
-from gpushared.pool.tunnel_frames import from_wire, to_wire
-from gpushared.pool.tunnels import TunnelContext, Tunnels
-from gpushared.serving.doors import OPTIONS, abort
+from gpushared.pool.tunnels import coordinator_tunnels as tunnels_module
+from gpushared.pool.tunnels.coordinator_tunnels import TunnelContext, Tunnels
+from gpushared.pool.tunnels.tunnel_calls import UserContext, gate_through, splice
+from gpushared.pool.tunnels.tunnel_frames import from_wire, to_wire
 
 ADA = Caller(os.getuid(), os.getgid(), "ada")
 JOB = JobId("0123456789")
@@ -475,7 +475,7 @@ async def test_a_door_that_closes_leaves_other_sockets_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next socket gets its number; the event loop must not go on to look at the old one by it."""
-    monkeypatch.setattr(tunnel_doors, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(tunnel_endpoints, "IDLE_SECONDS", -1.0)
     async with tunnel_world(tmp_path, echo) as world:
         path = Path(await world.doors.door(JobId("9999999999"), 0, ADA))
         await asyncio.sleep(0)  # its door waits for somebody
@@ -499,8 +499,8 @@ async def test_no_coordinator_names_files_elsewhere(tmp_path: Path, job: str) ->
 async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel_doors, "MAX_DOORS_PER_USER", 1)
-    monkeypatch.setattr(tunnel_doors, "MAX_CONNECTIONS_PER_USER", 1)
+    monkeypatch.setattr(tunnel_endpoints, "MAX_DOORS_PER_USER", 1)
+    monkeypatch.setattr(tunnel_endpoints, "MAX_CONNECTIONS_PER_USER", 1)
     async with tunnel_world(tmp_path, talk) as world:
         reader, writer = await world.connect()
         writer.write(b"hello\n")
@@ -520,14 +520,14 @@ async def test_whoever_was_told_of_a_door_finds_connections_made(tmp_path: Path)
     """As many as ``docker run`` uses; the next one is made when it is asked for."""
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         path = await world.doors.door(JOB, 0, ADA)
-        for _ in range(tunnel_doors.READY_TUNNELS):
+        for _ in range(tunnel_endpoints.READY_TUNNELS):
             await world.came.acquire()
         writers = []
-        for number in range(1, tunnel_doors.READY_TUNNELS + 2):
+        for number in range(1, tunnel_endpoints.READY_TUNNELS + 2):
             reader, writer = await asyncio.open_unix_connection(path)
             writer.write(b"hello\n")
             assert await reader.readline() == b"HELLO\n"
-            assert len(world.as_whom) == max(number, tunnel_doors.READY_TUNNELS)
+            assert len(world.as_whom) == max(number, tunnel_endpoints.READY_TUNNELS)
             writers.append(writer)
         for writer in writers:
             writer.close()
@@ -536,7 +536,7 @@ async def test_whoever_was_told_of_a_door_finds_connections_made(tmp_path: Path)
 async def test_connections_that_nobody_uses_are_given_up_on_both_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel_doors, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(tunnel_endpoints, "READY_SECONDS", 0.05)
     ended = asyncio.Semaphore(0)
 
     async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -545,7 +545,7 @@ async def test_connections_that_nobody_uses_are_given_up_on_both_machines(
 
     async with tunnel_world(tmp_path, silent) as world, asyncio.timeout(30):
         await world.doors.door(JOB, 0, ADA)
-        for _ in range(tunnel_doors.READY_TUNNELS):
+        for _ in range(tunnel_endpoints.READY_TUNNELS):
             await ended.acquire()
         assert not world.coordinator.tunnels._open
         await world.doors.door(JOB, 0, ADA)
@@ -555,11 +555,11 @@ async def test_connections_that_nobody_uses_are_given_up_on_both_machines(
 async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: asyncio.Queue[tunnel_doors.Call] = asyncio.Queue()
+    calls: asyncio.Queue[tunnel_endpoints.Call] = asyncio.Queue()
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         opened = world.doors._opened
 
-        async def noted(door: tunnel_doors._Door) -> tunnel_doors.Tunnel:
+        async def noted(door: tunnel_endpoints._Door) -> tunnel_endpoints.Tunnel:
             tunnel = await opened(door)
             calls.put_nowait(tunnel.call)
             return tunnel
@@ -567,7 +567,7 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
         monkeypatch.setattr(world.doors, "_opened", noted)
         world.coordinator.person = "bob"
         path = await world.doors.door(JOB, 0, ADA)
-        for _ in range(tunnel_doors.READY_TUNNELS):
+        for _ in range(tunnel_endpoints.READY_TUNNELS):
             assert await (await calls.get()).code() is grpc.StatusCode.PERMISSION_DENIED
         world.coordinator.person = "ada"
         reader, writer = await asyncio.open_unix_connection(path)
@@ -580,7 +580,7 @@ async def test_unused_connections_leave_room_for_those_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator counts them all as the user's, who may ask for many doors and use few."""
-    monkeypatch.setattr(tunnel_doors, "MAX_READY_PER_USER", 2)
+    monkeypatch.setattr(tunnel_endpoints, "MAX_READY_PER_USER", 2)
     monkeypatch.setattr(tunnels_module, "MAX_TUNNELS_PER_PERSON", 3)
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         for _ in range(5):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import NotFound
-from gpushared.pool import tunnel_streams
-from gpushared.pool.member import tunnel_doors, tunnel_ends
-from gpushared.pool.member.backoff import Retry
+from gpushared.pool.member import tunnel_endpoints, tunnel_ends
+from gpushared.pool.member.dial import Retry
+from gpushared.pool.tunnels import tunnel_streams
 from tests.pool.test_tunnels import World, talk, tunnel_world
 
 SECONDS = 60
@@ -25,7 +25,7 @@ SIZE = 12_000_000
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends try again soon, and keep little, so that each case comes up."""
-    monkeypatch.setattr(tunnel_doors, "RETRY", Retry(first=0.02, last=0.1))
+    monkeypatch.setattr(tunnel_endpoints, "RETRY", Retry(first=0.02, last=0.1))
     monkeypatch.setattr(tunnel_streams, "WINDOW_BYTES", 300_000)
     monkeypatch.setattr(tunnel_streams, "TELL_BYTES", 50_000)
 
@@ -107,7 +107,7 @@ async def test_what_cannot_go_on_is_closed_and_nothing_is_written_into_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a page of HTTP: whoever reads a program's output would take it for that."""
-    monkeypatch.setattr(tunnel_doors, "TAKE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(tunnel_endpoints, "TAKE_UP_SECONDS", 0.3)
     rest, _ = await said_and_broken(tmp_path, World.kill)
     assert rest == b""
 
@@ -145,7 +145,7 @@ async def test_nobody_takes_up_the_connection_of_another(tmp_path: Path) -> None
         world.ends._connections[name].whose = ("bob", world.ends._connections[name].whose[1])
         stolen = await world.doors._opened(door, name, 0)
         with pytest.raises(NotFound):
-            await tunnel_doors._count(stolen.call)
+            await tunnel_endpoints._count(stolen.call)
         writer.write(b"still here\n")
         assert await reader.readline() == b"STILL HERE\n"
         writer.close()

@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import Transaction
+from gpushared.ports.job_store import Transaction
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 
 KEYS = tuple(f"same/{n}" for n in range(20))
 

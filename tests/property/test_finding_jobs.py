@@ -25,8 +25,8 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.persistent_map import Shelf
 from gpushared.domain.model.persistent_sorted_list import Line
 from gpushared.domain.model.request import Request
-from gpushared.pool import job_search
-from gpushared.pool.archive import Archive
+from gpushared.jobs import job_search
+from gpushared.jobs.archive import Archive
 from gpushared.testing import MemoryStore
 
 ADA, BOB = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")

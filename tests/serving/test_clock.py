@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.daemon.clocks import (
+    SteadyClock,
+    boot_id,
+    boottime,
+    day_at,
+    keep,
+)
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import Unavailable
-from gpushared.serving.clock import SteadyClock, boot_id, boottime, day_at, keep
-from gpushared.serving.troubles import Troubles
 
 NOON = 1_800_000_000.0
 HOUR = 3600.0

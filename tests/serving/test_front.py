@@ -12,15 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.audit.line import Origin
 from gpushared.domain.model.request import Caller
-from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
-from gpushared.gate.limits import Shares, UserLimits
-from gpushared.gate.refusals import Refusal
-from gpushared.serving import acceptor
-from gpushared.serving.front import HEARD_AT_ONCE, Front, listen
-from gpushared.serving.identity import Identities
-from gpushared.serving.subordinate import SubordinateIds
+from gpushared.net import acceptor
+from gpushared.net.error_answers import Refusal
+from gpushared.net.front import HEARD_AT_ONCE, Front, listen
+from gpushared.net.http_server import (
+    Exchange,
+    Routes,
+    WebReply,
+    WebRequest,
+)
+from gpushared.net.identity import Identities
+from gpushared.net.limits import Shares, UserLimits
+from gpushared.net.subordinate_ids import SubordinateIds
+from gpushared.storage.audit.line import Origin
 from tests.node.daemon import connected, make_directory
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")

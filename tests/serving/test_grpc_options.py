@@ -45,7 +45,7 @@ def is_known(core: bytes, name: str) -> bool:
 
 def test_the_core_of_grpc_knows_every_option_that_the_project_sets(core: bytes) -> None:
     options = used()
-    assert "gpushared/serving/doors.py" in options["grpc.keepalive_time_ms"]
+    assert "gpushared/net/call_checks.py" in options["grpc.keepalive_time_ms"]
     assert {name: files for name, files in options.items() if not is_known(core, name)} == {}
 
 

@@ -11,10 +11,15 @@ import pytest
 
 from gpushared.domain.model.errors import EngineUnavailable, LimitReached, Unavailable
 from gpushared.domain.model.request import Caller
-from gpushared.gate.http import Exchange, Routes, WebReply, WebRequest
-from gpushared.gate.wire import Wire
-from gpushared.serving import insider as module
-from gpushared.serving.insider import Insider
+from gpushared.net import loopback as module
+from gpushared.net.http_server import (
+    Exchange,
+    Routes,
+    WebReply,
+    WebRequest,
+)
+from gpushared.net.loopback import Insider
+from gpushared.net.socket_wire import Wire
 
 ADA = Caller(1000, 1000, "ada")
 EVE = Caller(1001, 1001, "eve")

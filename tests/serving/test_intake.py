@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushared.domain.model.errors import LimitReached
-from gpushared.serving.intake import CallsUnderWay
+from gpushared.net.intake import CallsUnderWay
 
 
 def test_a_caller_has_so_many_calls_under_way_and_others_theirs() -> None:

@@ -20,8 +20,8 @@ from gpushared.domain.model.errors import LimitReached
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
 from gpushared.domain.scheduling.allowance import Allowance, Share, Want
-from gpushared.node.allowance import Kept
-from gpushared.pool.member.facts import free_of
+from gpushared.node.pool.allowance_file import Kept
+from gpushared.pool.member.node_facts import free_of
 from tests.property.allowance_world import POOL, PROJECT, Node, part
 from tests.unit.jobs.pool_world import gpus_of
 

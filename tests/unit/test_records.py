@@ -17,7 +17,7 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.protocol import Order, Query, Report, StaleEpoch
-from gpushared.records import RecordError, from_json, to_json
+from gpushared.storage.records import RecordError, from_json, to_json
 
 PLAIN: dict[type, st.SearchStrategy[Any]] = {
     str: st.text(max_size=5),

@@ -25,8 +25,8 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.gate.copies.order import BLOCK_BYTES, Kind, Order
-from gpushared.gate.pins.helping import KILL_SECONDS, command_of, life
-from gpushared.gate.wire import Piece, Wire
+from gpushared.gate.mounts.helper_process import KILL_SECONDS, command_of, life
+from gpushared.net.socket_wire import Piece, Wire
 
 COMMAND = command_of("gpushared.gate.copies.helper")
 AT_ONCE = 4

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpushared.gate.copies.order import START, Kind, Order, RefusedError
-from gpushared.gate.pins import helper as pins
-from gpushared.gate.pins import kernel, table
+from gpushared.gate.mounts import helper as pins
+from gpushared.gate.mounts import kernel, mount_table
 from gpushared.mountinfo import parse_line
 
 MEMORY_BYTES = 512 << 20
@@ -83,7 +83,7 @@ def enter(pid: int, container: str) -> View:
     own_files = os.open("fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
     for descriptor in (handle, namespace, root, own):
         os.close(descriptor)
-    barren = {each.point for each in mounts if each.kind in table.KERNELS_OWN}
+    barren = {each.point for each in mounts if each.kind in mount_table.KERNELS_OWN}
     return View(frozenset({*barren, DEVICES}), own_files)
 
 

@@ -23,15 +23,15 @@ from gpushared.domain.model.errors import (
     RequestError,
     StateConflict,
 )
-from gpushared.gate.call import Call
-from gpushared.gate.containers import Container, find_container
+from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.containers.ownership import Container, find_container
 from gpushared.gate.copies.copying import Copies, Helper
 from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
 from gpushared.gate.copies.picking import MOST_LINKS
-from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.proxy import check_stream
-from gpushared.gate.routes import Action, Payload
-from gpushared.gate.wire import Piece
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.proxy import check_stream
+from gpushared.net.socket_wire import Piece
 
 MOUNTS_SAFELY = (29, 5, 1)
 """The first engine that holds on to the places it mounts at while it copies.

@@ -8,26 +8,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
-from gpushared.gate.accounts import look_up
-from gpushared.gate.body import HOST_NETWORK, section, serialise
-from gpushared.gate.call import Call
-from gpushared.gate.containers import (
+from gpushared.gate.api.body import HOST_NETWORK, section, serialise
+from gpushared.gate.api.fields import UPDATE_TABLE
+from gpushared.gate.api.parameters import check_ps
+from gpushared.gate.api.published_ports import check_counted
+from gpushared.gate.api.routes import Action
+from gpushared.gate.api.target import asked_end, asked_stop
+from gpushared.gate.containers.gpu_request import docker_words
+from gpushared.gate.containers.names import check_name, hide_holder
+from gpushared.gate.containers.ownership import (
     Container,
     find_container,
     find_network,
     find_owned,
 )
-from gpushared.gate.ending import asked_end, asked_stop
-from gpushared.gate.farewell import as_output
-from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.interim import while_waiting
-from gpushared.gate.names import check_name, hide_holder
-from gpushared.gate.policy.fields import UPDATE_TABLE
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.interim import as_output, while_waiting
 from gpushared.gate.policy.judge import judge_update
-from gpushared.gate.processes import check_ps
-from gpushared.gate.published import check_counted
-from gpushared.gate.routes import Action
-from gpushared.gate.wish import docker_words
+from gpushared.net.accounts import look_up
 from gpushared.ports import LABEL_JOB
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")

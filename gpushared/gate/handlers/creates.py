@@ -16,40 +16,60 @@ from gpushared.domain.model.errors import (
     RequestError,
 )
 from gpushared.domain.model.request_spec import Ask
-from gpushared.gate.accounts import PathWish, look_up
-from gpushared.gate.body import Body, section, strings, text
-from gpushared.gate.call import Call
-from gpushared.gate.containers import (
+from gpushared.gate.api.body import (
+    Body,
+    section,
+    strings,
+    text,
+)
+from gpushared.gate.api.driver_capabilities import (
+    VARIABLE,
+    check_driver_capabilities,
+    driver_capabilities,
+    named_in,
+)
+from gpushared.gate.api.published_ports import LABEL_PORTS, ports_of
+from gpushared.gate.api.routes import Action
+from gpushared.gate.containers.count_limits import Room
+from gpushared.gate.containers.create import (
+    CREATED,
+    ROOT_USER,
+    Creator,
+    Order,
+)
+from gpushared.gate.containers.gpu_nodes import check_devices
+from gpushared.gate.containers.gpu_request import (
+    ClaimWish,
+    Wish,
+    take_wish,
+    with_dev_meaning,
+)
+from gpushared.gate.containers.homes import USERS_FILE, passwd_line, put_home
+from gpushared.gate.containers.inject import merge_env
+from gpushared.gate.containers.names import check_name, hide_holder
+from gpushared.gate.containers.ownership import (
     LABEL_HOST_PATHS,
     find_image,
     find_network,
     find_volume,
     image_config,
 )
-from gpushared.gate.create import CREATED, ROOT_USER, Creator, Order
-from gpushared.gate.driver_capabilities import (
-    VARIABLE,
-    check_driver_capabilities,
-    driver_capabilities,
-    named_in,
-)
-from gpushared.gate.engine import Answer
-from gpushared.gate.gpu_nodes import check_devices
-from gpushared.gate.handlers.ground import Ground, Handler
+from gpushared.gate.containers.passwd import LABEL_USERS
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler
 from gpushared.gate.handlers.images import check_no_builder
-from gpushared.gate.homes import USERS_FILE, passwd_line, put_home
-from gpushared.gate.inject import merge_env
-from gpushared.gate.interim import while_waiting
-from gpushared.gate.mounts import lead_to, unnamed_volumes, volumes_of, wishes_of
-from gpushared.gate.names import check_name, hide_holder
-from gpushared.gate.passwd import LABEL_USERS
-from gpushared.gate.pins.pins import LABEL_PINS
+from gpushared.gate.handlers.interim import while_waiting
+from gpushared.gate.mounts.held_mounts import LABEL_PINS
 from gpushared.gate.policy.judge import judge_create, networks_of
+from gpushared.gate.policy.mount_rules import (
+    lead_to,
+    unnamed_volumes,
+    volumes_of,
+    wishes_of,
+)
 from gpushared.gate.policy.rules import Context
-from gpushared.gate.published import LABEL_PORTS, ports_of
-from gpushared.gate.room import Room
-from gpushared.gate.routes import Action
-from gpushared.gate.wish import ClaimWish, Wish, take_wish, with_dev_meaning
+from gpushared.net.accounts import PathWish, look_up
+from gpushared.net.http_client import Answer
 
 
 class Creates:

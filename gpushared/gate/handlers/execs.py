@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gpushared.gate.body import serialise, strings
-from gpushared.gate.call import Call
-from gpushared.gate.containers import find_container, find_exec
-from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.inject import merge_env, strip_env
-from gpushared.gate.policy.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE
+from gpushared.gate.api.body import serialise, strings
+from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE
+from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.containers.inject import merge_env, strip_env
+from gpushared.gate.containers.ownership import find_container, find_exec
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler
 from gpushared.gate.policy.judge import judge_exec
-from gpushared.gate.routes import Action, Payload
 
 
 class Execs:

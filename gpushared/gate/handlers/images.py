@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.body import Body
-from gpushared.gate.call import Call, drop_body
-from gpushared.gate.containers import OK, inspect
-from gpushared.gate.endpoints import BUILD, LOAD
-from gpushared.gate.handlers.ground import Ground, Handler, showing
+from gpushared.gate.api.body import Body
+from gpushared.gate.api.endpoints import BUILD, LOAD
+from gpushared.gate.api.routes import Action
+from gpushared.gate.containers.filtered_views import shown_image, shown_images
+from gpushared.gate.containers.ownership import OK, inspect
+from gpushared.gate.handlers.call import Call, drop_body
+from gpushared.gate.handlers.context import Ground, Handler, showing
 from gpushared.gate.policy.images import check_image, full_names, pulled_from
-from gpushared.gate.routes import Action
-from gpushared.gate.views import shown_image, shown_images
 
 BUILDER = "docker.io/moby/buildkit"
 PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.call import Call
-from gpushared.gate.containers import STILL, find_container, own_containers
-from gpushared.gate.filters import own_only, parse_filters, with_own, write_filters
-from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.routes import Action
+from gpushared.gate.api.filters import (
+    own_only,
+    parse_filters,
+    with_own,
+    write_filters,
+)
+from gpushared.gate.api.routes import Action
+from gpushared.gate.containers.ownership import STILL, find_container, own_containers
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler
 
 
 class Listings:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.body import Body, section, serialise, text
-from gpushared.gate.call import Call
-from gpushared.gate.containers import (
+from gpushared.gate.api.body import (
+    Body,
+    section,
+    serialise,
+    text,
+)
+from gpushared.gate.api.fields import CONNECT_TABLE, NETWORK_TABLE
+from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.routes import Action
+from gpushared.gate.containers.filtered_views import SHARED_NETWORKS, shown_network
+from gpushared.gate.containers.names import check_name
+from gpushared.gate.containers.ownership import (
     OK,
     NotYours,
     check_unused,
@@ -18,13 +27,9 @@ from gpushared.gate.containers import (
     own_containers,
     owns,
 )
-from gpushared.gate.filters import own_only
-from gpushared.gate.handlers.ground import Ground, Handler, showing
-from gpushared.gate.names import check_name
-from gpushared.gate.policy.fields import CONNECT_TABLE, NETWORK_TABLE
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler, showing
 from gpushared.gate.policy.judge import judge_endpoint, judge_network
-from gpushared.gate.routes import Action
-from gpushared.gate.views import SHARED_NETWORKS, shown_network
 
 ACTIVE = frozenset({"running", "paused", "restarting"})
 

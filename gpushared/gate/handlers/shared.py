@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gpushared.domain.model.errors import NotFound
-from gpushared.gate.body import serialise
-from gpushared.gate.call import Call
-from gpushared.gate.containers import OK, own_containers
-from gpushared.gate.filters import own_only
-from gpushared.gate.handlers.ground import Ground, Handler, showing
-from gpushared.gate.policy.fields import AUTH_TABLE
-from gpushared.gate.routes import Action, Payload
-from gpushared.gate.views import shown_info, with_nvidia_runtime
+from gpushared.gate.api.body import serialise
+from gpushared.gate.api.fields import AUTH_TABLE
+from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.containers.filtered_views import shown_info, with_nvidia_runtime
+from gpushared.gate.containers.ownership import OK, own_containers
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler, showing
 
 
 class Shared:

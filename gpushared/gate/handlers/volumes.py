@@ -5,14 +5,24 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from gpushared.domain.model.errors import StateConflict
-from gpushared.gate.body import objects, section, serialise, text
-from gpushared.gate.call import Call
-from gpushared.gate.containers import CREATED, OK, find_owned, owns
-from gpushared.gate.filters import own_only
-from gpushared.gate.handlers.ground import Ground, Handler
-from gpushared.gate.policy.fields import VOLUME_CREATE_TABLE
+from gpushared.gate.api.body import (
+    objects,
+    section,
+    serialise,
+    text,
+)
+from gpushared.gate.api.fields import VOLUME_CREATE_TABLE
+from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.routes import Action
+from gpushared.gate.containers.ownership import (
+    CREATED,
+    OK,
+    find_owned,
+    owns,
+)
+from gpushared.gate.handlers.call import Call
+from gpushared.gate.handlers.context import Ground, Handler
 from gpushared.gate.policy.judge import judge_volume
-from gpushared.gate.routes import Action
 
 
 class Volumes:

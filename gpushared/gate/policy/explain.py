@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpushared.domain.model.errors import GpushareError
-from gpushared.gate.policy.schema import Json
+from gpushared.gate.api.schema import Json
 
 
 class Verdict(StrEnum):

@@ -7,8 +7,14 @@ from fnmatch import fnmatchcase
 
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.body import Body, objects, section, strings, text
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.api.body import (
+    Body,
+    objects,
+    section,
+    strings,
+    text,
+)
+from gpushared.gate.api.site import Policy
 
 _DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")
 _ID = re.compile(r"(sha256:)?[0-9a-f]{4,64}")

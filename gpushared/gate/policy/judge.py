@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.body import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS, Body, Json, section
-from gpushared.gate.mounts import judge_mounts
-from gpushared.gate.policy import networks, processes
-from gpushared.gate.policy import rules as r
-from gpushared.gate.policy.explain import Notes
-from gpushared.gate.policy.fields import (
+from gpushared.gate.api.body import (
+    CPU_PERIOD_US,
+    HOST_NETWORK,
+    OWN_NETWORKS,
+    Body,
+    Json,
+    section,
+)
+from gpushared.gate.api.fields import (
     CONNECT_TABLE,
     CREATE_TABLE,
     EXEC_TABLE,
@@ -22,10 +25,14 @@ from gpushared.gate.policy.fields import (
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
 )
+from gpushared.gate.api.schema import Table, fit
+from gpushared.gate.api.site import root_mark
+from gpushared.gate.policy import networks, processes
+from gpushared.gate.policy import rules as r
+from gpushared.gate.policy.explain import Notes
+from gpushared.gate.policy.mount_rules import judge_mounts
 from gpushared.gate.policy.networks import check_gang_network
 from gpushared.gate.policy.rules import Context, Rule
-from gpushared.gate.policy.schema import Table, fit
-from gpushared.gate.policy.site import root_mark
 
 __all__ = [
     "Context",

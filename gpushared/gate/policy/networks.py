@@ -7,9 +7,16 @@ import re
 from gpushared.config.gate import Network, Publish
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.body import HOST_NETWORK, Body, Json, objects, section, text
+from gpushared.gate.api.body import (
+    HOST_NETWORK,
+    Body,
+    Json,
+    objects,
+    section,
+    text,
+)
+from gpushared.gate.api.site import Policy
 from gpushared.gate.policy.rules import Context
-from gpushared.gate.policy.site import Policy
 
 PORTS = re.compile(r"([0-9]{1,5}(-[0-9]{1,5})?)?")
 LOOPBACK = "127.0.0.1"

@@ -19,7 +19,7 @@ from gpushared.config.gate import (
 )
 from gpushared.config.kinds import Percent
 from gpushared.domain.model.host import HostSize
-from gpushared.gate.policy.site import HOME, UNKNOWN_MACHINE, Policy
+from gpushared.gate.api.site import HOME, UNKNOWN_MACHINE, Policy
 
 _HARMLESS_SYSCTLS = (
     "net.core.somaxconn",

@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from gpushared.config.gate import may_be_passed
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
-from gpushared.gate.accounts import Account
-from gpushared.gate.body import Body, Json, objects, section, strings, text
-from gpushared.gate.driver_capabilities import check_driver_capabilities
+from gpushared.gate.api.body import (
+    Body,
+    Json,
+    objects,
+    section,
+    strings,
+    text,
+)
+from gpushared.gate.api.driver_capabilities import check_driver_capabilities
+from gpushared.gate.api.schema import Version
+from gpushared.gate.api.site import Policy
 from gpushared.gate.policy.images import check_image
-from gpushared.gate.policy.schema import Version
-from gpushared.gate.policy.site import Policy
+from gpushared.net.accounts import Account
 
 LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
 LOG_OPTIONS = frozenset(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
 
 import grpc
 
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, Unavailable
-from gpushared.serving.doors import MAX_MESSAGE_BYTES
+from gpushared.net.call_checks import MAX_MESSAGE_BYTES
 
 KEEPALIVE_SECONDS = 20.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
@@ -128,3 +130,33 @@ def _one_line(details: str) -> str:
     """The end of what gRPC says, where the cause is."""
     cause = details.rpartition("last error: ")[2]
     return "".join(c if c.isprintable() else " " for c in cause)[-MAX_DETAILS:]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Seconds. ``patient``: where the coordinator refused, which only people change."""
+
+    first: float = 1.0
+    last: float = 30.0
+    patient: float = 60.0
+
+
+class Backoff:
+    """Waits that double, each drawn anew between nothing and its bound ("full jitter")."""
+
+    def __init__(self, retry: Retry, random: Random) -> None:
+        self._retry = retry
+        self._random = random
+        self._failures = 0
+
+    def after_success(self) -> None:
+        self._failures = 0
+
+    def seconds(self, spread: float) -> float:
+        """Return the seconds to wait now. The first waits are drawn from 0 to at least ``spread`` seconds."""
+        bound = min(self._retry.last, self._retry.first * 2 ** min(self._failures, 30))
+        self._failures += 1
+        return self._random.uniform(0.0, max(spread, bound))
+
+    def patient_seconds(self) -> float:
+        return self._retry.patient * self._random.uniform(0.5, 1.0)

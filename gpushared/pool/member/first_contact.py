@@ -19,11 +19,10 @@ from gpushared.domain.model.errors import (
     TimedOut,
     Unavailable,
 )
+from gpushared.net.identity import peer_of
 from gpushared.pool.trust.addresses import Address
-from gpushared.pool.trust.certificates import digest_of, pem_of
-from gpushared.pool.trust.clocks import TOLERANCE_SECONDS, offset_words
+from gpushared.pool.trust.certificates import TOLERANCE_SECONDS, digest_of, offset_words, pem_of
 from gpushared.pool.trust.secret_words import JoinWords
-from gpushared.serving.identity import peer_of
 
 CONTACT_SECONDS = 15.0
 COPY_BYTES = 64 * 1024

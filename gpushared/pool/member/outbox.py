@@ -22,12 +22,12 @@ from gpushared.domain.jobs.job_commands import name_taken
 from gpushared.domain.model.errors import GpushareError, LimitReached, NotFound
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Process
-from gpushared.pool.chunks import cut
-from gpushared.pool.member.ports import Kept
-from gpushared.pool.records import Changes
+from gpushared.jobs.job_records import Changes
+from gpushared.jobs.write_batches import cut
+from gpushared.pool.link.codec import refused
+from gpushared.pool.member.node_ports import Kept
 from gpushared.pool.trust.assertions import Asserter
-from gpushared.pool.wire import refused
-from gpushared.records import RecordError, from_json, to_json
+from gpushared.storage.records import RecordError, from_json, to_json
 
 log = logging.getLogger(__name__)
 

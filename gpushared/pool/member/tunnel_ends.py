@@ -29,9 +29,20 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller
-from gpushared.pool.tunnel_bytes import pump
-from gpushared.pool.tunnel_frames import Data, Frame, frame, from_wire, to_wire
-from gpushared.pool.tunnel_streams import CALL_ERRORS, CallCarrier, Kept, TunnelStream
+from gpushared.pool.tunnels.tunnel_bytes import pump
+from gpushared.pool.tunnels.tunnel_frames import (
+    Data,
+    Frame,
+    frame,
+    from_wire,
+    to_wire,
+)
+from gpushared.pool.tunnels.tunnel_streams import (
+    CALL_ERRORS,
+    CallCarrier,
+    Kept,
+    TunnelStream,
+)
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from gpushared.domain.model.errors import (
     RequestError,
 )
 from gpushared.domain.model.units import shown
-from gpushared.pool.store import Conflict, Store
 from gpushared.pool.trust.secret_words import ApiWords, hash_of, matches, new_id, new_secret
 from gpushared.pool.trust.token_records import ApiRecord, Kept, Scope, TokenRecords
+from gpushared.ports.job_store import Conflict, Store
 
 PREFIX = "token/api/"
 DEFAULT_SECONDS = 12 * 3600

@@ -19,12 +19,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from gpushared.daemon.files import make_private_folder, read_private, write_private
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import ConfigError, RequestError, StateConflict
 from gpushared.pool.trust import certificates
 from gpushared.pool.trust.certificates import ASSERTION_KEY_BYTES, ASSERTION_KEY_OID, BACKDATED_SECONDS
-from gpushared.pool.trust.names import coordinator_host, coordinator_uri, node_uri, pool_name, realm_uri
-from gpushared.serving.files import make_private_folder, read_private, write_private
+from gpushared.pool.trust.principal_names import (
+    coordinator_host,
+    coordinator_uri,
+    node_uri,
+    pool_name,
+    realm_uri,
+)
 
 DAY_SECONDS = 24 * 3600
 NODE_SECONDS = 30 * DAY_SECONDS

@@ -16,22 +16,22 @@ from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
-from gpushared.audit.line import NOBODY_HERE
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
+from gpushared.net.call_audit import Asker, CallAudit
+from gpushared.net.call_checks import Context, Doors, abort
+from gpushared.net.intake import Admitted, CallsUnderWay
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
+from gpushared.pool.trust.certificate_status import Judge, Standing
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
-from gpushared.pool.trust.names import split_principal
 from gpushared.pool.trust.people import People
+from gpushared.pool.trust.principal_names import split_principal
 from gpushared.pool.trust.rates import host_of
 from gpushared.pool.trust.secret_words import read_api_token
-from gpushared.pool.trust.standing import Judge, Standing
 from gpushared.pool.trust.token_records import ApiRecord, Scope
-from gpushared.serving.call_audit import Asker, CallAudit
-from gpushared.serving.doors import Context, Doors, abort
-from gpushared.serving.intake import Admitted, CallsUnderWay
+from gpushared.storage.audit.line import NOBODY_HERE
 
 AUTHORIZATION = "authorization"
 BEARER = "Bearer "

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import PermissionRefused
-from gpushared.pool.trust.names import SCHEME
+from gpushared.pool.trust.principal_names import SCHEME
 
 ASSERTION_KEY_OID = x509.ObjectIdentifier("2.25.3128955938680712431273847370430093104")
 """An extension of ours: the node's Ed25519 public key, 32 bytes. 2.25 is the arc of UUIDs (X.667)."""
@@ -108,3 +108,24 @@ def digest_of(certificate: x509.Certificate) -> str:
 
 def pem_of(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+TOLERANCE_SECONDS = 120
+"""Clocks that are further apart than this make certificates and signed words of one invalid for the other."""
+
+
+def offset_words(seconds: float) -> str:
+    """``3600 s ahead of``, ``90 s behind``."""
+    if seconds != seconds:  # noqa: PLR0124 - NaN, which is no offset
+        return "no time beside"
+    return f"{abs(seconds):.0f} s {'ahead of' if seconds >= 0 else 'behind'}"
+
+
+def check_clock(whose: str, theirs: float, ours: float) -> None:
+    """Raises PermissionRefused, with the measured offset, where two clocks are too far apart."""
+    if not abs(theirs - ours) <= TOLERANCE_SECONDS:
+        raise PermissionRefused(
+            f"the clock of {whose} is {offset_words(theirs - ours)} the coordinator's; at most "
+            f"{TOLERANCE_SECONDS} s are tolerated",
+            hint="set the clock that is wrong, best on both machines by NTP: `timedatectl set-ntp true`",
+        )

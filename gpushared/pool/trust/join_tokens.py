@@ -8,10 +8,10 @@ from dataclasses import replace
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
-from gpushared.pool.store import Conflict, Store
-from gpushared.pool.trust.names import node_name, realm_name
+from gpushared.pool.trust.principal_names import node_name, realm_name
 from gpushared.pool.trust.secret_words import JoinWords, hash_of, matches, new_id, new_secret
 from gpushared.pool.trust.token_records import JoinRecord, Kept, TokenRecords
+from gpushared.ports.job_store import Conflict, Store
 
 PREFIX = "token/join/"
 DEFAULT_SECONDS = 3600

@@ -9,8 +9,8 @@ from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.callers import Callers
-from gpushared.pool.trust.ledger import Ledger
-from gpushared.pool.trust.standing import Standing
+from gpushared.pool.trust.certificate_status import Standing
+from gpushared.pool.trust.signature_log import Ledger
 
 
 class LinkGuard:

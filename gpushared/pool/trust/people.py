@@ -9,7 +9,7 @@ from gpushared.config.users import EVERYBODY, UserConfig
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.units import shown
-from gpushared.pool.trust.names import split_principal
+from gpushared.pool.trust.principal_names import split_principal
 
 
 @dataclass(frozen=True, slots=True)

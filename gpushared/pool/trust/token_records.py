@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpushared.domain.model.errors import Unavailable
-from gpushared.pool.store import Store, Transaction
+from gpushared.ports.job_store import Store, Transaction
 
 
 class Scope(StrEnum):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import GpushareError, StateConflict
-from gpushared.pool.store import Store
+from gpushared.net.call_audit import CallAudit
+from gpushared.net.call_checks import Doors
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.authority import NODE_SECONDS, Authority
 from gpushared.pool.trust.callers import Callers
-from gpushared.pool.trust.enlisting import Enlisting, Enrolled
+from gpushared.pool.trust.certificate_status import Standing
 from gpushared.pool.trust.join_tokens import JoinTokens
-from gpushared.pool.trust.ledger import LEDGER_FILE, Ledger, LedgerMember
 from gpushared.pool.trust.link_guard import LinkGuard
+from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.server_identity import ServerIdentity
-from gpushared.pool.trust.standing import Standing
-from gpushared.serving.call_audit import CallAudit
-from gpushared.serving.doors import Doors
+from gpushared.pool.trust.signature_log import LEDGER_FILE, Ledger, LedgerMember
+from gpushared.ports.job_store import Store
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from gpushared.audit.line import AuditLine
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.request import Caller
+from gpushared.gate.api.target import Target, parse_target
 from gpushared.gate.gate import Gate
-from gpushared.gate.http import Exchange, Limits
-from gpushared.gate.target import Target, parse_target
+from gpushared.net.http_server import Exchange, Limits
+from gpushared.storage.audit.line import AuditLine
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz.recording import Recorder, recording
 from tests.gate.fuzz.rig import Rig

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.audit.line import AuditLine
 from gpushared.domain.model.request import Caller
-from gpushared.gate.target import parse_target
+from gpushared.gate.api.target import parse_target
+from gpushared.storage.audit.line import AuditLine
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.bench import Bench, Seen
 from tests.gate.fuzz.depth import fuzzed

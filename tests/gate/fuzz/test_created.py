@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.engine import EngineSocket
 from gpushared.gate.gate import Gate
+from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.depth import fuzzed

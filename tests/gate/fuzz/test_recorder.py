@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.engine import Answer, EngineSocket
+from gpushared.net.http_client import Answer, EngineSocket
 from tests.gate.fuzz.recording import answer_of
 
 LABELS = {"gpushared-test": "recorder"}

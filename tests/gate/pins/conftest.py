@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.gate.engine import EngineSocket
+from gpushared.gate.api.site import Policy
 from gpushared.gate.gate import Gate
-from gpushared.gate.pins.pins import Pins
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
 from tests.gate.pinning import Holding, give, make_pins

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.gate.engine import EngineSocket
-from gpushared.gate.pins.pins import Pins
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.api.site import Policy
+from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.net.http_client import EngineSocket
 from tests.bed import parts
 from tests.gate.pinning import lose, names
 from tests.gate.serving import ALICE

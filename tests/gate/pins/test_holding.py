@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused, Unavailable
-from gpushared.gate.engine import EngineSocket
-from gpushared.gate.pins.pins import ROOT, Pins
-from gpushared.gate.policy.site import Policy
+from gpushared.gate.api.site import Policy
+from gpushared.gate.mounts.held_mounts import ROOT, Pins
+from gpushared.net.http_client import EngineSocket
 from tests.bed.parts import BUSYBOX_TAR
 from tests.gate.pinning import PATIENCE_SECONDS, Holding, account, give, mounted, until, wish, words
 from tests.gate.serving import ALICE, BOB

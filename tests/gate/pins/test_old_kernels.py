@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.pins.helping import COMMAND
-from gpushared.gate.pins.pins import ROOT
+from gpushared.gate.mounts.held_mounts import ROOT
+from gpushared.gate.mounts.helper_process import COMMAND
 
 pytestmark = pytest.mark.docker
 

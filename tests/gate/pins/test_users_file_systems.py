@@ -15,10 +15,10 @@ import pytest
 from gpushared.domain.model.errors import PermissionRefused, TimedOut
 from gpushared.domain.model.request import Caller
 from gpushared.engine import reality
-from gpushared.gate.engine import EngineSocket
-from gpushared.gate.pins import kernel
-from gpushared.gate.pins.pins import AT_ONCE, Pins
-from gpushared.gate.policy.site import HOME, Policy
+from gpushared.gate.api.site import HOME, Policy
+from gpushared.gate.mounts import kernel
+from gpushared.gate.mounts.held_mounts import AT_ONCE, Pins
+from gpushared.net.http_client import EngineSocket
 from tests.gate.fuse import DEVICE, Fuse, fuse
 from tests.gate.pinning import Holding, account, give, lose, names, wish, words
 from tests.gate.serving import ALICE, BOB

@@ -16,15 +16,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gpushared.audit.sqlite import SqliteAudit
-from gpushared.pool.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
-from gpushared.pool.main import read_config
-from gpushared.pool.records import ENDED, JOB
-from gpushared.pool.sqlite_store import SqliteStore
-from gpushared.pool.store import Transaction
-from gpushared.serving.clock import SteadyClock
-from gpushared.serving.logs import set_up_logging
-from gpushared.serving.systemd import Notifier
+from gpushared.daemon.clocks import SteadyClock
+from gpushared.daemon.process import set_up_logging
+from gpushared.daemon.systemd import Notifier
+from gpushared.jobs.job_records import ENDED, JOB
+from gpushared.pool.coordinator.app import (
+    AUDIT_NAME,
+    STORE_NAME,
+    PoolDaemon,
+    PoolParts,
+)
+from gpushared.pool.coordinator.main import read_config
+from gpushared.ports.job_store import Transaction
+from gpushared.storage.audit.sqlite_audit import SqliteAudit
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""

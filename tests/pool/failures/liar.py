@@ -17,9 +17,9 @@ import grpc
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
-from gpushared.pool import wire
+from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.member.session import Call
+from gpushared.pool.member.link_session import Call
 
 ANOTHER, SELF = "a", "d"
 MEMORY_BYTES = 180 * 1024 * MIB
@@ -32,9 +32,9 @@ def hello(name: str) -> link_pb2.Up:
             node=name,
             version="0.1.0",
             boot_id="lies",
-            capabilities=wire.CAPABILITIES,
-            inventory=wire.inventory_bytes(Inventory(GPUS)),
-            free=wire.free_bytes(Free()),
+            capabilities=codec.CAPABILITIES,
+            inventory=codec.inventory_bytes(Inventory(GPUS)),
+            free=codec.free_bytes(Free()),
             now=time.time(),
         )
     )

@@ -21,17 +21,17 @@ from gpushared.domain.jobs.job import HERE, Job, NodeName
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import JobId
-from gpushared.pool.link import LinkService
+from gpushared.net.call_checks import OPTIONS
+from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import (
     ASSERTION_KEY_OID,
     pem_of,
     read_node_certificate,
 )
-from gpushared.pool.trust.names import coordinator_host
 from gpushared.pool.trust.people import People
+from gpushared.pool.trust.principal_names import coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER, Trust
-from gpushared.serving.doors import OPTIONS
 from gpushared.testing.store import MemoryStore
 
 WAIT_SECONDS = 20.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gpushared.api.v1 import link_pb2
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs.attempt_log import Attempts
 from gpushared.domain.jobs.job import (
@@ -26,13 +27,11 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.pool.member.backoff import Retry
-from gpushared.pool.member.dial import Dial
-from gpushared.pool.member.link import MemberLink
-from gpushared.pool.member.ports import Kept
-from gpushared.pool.member.session import Identity, Timing
+from gpushared.pool.member.coordinator_link import MemberLink
+from gpushared.pool.member.dial import Dial, Retry
+from gpushared.pool.member.link_session import Identity, Timing
+from gpushared.pool.member.node_ports import Kept
 from gpushared.pool.trust.assertions import Asserter
-from gpushared.serving.troubles import Troubles
 from tests.pool.link.coordinator import Credentials
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
-from gpushared.pool.member.session import Call
+from gpushared.pool.member.link_session import Call
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, Credentials
 
 

@@ -14,8 +14,8 @@ from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool import bounds
-from gpushared.pool.member.backoff import Retry
+from gpushared.jobs import bounds
+from gpushared.pool.member.dial import Retry
 from tests.pool.link.coordinator import Coordinator, enlist, foreign
 from tests.pool.link.member import Node, spec
 from tests.pool.link.raw import answer, first_answer, stream
@@ -100,7 +100,7 @@ async def test_a_node_that_says_nothing_any_more_is_not_taken_for_connected(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection lives, as that of a daemon that hangs does: only what it says is a sign of life."""
-    monkeypatch.setattr("gpushared.pool.stream.SILENCE_SECONDS", 0.4)
+    monkeypatch.setattr("gpushared.pool.coordinator.node_stream.SILENCE_SECONDS", 0.4)
     async with stream(coordinator, coordinator.enrol(N1)) as call:
         await call.write(link_pb2.Up(hello=link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}")))
         assert (await answer(call)).HasField("welcome")

@@ -15,10 +15,16 @@ from gpushared.domain.jobs.member import Free, Inventory, Member
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import Gpu, GpuId
-from gpushared.pool import wire
-from gpushared.pool.bounds import MESSAGES, RECORDS, Bounds, check_message, check_record
-from gpushared.pool.records import member_bytes, read_member
-from gpushared.records import to_json
+from gpushared.jobs.bounds import (
+    MESSAGES,
+    RECORDS,
+    Bounds,
+    check_message,
+    check_record,
+)
+from gpushared.jobs.job_records import member_bytes, read_member
+from gpushared.pool.link import codec
+from gpushared.storage.records import to_json
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
@@ -146,4 +152,4 @@ def test_a_time_that_no_calendar_has_is_refused() -> None:
     """Whoever lists the job would be shown a traceback."""
     late = replace(spec(), request=replace(spec().request, begin_at=1e300))
     with pytest.raises(RequestError, match="a time"):
-        wire.read_spec(wire.spec_bytes(late))
+        codec.read_spec(codec.spec_bytes(late))

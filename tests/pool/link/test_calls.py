@@ -13,8 +13,8 @@ import pytest
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.model.errors import LimitReached, PermissionRefused, Unavailable
 from gpushared.domain.model.request import Caller
-from gpushared.pool.member import calls as module
-from gpushared.pool.member.calls import CoordinatorCalls
+from gpushared.pool.member import coordinator_calls as module
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.enrolment import Enrolment
 from tests.pool.trust.coordinator import Coordinator, coordinator

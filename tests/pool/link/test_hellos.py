@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import link_pb2
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import NodeHello
 from gpushared.domain.jobs.job import (
     MAX_TEXT,
@@ -20,17 +21,16 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.staleness_claims import refused
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.pool import wire
-from gpushared.pool.hellos import HelloBounds, Hellos
-from gpushared.pool.link import LinkService
-from gpushared.serving.troubles import Troubles
+from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.registrations import HelloBounds, Hellos
+from gpushared.pool.link import codec
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
 
 N1, N2 = "n1", "n2"
 BOUNDS = HelloBounds(long_bytes=200, long_at_once=1)
-REPORT = wire.report_bytes(Report(AttemptKey(JobId("0123456789"), 1), AttemptState.RUNNING, 1))
+REPORT = codec.report_bytes(Report(AttemptKey(JobId("0123456789"), 1), AttemptState.RUNNING, 1))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def test_of_what_a_hello_tells_of_its_jobs_no_more_is_kept_than_can_be_the
             Report(AttemptKey(JobId(f"{number:010}"), 1), AttemptState.RUNNING, number, spec=large)
             for number in range(9)
         ]
-        for message in wire.hello_messages(hello(N1).hello, told):
+        for message in codec.hello_messages(hello(N1).hello, told):
             await call.write(message)
         assert (await answer(call)).HasField("welcome")
     (event,) = (one for one in new_coordinator.machine.events if isinstance(one, NodeHello))
@@ -182,6 +182,6 @@ def test_a_report_s_texts_are_cut_where_it_is_read() -> None:
     """They are kept until all of a hello is there."""
     ending = Ending(EndKind.FAILED, "x" * 100_000, hint="y" * 100_000)
     report = Report(AttemptKey(JobId("0123456789"), 1), AttemptState.ENDED, 1, ending=ending)
-    read = wire.read_report(wire.report_bytes(report)).ending
+    read = codec.read_report(codec.report_bytes(report)).ending
     assert read is not None
     assert len(read.reason) == len(read.hint) == MAX_TEXT

@@ -22,10 +22,10 @@ from gpushared.domain.model.errors import Unavailable
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool.link import LinkService
+from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.node_stream import MAX_WAITING
 from gpushared.pool.member.dial import Dial
-from gpushared.pool.member.session import Timing
-from gpushared.pool.stream import MAX_WAITING
+from gpushared.pool.member.link_session import Timing
 from tests.pool.link.coordinator import Coordinator, Machine
 from tests.pool.link.member import Node, spec
 from tests.pool.link.proxy import Proxy

@@ -10,7 +10,7 @@ from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import NotFound, Unavailable
 from gpushared.domain.model.lease import JobId
-from gpushared.pool.member.ports import Kept
+from gpushared.pool.member.node_ports import Kept
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import Node, spec
 from tests.pool.link.proxy import Proxy

@@ -25,10 +25,10 @@ from gpushared.domain.model.lease import (
     Queued,
 )
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.pool import wire
-from gpushared.pool.mailbox import Mailbox
-from gpushared.pool.member.backoff import Backoff, Retry
-from gpushared.pool.member.facts import free_of, inventory_of
+from gpushared.jobs.mailbox import Mailbox
+from gpushared.pool.link import codec
+from gpushared.pool.member.dial import Backoff, Retry
+from gpushared.pool.member.node_facts import free_of, inventory_of
 from gpushared.testing.gpus import fake_gpu
 
 GIB = 1 << 30
@@ -121,26 +121,26 @@ async def test_whoever_waits_for_room_goes_on_when_there_is_some() -> None:
 def test_two_sides_need_one_generation_in_common(capabilities: list[str], hint: str) -> None:
     """Who names none is of the first."""
     if not hint:
-        wire.check_generation("node n1", capabilities, "0.1.0")
+        codec.check_generation("node n1", capabilities, "0.1.0")
         return
     with pytest.raises(StateConflict, match=hint):
-        wire.check_generation("node n1", capabilities, "0.1.0")
+        codec.check_generation("node n1", capabilities, "0.1.0")
 
 
 def test_errors_cross_the_link_as_what_they_are() -> None:
-    refuse = wire.refusal(StateConflict("no", hint="later"))
-    again = wire.refused(refuse.code, refuse.message, refuse.hint)
+    refuse = codec.refusal(StateConflict("no", hint="later"))
+    again = codec.refused(refuse.code, refuse.message, refuse.hint)
     assert (type(again), str(again)) == (StateConflict, "no (later)")
-    assert str(wire.refused("not_yet_known", "no", "")) == "no"
+    assert str(codec.refused("not_yet_known", "no", "")) == "no"
 
 
 def test_a_report_is_read_with_fields_too_many_and_too_few() -> None:
     """By one version of the one of the next, either way."""
     key = AttemptKey(JobId("0123456789"), 1)
     data = b'{"key":{"job":"0123456789","number":1},"state":"running","revision":3,"mood":"good"}'
-    report = wire.read_report(data)
+    report = codec.read_report(data)
     assert (report.key, report.revision) == (key, 3)
-    assert wire.read_report(wire.report_bytes(report)) == report
+    assert codec.read_report(codec.report_bytes(report)) == report
     assert isinstance(report, Report)
 
 

@@ -19,7 +19,7 @@ from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Plac
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.pool import wire
+from gpushared.pool.link import codec
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
@@ -32,7 +32,7 @@ REPORT = Report(KEY, AttemptState.RUNNING, 1, LeaseId("l"))
 def test_what_nodes_say_of_ordinary_attempts_is_read_as_it_was_meant() -> None:
     ending = Ending(EndKind.FAILED, "kein Gerät \N{GRINNING FACE} 12345678901234567890", 127)
     report = replace(REPORT, ending=ending, spec=spec(), request=Request(memory_bytes=1 << 40))
-    assert wire.read_report(wire.report_bytes(report)) == report
+    assert codec.read_report(codec.report_bytes(report)) == report
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_what_nodes_say_of_ordinary_attempts_is_read_as_it_was_meant() -> None:
 )
 def test_what_would_be_in_the_way_of_whoever_is_shown_it_is_not_taken(report: Report) -> None:
     with pytest.raises(RequestError):
-        wire.read_report(wire.report_bytes(report))
+        codec.read_report(codec.report_bytes(report))
 
 
 def test_half_a_surrogate_pair_is_found_in_bytes_too() -> None:
     """JSON's reader lets it through in UTF-8 as well."""
-    data = wire.report_bytes(replace(REPORT, ending=Ending(EndKind.FAILED, "HERE")))
+    data = codec.report_bytes(replace(REPORT, ending=Ending(EndKind.FAILED, "HERE")))
     with pytest.raises(RequestError, match="cannot read"):
-        wire.read_report(data.replace(b"HERE", b"\xed\xa0\x80"))
+        codec.read_report(data.replace(b"HERE", b"\xed\xa0\x80"))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_half_a_surrogate_pair_is_found_in_bytes_too() -> None:
 def test_neither_side_has_the_other_reserve_what_nobody_may_ask_for(request_: Request) -> None:
     """Less than nothing would make room that is not there."""
     with pytest.raises(RequestError):
-        wire.read_spec(wire.spec_bytes(replace(spec(), request=request_)))
+        codec.read_spec(codec.spec_bytes(replace(spec(), request=request_)))
     with pytest.raises(RequestError):
-        wire.read_order(wire.order_bytes(Place(KEY, 1, spec(), request_)))
+        codec.read_order(codec.order_bytes(Place(KEY, 1, spec(), request_)))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_neither_side_has_the_other_reserve_what_nobody_may_ask_for(request_: Re
 )
 def test_a_node_takes_no_order_that_it_could_not_carry_out(order: Order) -> None:
     with pytest.raises(RequestError):
-        wire.read_order(wire.order_bytes(order))
+        codec.read_order(codec.order_bytes(order))
 
 
 async def test_no_node_can_use_up_the_epochs(coordinator: Coordinator) -> None:
@@ -120,12 +120,14 @@ async def test_whose_a_job_is_the_pool_decides_and_not_the_node_that_tells_of_it
 ) -> None:
     """The principal counts; what a node says of the person could be anybody."""
     report = replace(REPORT, spec=replace(spec(), owner=Owner("eve@n1", "ada", admin=True)))
-    hello = link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}", reports=[wire.report_bytes(report)])
+    hello = link_pb2.Hello(
+        node=N1, inventory=b'{"gpus":[]}', free=b"{}", reports=[codec.report_bytes(report)]
+    )
     async with stream(coordinator, coordinator.enrol(N1)) as call:
         await call.write(link_pb2.Up(hello=hello))
         await answer(call)
         other = replace(report, key=AttemptKey(JobId("9876543210"), 1))
-        await call.write(link_pb2.Up(report=wire.report_bytes(other)))
+        await call.write(link_pb2.Up(report=codec.report_bytes(other)))
         said = await coordinator.machine.heard(lambda event: isinstance(event, m.Reported))
     greeted = next(event for event in coordinator.machine.events if isinstance(event, m.NodeHello))
     told = greeted.reports[0].spec

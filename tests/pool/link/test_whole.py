@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.audit.line import AuditLine
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.model import Config
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
+from gpushared.daemon.systemd import Notifier
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import (
@@ -37,17 +38,16 @@ from gpushared.domain.leases.instructions import Instruction
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
 from gpushared.domain.model.request import Caller
-from gpushared.node.attempts import AttemptDesk
-from gpushared.node.loop import Loop
-from gpushared.node.order_audit import OrderAudit
-from gpushared.node.pool_link import PoolLink
-from gpushared.pool.app import ROOMS, PoolDaemon, real_pool_parts
+from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.pool.order_audit import OrderAudit
+from gpushared.node.pool.pool_link import PoolLink
+from gpushared.node.runtime.loop import Loop
+from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
+from gpushared.pool.coordinator.parts import Coordinator, Service
+from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.member.link import MemberLink
-from gpushared.pool.parts import Coordinator, Service
-from gpushared.pool.trust.founding import found_pool
-from gpushared.serving.systemd import Notifier
-from gpushared.serving.troubles import Troubles
+from gpushared.pool.trust.pool_init import found_pool
+from gpushared.storage.audit.line import AuditLine
 from gpushared.testing.gpus import fake_gpu
 from gpushared.testing.journal import MemoryJournal
 from tests.pool.link.member import Outbox, spec

@@ -18,21 +18,20 @@ from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc, p
 from gpushared.config.users import UserConfig
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import GpushareError
-from gpushared.pool.join_service import JoinService
+from gpushared.net.call_checks import OPTIONS, Context, abort, error_of
+from gpushared.net.intake import Intake
+from gpushared.pool.coordinator.join_service import JoinService
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.sqlite_store import SqliteStore
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, request_digest
 from gpushared.pool.trust.authority import NODE_SECONDS, Authority
 from gpushared.pool.trust.callers import PoolCaller
-from gpushared.pool.trust.ledger import LedgerMember
-from gpushared.pool.trust.names import coordinator_host
 from gpushared.pool.trust.people import people_of
+from gpushared.pool.trust.principal_names import coordinator_host
 from gpushared.pool.trust.rates import Rates
+from gpushared.pool.trust.signature_log import LedgerMember
 from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.trust.trust import CA_FOLDER, Trust
-from gpushared.serving.doors import OPTIONS, Context, abort
-from gpushared.serving.intake import Intake
-from gpushared.serving.statuses import error_of
+from gpushared.storage.jobs.sqlite_store import SqliteStore
 
 POOL = "lab"
 NO_LIMIT = 1_000_000

@@ -22,12 +22,12 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.request import Caller
-from gpushared.pool.store import Transaction
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import _CONTEXT, Asserter, Nonces, request_digest
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.token_records import Scope
+from gpushared.ports.job_store import Transaction
 from gpushared.testing import MemoryStore
 from tests.pool.trust.coordinator import (
     POOL,

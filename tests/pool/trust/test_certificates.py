@@ -31,7 +31,7 @@ from gpushared.pool.trust.certificates import (
     pem_of,
     read_node_certificate,
 )
-from gpushared.pool.trust.ledger import Ledger
+from gpushared.pool.trust.signature_log import Ledger
 from tests.pool.trust.coordinator import Coordinator, Stream, cancel, coordinator, member, refusal
 
 DAYS = 24 * 3600.0

@@ -20,19 +20,19 @@ from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
 from gpushared.config.jobs import PoolConfig
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
 from gpushared.config.users import UserConfig
+from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
-from gpushared.gate.http import Exchange, Routes
-from gpushared.node.membership import Memberships
-from gpushared.pool.app import PoolDaemon, real_pool_parts
+from gpushared.net.front import Front, listen
+from gpushared.net.http_server import Exchange, Routes
+from gpushared.net.identity import Identities, Peer
+from gpushared.net.unary_json import JsonApi
+from gpushared.node.pool.membership_service import Memberships
+from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.callers import unless
-from gpushared.pool.trust.founding import found_pool
-from gpushared.pool.trust.names import coordinator_host
-from gpushared.serving.front import Front, listen
-from gpushared.serving.identity import Identities, Peer
-from gpushared.serving.jsonapi import JsonApi
-from gpushared.serving.systemd import Notifier
+from gpushared.pool.trust.pool_init import found_pool
+from gpushared.pool.trust.principal_names import coordinator_host
 from tests.pool.trust.coordinator import refusal, within
 
 GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import main; sys.exit(main())"]

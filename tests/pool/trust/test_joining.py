@@ -111,7 +111,7 @@ async def test_asking_again_because_the_answer_was_lost_is_the_same_question(
 ) -> None:
     token, joining = await pool.token(), node(tmp_path, "dgx")
     with monkeypatch.context() as patch:
-        patch.setattr("gpushared.pool.member.membership.write_private", _disk_full)
+        patch.setattr("gpushared.pool.member.membership_file.write_private", _disk_full)
         await refusal(joining.join(pool.address, token, "dgx"))
     membership = await joining.join(pool.address, token, "dgx")
     assert pool.members()["dgx"].serial == membership.facts.serial

@@ -6,8 +6,8 @@ import pytest
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.pool.trust.addresses import read_address
-from gpushared.pool.trust.clocks import check_clock
-from gpushared.pool.trust.names import coordinator_host, pool_name, split_principal
+from gpushared.pool.trust.certificates import check_clock
+from gpushared.pool.trust.principal_names import coordinator_host, pool_name, split_principal
 from gpushared.pool.trust.secret_words import (
     ApiWords,
     JoinWords,

@@ -15,10 +15,10 @@ from gpushared.domain.jobs.member import Free, Holding, Inventory
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import Grant, JobId, LeaseId
-from gpushared.pool import wire
-from gpushared.pool.job_ids import id_of
+from gpushared.jobs.job_ids import id_of
+from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.member.session import Call
+from gpushared.pool.member.link_session import Call
 from tests.pool.link.member import GIB, Desk
 
 NODE, PERSON = "honest", "ada"
@@ -67,7 +67,7 @@ class HonestNode:
                     await self._connect()
                 self._beat += 1
                 await self._say(
-                    link_pb2.Up(beat=link_pb2.Beat(seq=self._beat, free=wire.free_bytes(self._free())))
+                    link_pb2.Up(beat=link_pb2.Beat(seq=self._beat, free=codec.free_bytes(self._free())))
                 )
                 async with self._news:
                     await self._news.wait_for(lambda: not self._is_open or self._acknowledged >= self._beat)
@@ -92,7 +92,7 @@ class HonestNode:
         )
         self._call = link_pb2_grpc.NodeLinkStub(self._channel).Connect()
         self._beat = self._acknowledged = 0
-        for message in wire.hello_messages(self._hello(), self._desk.reports()):
+        for message in codec.hello_messages(self._hello(), self._desk.reports()):
             await self._say(message)
         answer = await self._call.read()
         if not isinstance(answer, link_pb2.Down) or not answer.HasField("welcome"):
@@ -106,9 +106,9 @@ class HonestNode:
             node=NODE,
             version="0.1.0",
             boot_id="boot-1",
-            capabilities=wire.CAPABILITIES,
-            inventory=wire.inventory_bytes(INVENTORY),
-            free=wire.free_bytes(self._free()),
+            capabilities=codec.CAPABILITIES,
+            inventory=codec.inventory_bytes(INVENTORY),
+            free=codec.free_bytes(self._free()),
             seen_epoch=self._desk.seen.epoch,
             seen_revision=self._desk.seen.revision,
             now=time.time(),
@@ -148,17 +148,17 @@ class HonestNode:
                 self._news.notify_all()
 
     async def _take(self, data: bytes) -> None:
-        order = wire.read_order(data)
+        order = codec.read_order(data)
         answer = await self._desk.take(order)
         if isinstance(answer, StaleEpoch):
-            await self._say(link_pb2.Up(stale=wire.stale_bytes(answer)))
+            await self._say(link_pb2.Up(stale=codec.stale_bytes(answer)))
             return
         if isinstance(order, Place) and order.key.job == RUNNING_JOB:
             self._desk.change(order.key, AttemptState.RUNNING)
             self.runs.set()
         report = self._desk.report(order.key)
         if report is not None:
-            await self._say(link_pb2.Up(report=wire.report_bytes(report)))
+            await self._say(link_pb2.Up(report=codec.report_bytes(report)))
 
 
 class HonestUser:

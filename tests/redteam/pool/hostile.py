@@ -15,8 +15,8 @@ from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool import wire
-from gpushared.pool.job_ids import id_of
+from gpushared.jobs.job_ids import id_of
+from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import new_key
 from tests.pool.processes import POOL
@@ -43,15 +43,15 @@ OWN_JOB = OWN_JOBS[0]
 SPEC = JobSpec(Request(), Owner(f"{ATTACKER}@{ME}", ATTACKER), image="busybox", body='{"Image":"busybox"}')
 KEYS = (AttemptKey(RUNNING_JOB, 1), AttemptKey(JobId("madeap0000"), 1), AttemptKey(OWN_JOB, 1))
 REPORTS = [
-    wire.report_bytes(Report(key, AttemptState.RUNNING, 1, spec=SPEC, request=Request())) for key in KEYS
+    codec.report_bytes(Report(key, AttemptState.RUNNING, 1, spec=SPEC, request=Request())) for key in KEYS
 ]
 OUTBOX = [f"000000000{number}" for number in range(3)]
 HELLO = link_pb2.Hello(
     node=ME,
     version="0.1.0",
     boot_id="boot-1",
-    capabilities=wire.CAPABILITIES,
-    inventory=wire.inventory_bytes(INVENTORY),
+    capabilities=codec.CAPABILITIES,
+    inventory=codec.inventory_bytes(INVENTORY),
     free=b"{}",
     reports=REPORTS[1:],
     seen_epoch=1,
@@ -61,9 +61,9 @@ UPS = [
     link_pb2.Up(hello=HELLO),
     link_pb2.Up(beat=link_pb2.Beat(seq=1, inventory=HELLO.inventory, free=HELLO.free)),
     *(link_pb2.Up(report=report) for report in REPORTS),
-    link_pb2.Up(stale=wire.stale_bytes(StaleEpoch(KEYS[0], 1))),
+    link_pb2.Up(stale=codec.stale_bytes(StaleEpoch(KEYS[0], 1))),
     *(
-        link_pb2.Up(job=link_pb2.OutboxJob(job_id=job, spec=wire.spec_bytes(SPEC), assertion=SIGNED))
+        link_pb2.Up(job=link_pb2.OutboxJob(job_id=job, spec=codec.spec_bytes(SPEC), assertion=SIGNED))
         for job in OUTBOX
     ),
     *(

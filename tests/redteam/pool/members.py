@@ -18,6 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2, link_pb2_grpc
 from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
 from gpushared.config.users import UserConfig
+from gpushared.daemon.systemd import Notifier
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled
 from gpushared.domain.jobs.job import (
     Job,
@@ -29,14 +30,18 @@ from gpushared.domain.jobs.member import Free, Inventory
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool import wire
-from gpushared.pool.app import ROOMS, STORE_NAME, PoolDaemon, real_pool_parts
-from gpushared.pool.member.session import Call
-from gpushared.pool.parts import Coordinator, Service
+from gpushared.pool.coordinator.app import (
+    ROOMS,
+    STORE_NAME,
+    PoolDaemon,
+    real_pool_parts,
+)
+from gpushared.pool.coordinator.parts import Coordinator, Service
+from gpushared.pool.link import codec
+from gpushared.pool.member.link_session import Call
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
-from gpushared.pool.trust.founding import found_pool
-from gpushared.pool.trust.names import coordinator_host
-from gpushared.serving.systemd import Notifier
+from gpushared.pool.trust.pool_init import found_pool
+from gpushared.pool.trust.principal_names import coordinator_host
 from tests.pool.link.coordinator import WAIT_SECONDS, Credentials, enlist
 
 POOL = "lab"
@@ -137,14 +142,14 @@ class Link:
         self, job: str, spec: JobSpec, *, old: bool = False, held: bool = True
     ) -> link_pb2.OutboxAck:
         """Propose a job under an id, in the name of its owner, and wait for the answer."""
-        body = wire.spec_bytes(spec)
-        word = self.member.sign(spec.owner.principal, wire.job_digest(JobId(job), body))
+        body = codec.spec_bytes(spec)
+        word = self.member.sign(spec.owner.principal, codec.job_digest(JobId(job), body))
         told = link_pb2.OutboxJob(job_id=job, spec=body, held=held, old=old, assertion=word)
         await self.say(link_pb2.Up(job=told))
         return await self.acknowledged(job, cancel=False)
 
     async def cancel(self, job: str, principal: str) -> link_pb2.OutboxAck:
-        word = self.member.sign(principal, wire.cancel_digest(JobId(job), 0))
+        word = self.member.sign(principal, codec.cancel_digest(JobId(job), 0))
         await self.say(link_pb2.Up(cancel=link_pb2.OutboxCancel(job_id=job, assertion=word)))
         return await self.acknowledged(job, cancel=True)
 
@@ -177,10 +182,10 @@ class Member:
         """Its stream, welcomed. ``reports``: the attempts that its hello tells of."""
         hello = link_pb2.Hello(
             node=self.name,
-            capabilities=wire.CAPABILITIES,
-            inventory=wire.inventory_bytes(Inventory(())),
-            free=wire.free_bytes(Free()),
-            reports=map(wire.report_bytes, reports),
+            capabilities=codec.CAPABILITIES,
+            inventory=codec.inventory_bytes(Inventory(())),
+            free=codec.free_bytes(Free()),
+            reports=map(codec.report_bytes, reports),
         )
         async with self._channel() as channel:
             made = Link(self, link_pb2_grpc.NodeLinkStub(channel).Connect())

@@ -27,10 +27,10 @@ from gpushared.domain.jobs.protocol import CancelPart, Order, Place, Report
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.pool import wire
+from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.member.session import Call
-from gpushared.pool.trust.names import coordinator_host
+from gpushared.pool.member.link_session import Call
+from gpushared.pool.trust.principal_names import coordinator_host
 from tests.node.daemon import make_directory
 from tests.pool.processes import POOL, CoordinatorProcess
 
@@ -100,7 +100,7 @@ class Link:
             async with self.news:
                 match down.WhichOneof("what"):
                     case "order":
-                        self.told.append(wire.read_order(down.order))
+                        self.told.append(codec.read_order(down.order))
                     case "outbox_ack":
                         self.acks.append(down.outbox_ack)
                     case "beat_ack":
@@ -149,16 +149,16 @@ class Link:
         """Come back when the coordinator knows of it."""
         self.beats += 1
         number = self.beats
-        await self.say(link_pb2.Up(beat=link_pb2.Beat(seq=number, free=wire.free_bytes(free))))
+        await self.say(link_pb2.Up(beat=link_pb2.Beat(seq=number, free=codec.free_bytes(free))))
         assert await self.until(lambda: self.acknowledged >= number)
 
     async def report(self, report: Report) -> None:
-        await self.say(link_pb2.Up(report=wire.report_bytes(report)))
+        await self.say(link_pb2.Up(report=codec.report_bytes(report)))
 
     async def submit(self, number: int, of: JobSpec, *, old: bool = False) -> None:
         """As out of the outbox, with the member's word for its user."""
-        job, data = job_id(number), wire.spec_bytes(of)
-        signed = self.member.word(of.owner.principal, wire.job_digest(job, data))
+        job, data = job_id(number), codec.spec_bytes(of)
+        signed = self.member.word(of.owner.principal, codec.job_digest(job, data))
         asked = link_pb2.OutboxJob(job_id=job, spec=data, assertion=signed, old=old)
         await self.say(link_pb2.Up(job=asked))
 
@@ -211,12 +211,12 @@ class Member:
             hello = link_pb2.Hello(
                 node=NodeName(self.name),
                 version="0.1.0",
-                capabilities=wire.CAPABILITIES,
-                inventory=wire.inventory_bytes(has),
-                free=wire.free_bytes(free or Free()),
+                capabilities=codec.CAPABILITIES,
+                inventory=codec.inventory_bytes(has),
+                free=codec.free_bytes(free or Free()),
                 seen_revision=seen_revision,
             )
-            for message in wire.hello_messages(hello, reports):
+            for message in codec.hello_messages(hello, reports):
                 await link.call.write(message)
             first = await asyncio.wait_for(link.call.read(), 4 * SECONDS)
             assert isinstance(first, link_pb2.Down)

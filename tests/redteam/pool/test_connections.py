@@ -17,9 +17,9 @@ import pytest
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2, pool_pb2
 from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pipeline.calls import JobWarning
-from gpushared.pool.connections import ConnectionBounds, bounds_here
+from gpushared.pool.coordinator.connections import ConnectionBounds, bounds_here
 from gpushared.pool.trust.callers import CALLS_OF_A_PRINCIPAL
-from gpushared.pool.trust.names import coordinator_host
+from gpushared.pool.trust.principal_names import coordinator_host
 from tests.pool.http2 import http2
 from tests.pool.processes import POOL
 from tests.redteam.pool.lab import Code, Lab, Metadata, ask, bearer

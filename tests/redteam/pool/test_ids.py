@@ -30,8 +30,8 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
-from gpushared.pool import wire
-from gpushared.pool.job_ids import id_in_array, id_of, older_id_of
+from gpushared.jobs.job_ids import id_in_array, id_of, older_id_of
+from gpushared.pool.link import codec
 from tests.redteam.pool.members import Answer, Link, Member, Scene, pool_scene, spec_of, submit_request
 
 ADA, MALLORY, EVE, BOSS = "ada@ws1", "mallory@ws2", "eve@ws3", "boss@ws1"
@@ -126,8 +126,8 @@ async def test_a_request_through_a_node_gets_its_id_whatever_other_members_propo
 async def test_the_word_that_one_member_gave_is_of_no_use_to_another(
     scene: Scene, links: dict[str, Link]
 ) -> None:
-    job, body = id_of(ADA, "nightly"), wire.spec_bytes(spec_of(ADA, "nightly"))
-    word = links["ada"].member.sign(ADA, wire.job_digest(job, body))
+    job, body = id_of(ADA, "nightly"), codec.spec_bytes(spec_of(ADA, "nightly"))
+    word = links["ada"].member.sign(ADA, codec.job_digest(job, body))
     await links["eve"].say(link_pb2.Up(job=link_pb2.OutboxJob(job_id=job, spec=body, assertion=word)))
     assert (await links["eve"].acknowledged(job, cancel=False)).code == "permission_denied"
     assert scene.job(job) is None
@@ -393,7 +393,7 @@ async def test_a_member_is_told_nothing_of_another_s_job_by_a_cancellation_or_a_
         ]
         assert answers[0].code == "not_found"
         assert answers[0].message == answers[1].message.replace(NOBODY, job)
-    gone = links["mallory"].member.sign(MALLORY, wire.gone_digest(JobId(job)))
+    gone = links["mallory"].member.sign(MALLORY, codec.gone_digest(JobId(job)))
     await links["mallory"].say(link_pb2.Up(client_gone=link_pb2.ClientGone(job_id=job, assertion=gone)))
     await links["mallory"].cancel(NOBODY, MALLORY)
     assert (scene.job(job), scene.job(mine)) == (before, None)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2, pool_pb2
-from gpushared.pool.jobs_room import FIRST_SECONDS
-from gpushared.pool.jobs_service import MAX_AFTER
+from gpushared.jobs.jobs_service import MAX_AFTER
+from gpushared.pool.coordinator.service_factories import FIRST_SECONDS
 from tests.pool.http2 import http2
 from tests.redteam.pool.lab import Code, Lab, ask, bearer
 

@@ -20,10 +20,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.model.lease import JobId
-from gpushared.pool import wire
+from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.assertions import _CONTEXT, ASSERTION_METADATA, request_digest
-from gpushared.pool.trust.names import coordinator_host
+from gpushared.pool.trust.principal_names import coordinator_host
 from tests.gate.fuzz.rig import Rig
 from tests.node.daemon import make_directory
 from tests.pool.processes import POOL, CoordinatorProcess
@@ -258,9 +258,9 @@ class World(Rig):
         if up.hello.node == ME:
             up.hello.node = call.who
         digests = {
-            "job": lambda: wire.job_digest(JobId(up.job.job_id), up.job.spec),
-            "cancel": lambda: wire.cancel_digest(JobId(up.cancel.job_id), up.cancel.grace_seconds),
-            "client_gone": lambda: wire.gone_digest(JobId(up.client_gone.job_id)),
+            "job": lambda: codec.job_digest(JobId(up.job.job_id), up.job.spec),
+            "cancel": lambda: codec.cancel_digest(JobId(up.cancel.job_id), up.cancel.grace_seconds),
+            "client_gone": lambda: codec.gone_digest(JobId(up.client_gone.job_id)),
         }
         what = up.WhichOneof("what") or ""
         if what in digests and call.who in self.members and getattr(up, what).assertion == SIGNED:

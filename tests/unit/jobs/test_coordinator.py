@@ -34,8 +34,8 @@ from gpushared.domain.model.errors import (
     StateConflict,
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.pool.job_whys import why
-from gpushared.pool.node_views import notices_of
+from gpushared.jobs.job_reasons import why
+from gpushared.jobs.node_views import notices_of
 from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited, held
 
 S = AttemptState

@@ -12,7 +12,7 @@ from gpushared.domain.jobs.job import (
     JobSpec,
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.pool.wire import report_bytes
+from gpushared.pool.link.codec import report_bytes
 from tests.unit.jobs.pool_world import ADA, HALF
 
 MONTH_OF_JOBS = 3_000

@@ -20,7 +20,7 @@ from gpushared.domain.jobs.job import (
     Succeeded,
 )
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query
-from gpushared.records import from_json, to_json
+from gpushared.storage.records import from_json, to_json
 from tests.unit.jobs.pool_world import J, Pool, exited
 
 SILENT_SECONDS = 120.0

@@ -18,8 +18,8 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.liveness import presence
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.model.lease import JobId
-from gpushared.pool.job_views import JobViews
-from gpushared.pool.node_views import nodes_of
+from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.node_views import nodes_of
 from tests.unit.jobs.pool_world import HALF, START, WHOLE, J, Pool, exited
 
 HOUR = 3600.0

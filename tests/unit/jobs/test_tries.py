@@ -18,8 +18,8 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.model.errors import RequestError, StateConflict
 from gpushared.domain.model.lease import AttemptKey
-from gpushared.pool.job_places import output_of, place_of
-from gpushared.pool.job_views import JobViews
+from gpushared.jobs.job_nodes import output_of, place_of
+from gpushared.jobs.job_views import JobViews
 from tests.unit.jobs.pool_world import RULES, START, J, Pool, exited
 
 S = AttemptState

@@ -1,0 +1,131 @@
+"""Read the clocks of this machine: one that counts time, and the distance of the time of day from it.
+
+Deadlines are counted by ``CLOCK_BOOTTIME``, which goes on in sleep and which nobody can set
+(clock_gettime(2)). It begins anew with each boot, so it gets a place among the seconds since the epoch: once
+a boot, by the time of day, kept in a file, so that a daemon that starts again goes on with the same place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpushared.daemon.files import write_private
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.model.errors import Unavailable
+from gpushared.ports import Clock
+
+log = logging.getLogger(__name__)
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CLOCK_NAME = "clock.json"
+STEP_SECONDS = 0.1
+"""Nobody sets a clock by less. Two readings of two clocks are some microseconds apart, which must not make
+the figures tremble that people are shown."""
+KEEP_SECONDS = 600.0
+RETRY_SECONDS = 5.0
+PART = "clock"
+
+
+def boottime() -> float:
+    """Return CLOCK_BOOTTIME in seconds: since the boot, with the time that the machine slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def day_at(up: float) -> float:
+    """Return the time of day at a moment of ``boottime``, by the clock as it is set now."""
+    return time.time() - (boottime() - up)
+
+
+def boot_id() -> str:
+    """Return the id that tells this boot of the machine from all others."""
+    return BOOT_ID.read_text(encoding="ascii").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Place a boot in time: ``began_at``, the moment of the boot, in seconds since the epoch.
+
+    ``seen_at``: a moment in that boot up to which time is known to have passed.
+    """
+
+    boot_id: str
+    began_at: float
+    seen_at: float
+
+
+class SteadyClock:
+    """A ``Clock`` that nobody sets: it goes as fast as time does, over restarts of the daemon too.
+
+    While the machine is off only the time of day goes on, so a boot begins where that is, but never before
+    a moment that was there already: where the machine forgets the time with its power, none passed.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        day: Callable[[], float] = time.time,
+        up: Callable[[], float] = boottime,
+        boot: Callable[[], str] = boot_id,
+    ) -> None:
+        """``path``: where its place is kept, None = nowhere. ``day``: the time of day; ``up``: since boot."""
+        self._path = path
+        self._day = day
+        self._up = up
+        self._boot_id = boot()
+        kept = None if path is None else _read(path)
+        if kept is not None and kept.boot_id == self._boot_id:
+            self._began_at = kept.began_at
+        else:
+            least = 0.0 if kept is None else kept.seen_at
+            self._began_at = max(day(), least) - up()
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        return self._began_at + self._up()
+
+    def ahead(self) -> float:
+        measured = self._day() - self.now()
+        if abs(measured - self._ahead) >= STEP_SECONDS:
+            self._ahead = measured
+        return self._ahead
+
+    def keep(self) -> None:
+        if self._path is not None:
+            anchor = Anchor(self._boot_id, self._began_at, self.now())
+            write_private(self._path, json.dumps(asdict(anchor)).encode())
+
+
+def _read(path: Path) -> Anchor | None:
+    """Read the anchor; None if it cannot be read: then time begins anew, by the time of day."""
+    try:
+        told = json.loads(path.read_bytes())
+        return Anchor(str(told["boot_id"]), float(told["began_at"]), float(told["seen_at"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s cannot be read: %s; deadlines go by the time of day as it is now", path, error)
+        return None
+
+
+async def keep(clock: Clock, troubles: Troubles) -> None:
+    """Have it go on from here at the next start; where that cannot be, it is shown."""
+    try:
+        await asyncio.to_thread(clock.keep)
+    except Unavailable as error:
+        troubles.raised(PART, str(error))
+    else:
+        troubles.cleared(PART)
+
+
+async def keep_always(clock: Clock, troubles: Troubles) -> None:
+    """Keep the anchor now and then, for ever."""
+    while True:
+        await asyncio.sleep(RETRY_SECONDS if troubles.of(PART) else KEEP_SECONDS)
+        await keep(clock, troubles)

@@ -1,0 +1,1 @@
+"""Read requests of the Docker Engine API: endpoints, targets, bodies, fields."""

@@ -1,0 +1,78 @@
+"""Check query parameters: engines read only some, and a confined caller's values need a certain form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
+from gpushared.gate.api.routes import Action, Route
+from gpushared.gate.api.target import Target
+
+REPEATABLE = frozenset({"names", "platform", "type", "changes"})
+FLAG = r"[A-Za-z0-9]{0,8}"
+NUMBER = r"-?[0-9]{0,10}"
+WORD = r"[A-Za-z0-9+-]{0,64}"
+TIME = r"[A-Za-z0-9.:+-]{0,64}"
+LINE = r"[ -~]{0,512}"
+LONG = r"[^\0]{0,65536}"
+
+_WORDS: Mapping[str, str] = {
+    FLAG: "all size stream one-shot v force logs stdin stdout stderr follow timestamps details digests"
+    " manifests shared-size identity verbose noOverwriteDirNonDir copyUIDGID statement"
+    # The Docker SDK for Python sends these; no engine reads the first two.
+    " trunc_cmd only_ids link",
+    NUMBER: "limit h w t",
+    WORD: "signal condition tail scope",
+    TIME: "since until",
+    LINE: "name detachKeys ps_args platform fromImage tag names term type fromSrc repo",
+    LONG: "filters path message changes",
+}
+ONLY_NO = frozenset({"link"})
+NO = re.compile(r"0|no|false|none|", re.IGNORECASE)
+"""The engine takes these words for no."""
+FORMS: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()
+}
+
+
+def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
+    """Return the target without the parameters that engines do not read, and the names of these.
+
+    A request that only trusted callers may make stays as it is.
+    """
+    if route.action in {Action.TRUSTED, Action.BUILD}:
+        return target, []
+    known = route.query | route.closed
+    dropped = sorted({name for name, _ in target.query} - known)
+    return replace(target, query=tuple(each for each in target.query if each[0] in known)), dropped
+
+
+def check_parameters(route: Route, target: Target) -> None:
+    """Raise for a parameter that is not for confined callers, is given twice, or has a form that none has."""
+    seen: set[str] = set()
+    for name, value in target.query:
+        if name not in route.query or (name in ONLY_NO and not NO.fullmatch(value)):
+            raise PermissionRefused(f"the parameter {name} is not for you")
+        if name in seen and name not in REPEATABLE:
+            raise RequestError("a parameter is given twice")
+        seen.add(name)
+        if not FORMS[name].fullmatch(value):
+            raise RequestError(f"{shown(value)} is no value of the parameter {name}")
+
+
+COLUMNS = r"pid(,[a-z_%]+)*"
+UNIX = r"-[AadefFjlLyTHmcw]+"
+BSD = r"[auxfjlvsmcwSH]+"
+ARGUMENTS = re.compile(rf"(({UNIX}|{BSD}|-aux|(-[Aae]*o|[ax]*o) ?{COLUMNS})( |$))*")
+
+
+def check_ps(arguments: str) -> None:
+    """Raise ``PermissionRefused`` for options that could show more than the container's own processes."""
+    if not ARGUMENTS.fullmatch(arguments):
+        raise PermissionRefused(
+            f"`ps {arguments}` is not for you",
+            hint="try -ef, aux, or -o with pid as its first column and columns without titles",
+        )

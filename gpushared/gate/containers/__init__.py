@@ -1,0 +1,1 @@
+"""Know the containers of callers."""

@@ -1,0 +1,261 @@
+"""Create a container, and put its lease into it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from urllib.parse import quote
+
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError, RequestError
+from gpushared.domain.model.lease import ContainerId, LeaseId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request_spec import Ask
+from gpushared.gate.api.body import (
+    Body,
+    objects,
+    section,
+    serialise,
+    strings,
+)
+from gpushared.gate.api.target import Target
+from gpushared.gate.containers.gpu_request import (
+    WISH_LABELS,
+    ClaimWish,
+    Wish,
+    docker_words,
+    labels_of,
+    with_count,
+)
+from gpushared.gate.containers.inject import (
+    NO_DEVICES,
+    VISIBLE_DEVICES,
+    binds_late,
+    default_env,
+    inject,
+    merge_env,
+)
+from gpushared.gate.containers.lease_port import Claim, Desk
+from gpushared.gate.containers.new_volumes import NewVolumes
+from gpushared.gate.containers.ownership import NOT_FOUND, Turns, find_volume, inspect
+from gpushared.gate.policy.mount_rules import volumes_of
+from gpushared.net.error_answers import docker_error
+from gpushared.net.http_client import Answer, EngineSocket, message_of
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_OWNER
+from gpushared.storage.audit.line import CallRecord, digest_of
+
+log = logging.getLogger(__name__)
+
+CREATED = 201
+ROOT_USER = "0:0"
+"""The judge writes root's user so."""
+NO_IMAGE = "No such image: "
+CREATE_SECONDS = 600.0
+"""A first container of a big image can take minutes on a slow disk."""
+NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
+"""An image may carry these labels, if committed from a leased container, and they would be believed."""
+NO_WISH = dict.fromkeys(WISH_LABELS, "")
+"""An image may carry these labels too; they are cleared for containers that get a lease by their labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Hold one create: the judged body is complete but for the lease and the labels."""
+
+    target: Target
+    body: Body
+    caller: Caller
+    record: CallRecord = field(default_factory=CallRecord)
+    confined: bool = False
+    """True if the body was judged."""
+
+
+class Creator:
+    """Create containers. A create that has got a lease is finished even if its client goes away."""
+
+    def __init__(
+        self, engine: EngineSocket, desk: Desk, gate: str = "", volume_turns: Turns | None = None
+    ) -> None:
+        self._engine = engine
+        self._desk = desk
+        self._gate = gate
+        self._volume_turns = volume_turns or Turns()
+        self._new_volumes = NewVolumes(engine, desk)
+        self._under_way: set[asyncio.Task[Answer]] = set()
+
+    async def create(self, order: Order, wish: Wish | None) -> Answer:
+        """Create a container and return the engine's answer. Raises ``GpushareError`` if it was not asked."""
+        match wish:
+            case None:
+                return await self._create_plain(order)
+            case ClaimWish(lease):
+                claim = await self._desk.claim(lease, order.caller)
+                return await self._finish(self._create_leased(order, claim, self._desk.unclaim))
+            case Ask():
+                return await self._create_wishing(order, wish)
+
+    async def forgo(self, wish: Wish | None, caller: Caller) -> None:
+        """End the caller's lease, which nobody will use: the create was refused before its claim."""
+        if isinstance(wish, ClaimWish):
+            with contextlib.suppress(GpushareError):
+                claim = await self._desk.claim(wish.lease, caller)
+                await self._desk.release(claim.lease)
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _create_plain(self, order: Order) -> Answer:
+        # An image may carry variables that give GPUs, to whom the engine's runtime goes by them.
+        if order.confined or self._gives_by_variable():
+            order.body["Env"] = merge_env(strings(order.body, "Env"), {VISIBLE_DEVICES: NO_DEVICES})
+        return await self._post(order, {})
+
+    def _gives_by_variable(self) -> bool:
+        try:
+            return self._desk.engine_facts().nvidia_by_default
+        except EngineUnavailable:
+            return True  # it has not described itself yet
+
+    async def _create_wishing(self, order: Order, wish: Ask) -> Answer:
+        facts = self._desk.engine_facts()
+        _check_restarts(order.body, wanted=wish.restart_on_fault not in {"", "0"})
+        wish = with_count(wish, await self._desk.gpu_count())
+        if binds_late(facts):
+            device_name = f"c-{secrets.token_hex(6)}"
+            inject(order.body, device_name, None, facts)
+            return await self._post(order, {**NO_WISH, LABEL_DEVICE: device_name, **labels_of(wish)})
+        missing = await self._missing_image(order)
+        if missing is not None:
+            return missing
+        name, image = order.target.get("name").removeprefix("/"), str(order.body.get("Image") or "")
+        with docker_words():
+            claim = await self._desk.acquire(wish, order.caller, name, image)
+        return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
+
+    async def _missing_image(self, order: Order) -> Answer | None:
+        """Return the engine's answer if it lacks the image: nobody may hold a GPU while an image is pulled.
+
+        Engine 20.10 repeats in a look at an image the words that a create has once.
+        """
+        image = quote(str(order.body.get("Image") or ""), safe="")
+        answer = await self._engine.call("GET", f"/images/{image}/json".encode())
+        if answer.status != NOT_FOUND:
+            return None
+        _, missing, name = message_of(answer).rpartition(NO_IMAGE)
+        return replace(answer, body=docker_error(missing + name)) if missing else answer
+
+    async def _finish(self, work: Coroutine[None, None, Answer]) -> Answer:
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Answer]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("create refused: %s", error)
+
+    async def _create_leased(
+        self,
+        order: Order,
+        claim: Claim,
+        give_back: Callable[[LeaseId], Awaitable[None]],
+        labels: dict[str, str] | None = None,
+    ) -> Answer:
+        try:
+            _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
+            inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
+            env = default_env(strings(order.body, "Env"), claim.env_defaults)
+            order.body["Env"] = merge_env(env, claim.env)
+            own = {**(NO_WISH | labels if labels else {}), **claim.labels, LABEL_DEVICE: claim.device_name}
+            answer = await self._post(order, own)
+        except GpushareError as error:
+            await (self._desk.release if isinstance(error, RequestError) else give_back)(claim.lease)
+            raise
+        if answer.status != CREATED:
+            # Clients come back once they have pulled a missing image; after other refusals people do, with
+            # another lease.
+            await (give_back if answer.status == NOT_FOUND else self._desk.release)(claim.lease)
+            return answer
+        await self._report(order, claim, ContainerId(answer.json()["Id"]))
+        return answer
+
+    async def _report(self, order: Order, claim: Claim, container: ContainerId) -> None:
+        """Tell the node of the container; a container that the node cannot record must not stay."""
+        try:
+            found = await inspect(self._engine, "containers", container, suffix="/json")
+            name = str((found or {}).get("Name", "")).lstrip("/")
+            image = str(order.body.get("Image") or "")
+            await self._desk.created(claim.lease, container, name, image, stays=_stays(order.body))
+        except GpushareError:
+            with contextlib.suppress(GpushareError):
+                await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
+            raise
+
+    async def _post(self, order: Order, labels: Mapping[str, str]) -> Answer:
+        how = f"{self._gate}/{'confined' if order.confined else 'trusted'}"
+        own = {**NOT_GIVEN, **labels, LABEL_OWNER: str(order.caller.uid), LABEL_GATE: how}
+        body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
+        target, sent = order.target.encode(), serialise(body)
+        order.record.digest = digest_of(sent)
+        async with self._own_volumes(order) as used:
+            answer = await self._engine.call("POST", target, sent, timeout_seconds=CREATE_SECONDS)
+            if answer.status == CREATED:
+                order.record.container = str(answer.json()["Id"])
+                await self._give_volumes(order, used)
+        return answer
+
+    @asynccontextmanager
+    async def _own_volumes(self, order: Order) -> AsyncIterator[frozenset[str]]:
+        """Keep the owners of a container's volumes the same while the block creates the container.
+
+        A volume may have become another user's during the wait for the lease. Gives the names of the volumes
+        that have files.
+        """
+        names = volumes_of(_mounts_of(order)) if order.confined else []
+        async with self._volume_turns.of_all(names):
+            found = [await find_volume(self._engine, name, order.caller) for name in names]
+            yield await self._new_volumes.used(filter(None, found))
+
+    async def _give_volumes(self, order: Order, used: frozenset[str]) -> None:
+        """Give new volumes to the caller. For root inside the container, the image decides on the owners."""
+        has_volumes = any(mount["Type"] == "volume" for mount in _mounts_of(order))
+        if not order.confined or not has_volumes or order.body["User"] == ROOT_USER:
+            return
+        try:
+            await self._new_volumes.give(order.record.container, order.caller, used)
+        except GpushareError:
+            # A volume was made past the gate in the meantime and is somebody else's.
+            with contextlib.suppress(GpushareError):
+                await self._engine.call("DELETE", f"/containers/{order.record.container}?v=1".encode())
+            raise
+
+
+def _mounts_of(order: Order) -> list[Body]:
+    return objects(section(order.body, "HostConfig"), "Mounts")
+
+
+def _stays(body: Body) -> bool:
+    """Return True if the container can be started again later without anybody missing its output."""
+    attached = any(body.get(stream) for stream in ("AttachStdin", "AttachStdout", "AttachStderr"))
+    return not attached and not section(body, "HostConfig").get("AutoRemove")
+
+
+def _check_restarts(body: Body, *, wanted: bool) -> None:
+    """Raise RequestError if the engine would remove the container, or start it again, by itself."""
+    host = section(body, "HostConfig")
+    if wanted and host.get("AutoRemove"):
+        raise RequestError(
+            "a container that is removed at its end cannot be started again after a fault",
+            hint="leave out --rm or the restarts on a fault",
+        )
+    if wanted and section(host, "RestartPolicy").get("Name") not in {None, "", "no"}:
+        raise RequestError(
+            "Docker's restart policy and restarts on a fault exclude each other",
+            hint="the policy starts the container again after faults too: leave out one of them",
+        )

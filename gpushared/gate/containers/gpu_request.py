@@ -1,0 +1,346 @@
+"""Read the wish for GPUs in a create body, in the many ways that Docker's clients can write it.
+
+A wish is taken out of the body: what the container gets instead is its lease. In order of precedence: the
+label of a lease to claim, the ``gpushare.*`` labels, a CDI name ``gpushare.io/gpu=0.25``, and whole GPUs by
+``--gpus N``, a device request or NVIDIA's CDI names. Ways to a GPU that say no size are refused.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+
+from gpushared.config.gate import ALL_GPUS, COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.ranges import parse_gpu_range
+from gpushared.domain.model.request_spec import Ask
+from gpushared.gate.api.body import (
+    CPU_PERIOD_US,
+    Body,
+    check_keys,
+    objects,
+    section,
+    strings,
+    text,
+)
+from gpushared.gate.api.driver_capabilities import VARIABLE
+from gpushared.gate.api.fields import DEVICE, DEVICE_REQUEST
+from gpushared.gate.containers.inject import VISIBLE_DEVICES, merge_env, user_targets
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
+
+LABEL_MAX_WAIT = "gpushare.max-wait"
+WISH_LABELS = {
+    "gpushare.gpu": "gpu",
+    "gpushare.gpu-memory": "gpu_memory",
+    "gpushare.gpu-compute": "gpu_compute",
+    "gpushare.preset": "preset",
+    "gpushare.isolation": "isolation",
+    "gpushare.class": "lease_class",
+    "gpushare.time": "time",
+    "gpushare.after": "after",
+    "gpushare.priority": "priority",
+    "gpushare.project": "project",
+    "gpushare.notice-signal": "notice_signal",
+    "gpushare.restart-on-fault": "restart_on_fault",
+    "gpushare.model": "models",
+    "gpushare.near": "near",
+    "gpushare.away-from": "away_from",
+    "gpushare.host-cpu-milli": "host_cpu_milli",
+    "gpushare.host-memory-bytes": "host_memory_bytes",
+    LABEL_MAX_WAIT: "max_wait",
+}
+SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
+"""One of these fields makes a wish; a class or a time alone does not."""
+LABEL_PREFIX = "gpushare."
+NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
+OPTION = re.compile(rf"--(?P<name>{NAMES}) (?P<value>\d([\w.]*\w)?|[A-Z]+|mig)")
+"""This matches an option of ``gpushare run`` in a hint, with its value."""
+DEV_CONTAINER_PREFIX = "devcontainer."
+MAX_COUNT = 1024
+SIZE_HINT = "ask for a size: --gpus 1, or --label gpushare.gpu=0.25"
+CDI_NAME = re.compile(r"(?P<vendor>[A-Za-z][A-Za-z0-9_.-]*)/(?P<kind>[A-Za-z][A-Za-z0-9_-]*)=(?P<name>.+)")
+OURS = "gpushare.io"
+NVIDIA = "nvidia.com"
+NVIDIA_CAPABILITIES = frozenset({"gpu", "nvidia", *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES})
+"""The engine assumes that NVIDIA's driver has these capabilities."""
+NVIDIA_RUNTIMES = re.compile(r"nvidia([-.].*)?")
+DEVICES_BY_MOUNT = re.compile(r"/(var/)?run/nvidia-container-devices(/.*)?")
+"""NVIDIA's runtime takes mounts at these paths for names of GPUs."""
+CDI_ANNOTATION = "cdi.k8s.io/"
+WITHOUT_GPU = frozenset({"void", "none", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWish:
+    """Use this lease, which the caller already has."""
+
+    lease: LeaseId
+
+
+Wish = ClaimWish | Ask
+
+
+def take_wish(body: Body) -> Wish | None:
+    """Return the wish in a create body, or None. All of its forms are removed from the body.
+
+    ``gpu`` may come back as ``ALL_GPUS``. Raises ``RequestError`` for a way to GPUs that names no size, or
+    that names particular ones.
+    """
+    host = section(body, "HostConfig")
+    labels = dict(section(body, "Labels"))
+    lease = labels.pop(LABEL_LEASE, None)
+    labelled = _take_labels(labels)
+    if "Labels" in body:
+        body["Labels"] = labels
+    sizes = _take_requests(host, body) + _take_devices(host)
+    wish = _decide(lease, labelled, sizes)
+    _take_runtime(host, wish)
+    _check_words(body, host)
+    if wish is None:
+        _check_env(body)
+    return replace(wish, **host_needs(host)) if isinstance(wish, Ask) else wish
+
+
+def wish_of(labels: Mapping[str, str]) -> Ask | None:
+    """Return the wish that a container carries in its labels, or None."""
+    said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
+    return Ask(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
+
+
+def labels_of(wish: Ask) -> dict[str, str]:
+    """Return the labels that carry a wish; ``wish_of`` reads them back."""
+    names = {name: label for label, name in WISH_LABELS.items()}
+    return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
+
+
+def is_dev_container(labels: Mapping[str, object]) -> bool:
+    """Return True for the labels of a container that a tool for dev containers makes (containers.dev)."""
+    return any(label.startswith(DEV_CONTAINER_PREFIX) for label in labels)
+
+
+def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: str) -> Wish | None:
+    """Return the wish with "all" replaced by the site's value if it is a dev container's."""
+    if not isinstance(wish, Ask) or wish.gpu != ALL_GPUS or not is_dev_container(labels):
+        return wish
+    try:
+        if meaning != ALL_GPUS:
+            parse_gpu_range(meaning)
+    except RequestError:
+        return replace(wish, gpu="", preset=meaning)
+    return replace(wish, gpu=meaning)
+
+
+def with_count(wish: Ask, gpu_count: int) -> Ask:
+    """Return the wish with "all" replaced by a number."""
+    return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
+
+
+@contextmanager
+def docker_words() -> Iterator[None]:
+    """Have refusals of a wish name labels, which Docker clients can write, for ``gpushare run``'s options."""
+    try:
+        yield
+    except RequestError as error:
+        hint = OPTION.sub(_as_docker_word, error.hint)
+        if "--gpus" in hint:
+            hint += "; --label gpushare.gpu=0.25 asks for a part of one"
+        raise type(error)(error.message, hint=hint) from error
+
+
+def _as_docker_word(option: re.Match[str]) -> str:
+    if option["name"] == "gpu" and option["value"].isdecimal():
+        return f"--gpus {option['value']}"
+    return f"--label {LABEL_PREFIX}{option['name']}={option['value']}"
+
+
+def _take_labels(labels: Body) -> Ask:
+    said: dict[str, str] = {}
+    for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
+        value = labels.pop(label)
+        if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT, LABEL_GATE}:
+            continue  # ours to set
+        if label not in WISH_LABELS:
+            known = ", ".join([LABEL_LEASE, *WISH_LABELS])
+            raise RequestError(f"{label} is not a label of gpushare's", hint=f"there are {known}")
+        if not isinstance(value, str):
+            raise RequestError(f"the label {label} is not a string")
+        said[WISH_LABELS[label]] = value.strip()
+    return Ask(**said)
+
+
+def _decide(lease: object, labelled: Ask, sizes: list[str]) -> Wish | None:
+    if lease is not None:
+        if not isinstance(lease, str) or not lease:
+            raise RequestError(f"the label {LABEL_LEASE} names no lease")
+        return ClaimWish(LeaseId(lease))
+    if any(getattr(labelled, name) for name in SIZE_FIELDS):
+        return labelled
+    if len(set(sizes)) > 1:
+        raise RequestError(
+            f"GPUs are asked for twice, with different sizes: {', '.join(sizes)}", hint=SIZE_HINT
+        )
+    return replace(labelled, gpu=sizes[0]) if sizes else None
+
+
+def _take_requests(host: Body, body: Body) -> list[str]:
+    """Return the sizes that device requests ask for; requests for other vendors' devices stay.
+
+    Capabilities of the driver that the requests name become a variable, as with the engine itself.
+    """
+    sizes: list[str] = []
+    kept: list[Body] = []
+    for request in objects(host, "DeviceRequests"):
+        check_keys(request, DEVICE_REQUEST, "DeviceRequests.")
+        found = _sizes_of(request)
+        if found is None:
+            kept.append(request)
+        else:
+            sizes += found
+            if named := _driver_capabilities(request):
+                body["Env"] = merge_env(strings(body, "Env"), {VARIABLE: ",".join(named)})
+    if host.get("DeviceRequests") is not None:
+        host["DeviceRequests"] = kept
+    return sizes
+
+
+def _sizes_of(request: Body) -> list[str] | None:
+    """Return the sizes that one device request asks for, None if it is not about our GPUs."""
+    ids = strings(request, "DeviceIDs")
+    driver = text(request, "Driver")
+    if driver == "cdi":
+        sizes = [size for name in ids if (size := _size_of_cdi(name)) is not None]
+        if sizes and len(sizes) != len(ids):
+            raise RequestError("one device request names GPUs and other devices", hint="use one for each")
+        return _whole(sizes) if sizes else None
+    if driver not in {"", "nvidia"} or not (driver or _fits_nvidia(request)):
+        return None
+    if ids:
+        raise _particular(", ".join(ids))
+    count = request.get("Count")
+    if count == -1:
+        return [ALL_GPUS]
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_COUNT:
+        raise RequestError(f"{count} is no number of GPUs", hint=SIZE_HINT)
+    return [str(count)]
+
+
+def _fits_nvidia(request: Body) -> bool:
+    """Return True if an engine that chooses a driver would take NVIDIA's: one list has nothing else.
+
+    An empty list fits every driver.
+    """
+    options = request.get("Capabilities") or []
+    if not isinstance(options, list) or not all(isinstance(option, list) for option in options):
+        raise RequestError("Capabilities is not a list of lists")
+    return any(
+        {word for word in option if isinstance(word, str)} <= NVIDIA_CAPABILITIES for option in options
+    )
+
+
+def _driver_capabilities(request: Body) -> list[str]:
+    """Return the capabilities in the first of the request's lists that NVIDIA's driver fits."""
+    options: list[list[str]] = request.get("Capabilities") or []
+    words = next((option for option in options if set(option) <= NVIDIA_CAPABILITIES), [])
+    return [word for word in words if word in {*COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}]
+
+
+def _size_of_cdi(name: str) -> str | None:
+    match = CDI_NAME.fullmatch(name)
+    vendor = match["vendor"].lower() if match else ""
+    if match is None or not (vendor in {OURS, NVIDIA} or vendor.endswith("." + NVIDIA)):
+        return None
+    if (vendor, match["kind"]) == (OURS, "gpu"):
+        return match["name"]
+    if vendor == OURS:
+        raise RequestError(
+            f"{name} cannot be asked for by name", hint=f"claim a lease by the label {LABEL_LEASE}"
+        )
+    if match["kind"] == "gpu" and match["name"] == ALL_GPUS:
+        return ALL_GPUS
+    raise _particular(name)
+
+
+def _whole(sizes: list[str]) -> list[str]:
+    """Refuse several CDI names, which would be several parts; only one name has a meaning here."""
+    if len(sizes) > 1:
+        raise RequestError(
+            f"several GPU devices are named: {', '.join(sizes)}", hint="2x0.5 asks for two halves"
+        )
+    return sizes
+
+
+def _particular(names: str) -> RequestError:
+    return RequestError(
+        f"GPUs cannot be chosen by name here ({names}); the lease decides which", hint=SIZE_HINT
+    )
+
+
+def _take_devices(host: Body) -> list[str]:
+    """Return the sizes of CDI names given as plain devices; NVIDIA's device nodes are refused."""
+    sizes: list[str] = []
+    kept: list[Body] = []
+    for device in objects(host, "Devices"):
+        check_keys(device, DEVICE, "Devices.")
+        path = device.get("PathOnHost")
+        if not isinstance(path, str):
+            raise RequestError("a device has no PathOnHost")
+        if posixpath.normpath(path).startswith(("/dev/nvidia", "//dev/nvidia")):
+            raise RequestError(f"{path} would be a GPU without a lease", hint=SIZE_HINT)
+        size = _size_of_cdi(path)
+        sizes += [size] if size is not None else []
+        kept += [device] if size is None else []
+    if host.get("Devices") is not None:
+        host["Devices"] = kept
+    return sizes
+
+
+def _take_runtime(host: Body, wish: Wish | None) -> None:
+    runtime = host.get("Runtime")
+    if not isinstance(runtime, str) or not NVIDIA_RUNTIMES.fullmatch(runtime):
+        return
+    if wish is None:
+        raise RequestError(f"the runtime {runtime} would give GPUs without a lease", hint=SIZE_HINT)
+    host["Runtime"] = ""
+
+
+def _check_words(body: Body, host: Body) -> None:
+    """Raise where annotations or mounts would tell NVIDIA's runtime of GPUs, with a lease or without."""
+    for name in section(host, "Annotations"):
+        if name.startswith(CDI_ANNOTATION):
+            raise RequestError(f"the annotation {name} would give devices past the lease", hint=SIZE_HINT)
+    for target in user_targets(body):
+        if DEVICES_BY_MOUNT.fullmatch(posixpath.normpath("/" + target.lstrip("/"))):
+            raise RequestError(f"the mount at {target} would give GPUs past the lease", hint=SIZE_HINT)
+
+
+def _check_env(body: Body) -> None:
+    for entry in strings(body, "Env"):
+        name, _, value = entry.partition("=")
+        if name == VISIBLE_DEVICES and value not in WITHOUT_GPU:
+            raise RequestError(f"{entry} would give GPUs without a lease", hint=SIZE_HINT)
+
+
+NANO_PER_MILLI = 1_000_000
+
+
+def host_needs(host: Body) -> dict[str, str]:
+    """Return fields of an ``Ask``, only for the values that the body gives."""
+    needs = {"host_cpu_milli": _cpu_milli(host), "host_memory_bytes": _number(host, "Memory")}
+    return {name: str(value) for name, value in needs.items() if value > 0}
+
+
+def _cpu_milli(host: Body) -> int:
+    nano = _number(host, "NanoCpus")
+    if nano > 0:
+        return -(-nano // NANO_PER_MILLI)
+    period = _number(host, "CpuPeriod") or CPU_PERIOD_US
+    return -(-_number(host, "CpuQuota") * 1000 // period) if period > 0 else 0
+
+
+def _number(host: Body, key: str) -> int:
+    value = host.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,359 @@
+"""Find the owner of a container: the engine resolves names and ids, and the labels name the owner.
+
+A name is resolved once, by an inspect, and the full id is used from then on: a container may be named like
+another one's short id. Another user's containers do not exist for the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakValueDictionary
+
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    NotFound,
+    RequestError,
+    StateConflict,
+)
+from gpushared.domain.model.lease import ContainerId
+from gpushared.domain.model.request import Caller
+from gpushared.gate.api.body import (
+    CPU_PERIOD_US,
+    OWN_NETWORKS,
+    Body,
+    objects,
+    section,
+    strings,
+)
+from gpushared.gate.api.published_ports import ports_of
+from gpushared.gate.api.site import root_mark
+from gpushared.gate.mounts.held_mounts import LABEL_PINS
+from gpushared.net.accounts import PathWish
+from gpushared.net.http_client import EngineSocket
+from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
+
+LABEL_HOST_PATHS = "gpushare.host-paths"
+"""The paths that a confined caller mounted, resolved, as JSON; the lease's mounts are not among them."""
+OK = 200
+CREATED = 201
+MOVED = 301
+NOT_FOUND = 404
+CONFLICT = 409
+NEW = "created"
+STILL = frozenset({NEW, "exited"})
+VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
+
+
+class NotYours(NotFound):
+    """Refuse another user's container in the words for a container that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The directories of overlay2 that make up a container's files, by the engine's paths."""
+
+    lower: tuple[str, ...]
+    """The image's, the topmost one first."""
+    upper: str
+    """The container's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container as the gate needs it."""
+
+    id: ContainerId
+    name: str
+    labels: Mapping[str, str]
+    user: str = ""
+    """The container's programs run as this user, in the engine's words."""
+    networks: frozenset[str] = frozenset()
+    """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
+    terminal: bool = False
+    """Its output is that of a terminal."""
+    is_still: bool = False
+    """None of the container's processes runs, and the engine is not about to start one."""
+    is_new: bool = False
+    """None of the container's processes has ever run: it was created, and not started since."""
+    pid: int = 0
+    """The first process of the container, paused or not; 0 if the container does not run."""
+    groups: tuple[int, ...] = ()
+    """The container's programs have these groups besides the group in ``user``."""
+    has_volumes: bool = False
+    """The image's volumes count too."""
+    mounts: tuple[str, ...] = ()
+    """The places where something is mounted in the container."""
+    tmpfs: tuple[str, ...] = ()
+    """The places where a file system in memory is mounted besides ``mounts``."""
+    layers: Layers | None = None
+    """None where the engine keeps the container's files in another way."""
+    volumes: frozenset[str] = frozenset()
+    """The container will look for volumes that users made by these names."""
+    ports: int = 0
+    """The container publishes this many of the machine's ports while it runs."""
+    auto_remove: bool = False
+    cgroup_parent: str = ""
+    cpus: float = 0.0
+    """The container may use this many CPUs; 0 = without a limit."""
+
+    @property
+    def owner(self) -> int | None:
+        """The uid of who created it; None for what came past every gate."""
+        uid = self.labels.get(LABEL_OWNER, "")
+        return int(uid) if uid.isdecimal() else None
+
+    @property
+    def pin(self) -> str:
+        """The name of what is held for it, empty where it mounts the paths themselves."""
+        return self.labels.get(LABEL_PINS, "")
+
+    @property
+    def host_paths(self) -> list[PathWish]:
+        """The files of the host that its creator mounted into it."""
+        return [PathWish(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS) or "[]")]
+
+    @property
+    def device_name(self) -> str:
+        """The name of its lease's device, empty without one."""
+        return self.labels.get(LABEL_DEVICE, "")
+
+
+def owns(caller: Caller, labels: Mapping[str, str]) -> bool:
+    """Return True if the caller may use an object with these labels."""
+    return caller.trusted or labels.get(LABEL_OWNER) == str(caller.uid)
+
+
+async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Container:
+    """The caller's container; raises ``NotFound`` in the engine's words, also for another's."""
+    try:
+        return await _find_container(engine, name, caller)
+    except (NotFound, RequestError) as error:
+        own = None if caller.trusted else await _own_by_id(engine, name, caller)
+        if own is not None:
+            return await _find_container(engine, own, caller)
+        # That it is the beginning of several ids would tell of others' containers.
+        raise error if isinstance(error, NotFound) else NotFound(f"No such container: {name}") from error
+
+
+async def _own_by_id(engine: EngineSocket, beginning: str, caller: Caller) -> str | None:
+    """The full id of the caller's only container whose id begins so, whatever others' are called."""
+    if not BEGINNING_OF_ID.fullmatch(beginning):
+        return None
+    found = await own_containers(engine, caller)
+    fitting = [str(each["Id"]) for each in found if str(each["Id"]).startswith(beginning)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+async def own_containers(engine: EngineSocket, caller: Caller) -> list[dict[str, Any]]:
+    """Return the engine's list of the containers that bear the caller's label, running or not."""
+    filters = quote(json.dumps({"label": [f"{LABEL_OWNER}={caller.uid}"]}))
+    answer = await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+    return list(answer.json()) if answer.status == OK else []
+
+
+async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Container:
+    found = await inspect(engine, "containers", name, suffix="/json")
+    if found is None:
+        raise NotFound(f"No such container: {name}")
+    labels = section(section(found, "Config"), "Labels")
+    if not owns(caller, labels) or not (caller.trusted or _is_confined(found, caller)):
+        raise NotYours(f"No such container: {name}")
+    plain = str(found.get("Name", "")).lstrip("/")
+    terminal = bool(section(found, "Config").get("Tty"))
+    return Container(
+        ContainerId(found["Id"]),
+        plain,
+        labels,
+        str(section(found, "Config").get("User") or ""),
+        networks_of(found),
+        terminal,
+        is_still=section(found, "State").get("Status") in STILL,
+        is_new=section(found, "State").get("Status") == NEW,
+        pid=int(section(found, "State").get("Pid") or 0),
+        groups=_groups(found),
+        has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
+        mounts=tuple(str(mount.get("Destination") or "") for mount in objects(found, "Mounts")),
+        tmpfs=tuple(section(section(found, "HostConfig"), "Tmpfs")),
+        layers=_layers(found),
+        volumes=_volumes(found),
+        ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),
+        auto_remove=bool(section(found, "HostConfig").get("AutoRemove")),
+        cgroup_parent=str(section(found, "HostConfig").get("CgroupParent") or ""),
+        cpus=_cpus(found),
+    )
+
+
+def _groups(found: Body) -> tuple[int, ...]:
+    """Trusted callers may give names, of which only the image knows."""
+    return tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd") if each.isdecimal())
+
+
+def _layers(found: Body) -> Layers | None:
+    """Return None also where the engine gives the files a label of SELinux by mounting them."""
+    driver = section(found, "GraphDriver")
+    data = section(driver, "Data")
+    lower, upper = str(data.get("LowerDir") or ""), str(data.get("UpperDir") or "")
+    if driver.get("Name") != "overlay2" or found.get("MountLabel") or not (lower and upper):
+        return None
+    return Layers(tuple(lower.split(":")), upper)
+
+
+def _cpus(found: Body) -> float:
+    host = section(found, "HostConfig")
+    nano, quota = host.get("NanoCpus") or 0, host.get("CpuQuota") or 0
+    return nano / 1e9 if nano > 0 else max(0, quota) / (host.get("CpuPeriod") or CPU_PERIOD_US)
+
+
+def _is_confined(found: Body, caller: Caller) -> bool:
+    """Return True if the container runs as a confined caller's containers do.
+
+    Labels alone do not tell: a trusted user's container has those of its image, and one of the caller's own
+    may be from a time when the caller was trusted. A caller who may use the container would have all its
+    rights.
+    """
+    host = section(found, "HostConfig")
+    is_caller = str(section(found, "Config").get("User")).startswith(f"{caller.uid}:")
+    is_caller = is_caller or host.get("ContainerIDFile") == root_mark(caller.uid)
+    return is_caller and "ALL" in strings(host, "CapDrop") and not host.get("Privileged")
+
+
+def networks_of(found: Body) -> frozenset[str]:
+    """The names by which a container, by inspect or from a listing, looks for its networks."""
+    mode = str(section(found, "HostConfig").get("NetworkMode") or "")
+    return frozenset({mode, *section(section(found, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
+
+
+def _volumes(found: Body) -> frozenset[str]:
+    mounts = objects(section(found, "HostConfig"), "Mounts")
+    return frozenset(
+        str(each["Source"]) for each in mounts if each["Type"] == "volume" and each.get("Source")
+    )
+
+
+async def find_network(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any]:
+    """The caller's network by its whole name or id: the beginning of an id may be another's tomorrow."""
+    found = await find_owned(engine, "networks", name, caller)
+    if not caller.trusted and name not in {found["Name"], found["Id"]}:
+        raise RequestError(f"{name} is only the beginning of an id", hint=f"write {found['Name']}")
+    return found
+
+
+async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller: Caller) -> None:
+    """Raise ``StateConflict`` while a container of the caller's, be it a stopped one, is on the network.
+
+    It would look for the name at its next start, when that could be the name of somebody else's.
+    """
+    for found in await own_containers(engine, caller):
+        if networks_of(found) & {network["Name"], network["Id"]}:
+            name = str((found.get("Names") or [found["Id"]])[0]).lstrip("/")
+            raise StateConflict(
+                f"the network {network['Name']} is the container {name}'s", hint=f"docker rm {name} first"
+            )
+
+
+async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
+    """The full id of an exec instance in one of the caller's containers.
+
+    One that root made there is root's to start, with the rights that it was made with.
+    """
+    missing = f"No such exec instance: {name}"
+    found = await inspect(engine, "exec", name, suffix="/json")
+    if found is None:
+        raise NotFound(missing)
+    try:
+        container = await find_container(engine, str(found["ContainerID"]), caller)
+    except NotFound as error:
+        raise type(error)(missing) from None
+    if not _has_rights_of(section(found, "ProcessConfig"), container):
+        raise NotYours(missing)
+    return str(found["ID"])
+
+
+def _has_rights_of(process: Body, container: Container) -> bool:
+    return not process.get("privileged") and str(process.get("user") or "") in {"", container.user}
+
+
+async def find_owned(
+    engine: EngineSocket, kind: str, name: str, caller: Caller, *, hint: str = ""
+) -> dict[str, Any]:
+    """A network or volume of the caller's; ``kind`` is the first word of its path."""
+    missing = f"No such {kind.removesuffix('s')}: {name}"
+    try:
+        found = await inspect(engine, kind, name)
+    except RequestError as error:
+        # That several have this name, or ids that begin so, would tell of others'.
+        raise error if caller.trusted else NotFound(missing, hint=hint) from error
+    if found is None:
+        raise NotFound(missing, hint=hint)
+    if not owns(caller, section(found, "Labels")):
+        raise NotYours(missing, hint=hint)
+    return found
+
+
+async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any] | None:
+    """The caller's volume; None where there is none and the engine would make it. Raises ``NotYours``."""
+    try:
+        return await find_owned(engine, "volumes", name, caller)
+    except NotYours:
+        raise
+    except NotFound:
+        if not VOLUME_NAME.fullmatch(name):
+            raise
+        return None
+
+
+async def find_image(engine: EngineSocket, image: str) -> Body:
+    """The engine's description of an image; nothing where it is not there."""
+    return await inspect(engine, "images", image, suffix="/json") or {}
+
+
+async def image_config(engine: EngineSocket, image: str) -> Body:
+    """Return an image's configuration, empty if there is no such image."""
+    return section(await find_image(engine, image), "Config")
+
+
+async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") -> dict[str, Any] | None:
+    """Return the engine's description of one object, or None if there is none."""
+    answer = await engine.call("GET", f"/{kind}/{quote(name, safe='')}{suffix}".encode())
+    # The engine sends names with dots and doubled slashes elsewhere, to a path without them.
+    if answer.status in {NOT_FOUND, MOVED}:
+        return None
+    found = answer.json()
+    if not isinstance(found, dict):
+        raise EngineUnavailable(f"the Docker engine described {name} in an unknown way")
+    if answer.status != OK:
+        raise RequestError(str(found.get("message", f"the Docker engine refused {name}")))
+    return found
+
+
+class Turns:
+    """Keep a container from being started through the gate while files are copied.
+
+    A volume is neither made nor removed through the gate while a container with it is being created: until
+    the engine has that container, and keeps the volume for it, another user could make one of the same name.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def of(self, container: str) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(container, asyncio.Lock())
+        async with lock:
+            yield
+
+    @asynccontextmanager
+    async def of_all(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """Take the locks one after the other, in one order for all callers, so that there is no deadlock."""
+        async with AsyncExitStack() as held:
+            for name in sorted(set(names)):
+                await held.enter_async_context(self.of(name))
+            yield

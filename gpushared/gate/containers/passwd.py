@@ -1,0 +1,235 @@
+"""Give confined callers' containers an ``/etc/passwd``: the image's file, and a line for the caller.
+
+A file of the daemon's is mounted over the image's. To write into the container instead, as ``docker cp``
+does, an engine before 29.5.1 would mount the container's mounts as root, at places that users can move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import secrets
+import tarfile
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError
+from gpushared.gate.api.body import (
+    Body,
+    objects,
+    section,
+    serialise,
+)
+from gpushared.gate.containers.homes import USERS_FILE, USERS_FILE_BYTES, with_line
+from gpushared.gate.containers.ownership import CREATED, OK
+from gpushared.net.http_client import EngineSocket
+
+log = logging.getLogger(__name__)
+
+LABEL_USERS = "gpushare.passwd"
+"""This label has the name of the container's file."""
+LABEL_LOOK = "gpushare.look"
+"""This label marks containers that are made to look into an image, and never started."""
+LOOK_PLACE = "/gpushare-look"
+"""The containers with ``LABEL_LOOK`` mount the directory of the files here."""
+OURS = "gpushare."
+IMAGES_KEPT = 64
+FAILED_SECONDS = 60.0
+"""An image is not looked at again for so long after a look that failed, which can have taken minutes."""
+CREATE_SECONDS = 600.0
+FILE_SECONDS = 30.0
+STAT_HEADER = b"x-docker-container-path-stat"
+_FIRST_TYPE_BIT = 9
+"""In a mode in Go the permissions lie below this bit; the bits from here on tell the kinds of files apart."""
+
+
+class PasswdFiles:
+    """Make, keep and remove these files. Without a directory there are none.
+
+    The name of a file is its text's digest: containers of one user and one image share a file.
+    """
+
+    def __init__(self, engine: EngineSocket, directory: Path | None) -> None:
+        self._engine = engine
+        self._directory = directory
+        self._images: OrderedDict[str, bytes | None] = OrderedDict()
+        """The files of the images that were last looked into; None if a file stays as it is."""
+        self._looks: dict[str, asyncio.Task[bytes | None]] = {}
+        self._look_owner = secrets.token_hex(6)
+        self._making: Counter[str] = Counter()
+        self._recent: set[str] = set()
+        """The names that were wanted since the last sweep began."""
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def with_line(self, image: Body, line: bytes) -> AsyncIterator[Path | None]:
+        """Give a file for a container of the image that the block makes; None if the image's own will do.
+
+        ``image`` is the engine's description.
+        """
+        text = await self._text(image, line) if self._directory is not None and line else None
+        if text is None:
+            yield None
+            return
+        name = hashlib.sha256(text).hexdigest()[:32]
+        self._making[name] += 1
+        try:
+            yield await self._file(name, text)
+        finally:
+            self._making -= Counter([name])  # without those at zero, of which there would be ever more
+
+    async def sweep(self) -> None:
+        """Remove the files that no container has, and the containers of an earlier run's looks."""
+        if self._directory is None or not self._directory.exists():
+            return
+        self._recent = {*self._making}
+        used = {_labels(each)[LABEL_USERS] for each in await self._containers(LABEL_USERS)}
+        async with self._lock:
+            await asyncio.to_thread(_remove, self._directory, used | self._recent)
+        for found in await self._containers(LABEL_LOOK):
+            if _labels(found)[LABEL_LOOK] not in {"", self._look_owner} and self._has_looked(found):
+                await self._engine.call("DELETE", f"/containers/{found['Id']}?v=1".encode())
+
+    def _has_looked(self, found: Body) -> bool:
+        """Return True if the daemon made this container for a look.
+
+        Its label does not prove that: an image can bring the label into anybody's containers.
+        """
+        seen = str(self._directory), LOOK_PLACE
+        mounts = objects(found, "Mounts")
+        return any((each.get("Source"), each.get("Destination")) == seen for each in mounts)
+
+    async def _file(self, name: str, text: bytes) -> Path | None:
+        assert self._directory is not None
+        async with self._lock:
+            self._recent.add(name)
+            try:
+                return await asyncio.to_thread(_write, self._directory, name, text)
+            except OSError as error:
+                log.warning("a container's user has no name inside: %s", error.strerror)
+                return None
+
+    async def _text(self, image: Body, line: bytes) -> bytes | None:
+        found = await self._of_image(image)
+        return None if found is None else with_line(found, line)
+
+    async def _of_image(self, image: Body) -> bytes | None:
+        """Return the image's file. One look serves all callers, and goes on if a caller goes away."""
+        identity = str(image.get("Id") or "")
+        if not identity:
+            return None
+        if identity in self._images:
+            self._images.move_to_end(identity)
+            return self._images[identity]
+        look = self._looks.get(identity)
+        if look is None:
+            look = self._looks[identity] = asyncio.create_task(self._look(identity, image))
+            look.add_done_callback(lambda _: self._looks.pop(identity, None))
+        return await asyncio.shield(look)
+
+    async def _look(self, identity: str, image: Body) -> bytes | None:
+        try:
+            found = await self._read(identity, image)
+        except (GpushareError, OSError) as error:
+            log.warning("an image's users are not known: %s", error)
+            found = None
+            asyncio.get_running_loop().call_later(FAILED_SECONDS, self._images.pop, identity, None)
+        self._images[identity] = found
+        while len(self._images) > IMAGES_KEPT:
+            self._images.popitem(last=False)
+        return found
+
+    async def _read(self, identity: str, image: Body) -> bytes | None:
+        """Read the file out of a container of the image that has nothing else and is never started."""
+        assert self._directory is not None
+        await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+        body = serialise(self._look_body(identity, section(image, "Config")))
+        made = await self._engine.call("POST", b"/containers/create", body, timeout_seconds=CREATE_SECONDS)
+        if made.status != CREATED:
+            raise EngineUnavailable(str(made.json().get("message")))
+        container = made.json()["Id"]
+        try:
+            return await self._read_from(container)
+        finally:
+            await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
+
+    def _look_body(self, identity: str, config: Body) -> Body:
+        # Labels of the image would make the container a user's.
+        labels = {name: "" for name in section(config, "Labels") if name.startswith(OURS)}
+        # An engine that does not see the directory refuses here, and not at the user's create.
+        seen = {"Type": "bind", "Source": str(self._directory), "Target": LOOK_PLACE, "ReadOnly": True}
+        empty = [{"Type": "tmpfs", "Target": path} for path in section(config, "Volumes")]
+        return {
+            "Image": identity,
+            "Cmd": ["true"],
+            "Labels": {**labels, LABEL_LOOK: self._look_owner},
+            "HostConfig": {"NetworkMode": "none", "Mounts": [seen, *empty]},
+        }
+
+    async def _read_from(self, container: str) -> bytes | None:
+        target = f"/containers/{container}/archive?path={quote(USERS_FILE, safe='')}".encode()
+        head = await self._engine.call("HEAD", target, timeout_seconds=FILE_SECONDS)
+        said = {name.lower(): value for name, value in head.headers}
+        if head.status != OK or not is_small_file(said.get(STAT_HEADER, b"")):
+            return None
+        answer = await self._engine.call("GET", target, timeout_seconds=FILE_SECONDS)
+        return _only_file(answer.body) if answer.status == OK else None
+
+    async def _containers(self, label: str) -> list[Body]:
+        filters = quote(json.dumps({"label": [label]}))
+        answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+        if answer.status != OK:
+            raise EngineUnavailable("the Docker engine does not list its containers")
+        return list(answer.json())
+
+
+def _labels(found: Body) -> dict[str, str]:
+    return section(found, "Labels")
+
+
+def is_small_file(header: bytes) -> bool:
+    """Return True if the engine describes a path as a plain file that is small enough to be read."""
+    try:
+        said: Any = json.loads(base64.b64decode(header))
+        is_plain = said["mode"] >> _FIRST_TYPE_BIT == 0
+        return bool(is_plain and 0 <= said["size"] <= USERS_FILE_BYTES)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _only_file(archive: bytes) -> bytes | None:
+    with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+        member = tar.next()
+        if member is not None and member.isreg() and member.size <= USERS_FILE_BYTES:
+            file = tar.extractfile(member)
+            return None if file is None else file.read()
+    return None
+
+
+def _write(directory: Path, name: str, text: bytes) -> Path:
+    path = directory / name
+    if not path.exists():
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # where somebody removed it meanwhile
+        new = directory / f".{name}"
+        new.write_bytes(text)
+        new.chmod(0o644)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.rename(path)
+    return path
+
+
+def _remove(directory: Path, spared: set[str]) -> None:
+    for path in directory.iterdir():
+        if path.name not in spared:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,96 @@
+"""Limit all containers of a user together: the kernel enforces the limits on the gate's cgroup."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gpushared.domain.model.errors import LimitReached, PermissionRefused, Unavailable
+from gpushared.domain.model.units import format_memory
+from gpushared.gate.api.site import Policy
+from gpushared.gate.containers.lease_port import Desk
+from gpushared.gate.containers.ownership import Container
+from gpushared.ports import UserWalls
+
+log = logging.getLogger(__name__)
+
+PIDS_TO_START = 8
+"""Runtimes need about six in the new container's cgroup."""
+MEMORY_TO_START_BYTES = 16 << 20
+
+
+class Together:
+    """The walls of users. Without any (``walls`` None) nothing is bounded together.
+
+    ``policy`` tells the limits that are in force.
+    """
+
+    def __init__(self, walls: UserWalls | None, desk: Desk, policy: Callable[[], Policy]) -> None:
+        self._walls = walls
+        self._desk = desk
+        self._policy = policy
+
+    async def parent(self, uid: int) -> str:
+        """Return Docker's ``CgroupParent`` for a container of the user, with the limits on it.
+
+        Empty if this machine has no such walls and only a preset wants them: the doctor says so.
+        Raises ``LimitReached`` and ``Unavailable``.
+        """
+        if self._walls is None:
+            return ""
+        engine, policy = self._desk.engine_facts(), self._policy()
+        try:
+            await self._walls.hold(uid, policy.user_bounds, engine)
+        except Unavailable as error:
+            if policy.user_bounds_are_own_words:
+                raise
+            log.info("container without the limits of its user uid=%d why=%s", uid, error)
+            return ""
+        return self._walls.parent_of(uid, engine)
+
+    async def joining(self, uid: int) -> list[str]:
+        """Return the files by which a process of the daemon counts as the user's; none without such walls.
+
+        Raises as ``parent`` does.
+        """
+        if self._walls is None or not await self.parent(uid):
+            return []
+        return [str(file) for file in await self._walls.joining(uid, self._desk.engine_facts())]
+
+    def name(self, uid: int) -> str:
+        """Return the ``CgroupParent`` without making it; empty too if the engine has not answered."""
+        try:
+            engine = self._desk.engine_facts()
+        except Unavailable:
+            return ""
+        return "" if self._walls is None else self._walls.parent_of(uid, engine)
+
+    async def check_start(self, uid: int, container: Container | None = None) -> None:
+        """Raise ``LimitReached`` or ``PermissionRefused`` if a start would fail in the kernel's words.
+
+        Another start of the user's may take the rest before this one: then the kernel refuses it.
+        """
+        if self._walls is None or (container is not None and not container.cgroup_parent):
+            return
+        if container is not None:
+            await self.parent(uid)
+            if not container.is_still:
+                return
+        bounds, engine = self._policy().user_bounds, self._desk.engine_facts()
+        use = await self._walls.use(uid, engine)
+        if bounds.pids and use.pids + PIDS_TO_START > bounds.pids:
+            raise LimitReached(
+                f"your containers have {use.pids} of the {bounds.pids} processes that a user may have here",
+                hint="end some of them; docker stats shows which have many",
+            )
+        if bounds.memory_bytes and use.memory_bytes + MEMORY_TO_START_BYTES > bounds.memory_bytes:
+            held, most = map(format_memory, (use.memory_bytes, bounds.memory_bytes))
+            raise LimitReached(
+                f"your containers hold {held} of the {most} of memory that a user may have here",
+                hint="end some of them; docker stats shows which hold much",
+            )
+        if container is not None and bounds.cpus and container.cpus > bounds.cpus:
+            raise PermissionRefused(
+                f"this container has {container.cpus:g} CPUs, and all of a user may have {bounds.cpus:g}",
+                hint=f"docker update --cpus {bounds.cpus:g} {container.name}",
+            )

@@ -1,0 +1,230 @@
+"""Compare a running container with the container that the gate made. Pure.
+
+The policy in force is not asked: a container that was let through stays right when a site changes its policy.
+The look finds settings that no policy ever gives, and differences between the engine's word and the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gpushared.config.gate import ADDABLE, may_be_passed
+from gpushared.domain.model.gpu import GpuId
+from gpushared.engine.reality import DRIVER_OF_DISPLAYS
+from gpushared.gate.api.site import root_mark
+from gpushared.gate.containers.gpu_request import WITHOUT_GPU
+from gpushared.gate.containers.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
+from gpushared.gate.mounts.held_mounts import ROOT as PINS
+from gpushared.gate.policy.processes import ROOT_CAPABILITIES
+from gpushared.ports import DeviceRule, Machine, Reality
+
+CAPABILITY_BITS = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SETPCAP": 8,
+    "NET_BIND_SERVICE": 10,
+    "NET_RAW": 13,
+    "IPC_LOCK": 14,
+    "SYS_CHROOT": 18,
+    "SYS_PTRACE": 19,
+    "SYS_NICE": 23,
+    "AUDIT_WRITE": 29,
+}
+"""Root inside may have these capabilities; the numbers are the kernel's (linux/capability.h)."""
+ROOTS_CAPABILITIES = sum(1 << CAPABILITY_BITS[name] for name in ROOT_CAPABILITIES | set(ADDABLE))
+NVIDIA_GPUS = "nvidia"
+FIRST_CONTROL = 254
+"""Minors of NVIDIA's from here on are its control devices, which belong to no GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Describe the container that the gate made, and its lease.
+
+    ``gpus``: the GPUs that the container was ever given; None if nobody knows any more, as after the loss of
+    a journal. ``minors``: the minors of these GPUs, None if nobody can tell. ``sources``: the directories
+    that it mounts.
+    """
+
+    confined: bool
+    uid: int
+    lease: str = ""
+    device_name: str = ""
+    gpus: frozenset[GpuId] | None = frozenset()
+    minors: frozenset[int] | None = frozenset()
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """State a fault in a clause after the container's name. ``grave``: it may reach what is not its own."""
+
+    text: str
+    grave: bool = True
+
+
+def findings(seen: Reality, expected: Expected) -> tuple[Finding, ...]:
+    """Return all differences; for a trusted caller's container only those about GPUs."""
+    looks = (*_GPU_LOOKS, *(_CONFINED_LOOKS if expected.confined else ()))
+    return tuple(dict.fromkeys(finding for look in looks for finding in look(seen, expected)))
+
+
+def unchecked(seen: Reality, expected: Expected) -> tuple[str, ...]:
+    """Name the checks that were not possible, in a word or two each."""
+    return (
+        *(() if seen.rules is not None else ("the device rules of cgroup v2",)),
+        *(() if expected.gpus is not None else ("the GPUs of leases that are not known",)),
+        *(() if expected.minors is not None else ("which GPU a device node is",)),
+        *(("numbers of users, which the engine maps",) if seen.maps_users else ()),
+    )
+
+
+# --- GPUs ----------------------------------------------------------------------------------------------
+
+
+def _privileged(seen: Reality, _expected: Expected) -> Iterator[Finding]:
+    if seen.word.privileged:
+        yield Finding("is privileged: it has every device of the machine, GPUs too")
+
+
+def _nodes(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    if seen.word.privileged or expected.gpus is None:
+        return  # said already, or not known
+    for node in seen.nodes:
+        if _is_foreign(seen.machine, node.major, node.minor, expected):
+            yield Finding(f"has {node.path}, a GPU device that {_whose(expected)}")
+
+
+def _device_rules(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    for rule in seen.rules or ():
+        if seen.word.privileged or rule.kind == "b" or not set(rule.access) & set("rw"):
+            continue
+        if rule.major is None:
+            yield Finding("may use every device by the rules of its cgroup")
+        elif expected.gpus is not None and _covers_foreign(seen.machine, rule, expected):
+            minor = "*" if rule.minor is None else rule.minor
+            yield Finding(
+                f"may use the GPU devices {rule.major}:{minor} by its cgroup: that {_whose(expected)}"
+            )
+
+
+def _covers_foreign(machine: Machine, rule: DeviceRule, expected: Expected) -> bool:
+    assert rule.major is not None
+    if rule.minor is not None:
+        return _is_foreign(machine, rule.major, rule.minor, expected)
+    is_nvidia = machine.majors.get(rule.major) == NVIDIA_GPUS
+    return _is_foreign(machine, rule.major, 0, Expected(expected.confined, 0)) and (
+        not expected.lease or (is_nvidia and expected.minors is not None)
+    )
+
+
+def _is_foreign(machine: Machine, major: int, minor: int, expected: Expected) -> bool:
+    """Return True if this is a GPU's device that the lease does not give."""
+    driver = machine.majors.get(major)
+    if driver is None or (driver == DRIVER_OF_DISPLAYS and not expected.confined):
+        return False  # displays are other vendors' too, and trusted callers may have those
+    if not expected.lease:
+        return True
+    of_one_gpu = driver == NVIDIA_GPUS and minor < FIRST_CONTROL
+    return of_one_gpu and expected.minors is not None and minor not in expected.minors
+
+
+def _whose(expected: Expected) -> str:
+    return f"lease {expected.lease} does not give" if expected.lease else "it has no lease for"
+
+
+def _requests(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    kinds = (f"{GPU_KIND}=", ":", "nvidia:")
+    own = {f"{LEASE_KIND}={expected.device_name}"} if expected.device_name else set()
+    own |= {f"{kind}{gpu}" for gpu in expected.gpus or () for kind in kinds}
+    for name in seen.word.device_requests:
+        if expected.gpus is None and name.startswith(kinds):
+            continue
+        concerns_gpus = name.startswith((LEASE_KIND, GPU_KIND, ":", "nvidia:"))
+        if name not in own and (expected.confined or concerns_gpus):
+            yield Finding(f"was made with the device {name}, which {_whose(expected)}")
+
+
+def _visible(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    """Check the variable that NVIDIA's runtime follows; a lease device's own variables win over it."""
+    if expected.gpus is None or f"{LEASE_KIND}={expected.device_name}" in seen.word.device_requests:
+        return
+    for entry in seen.word.env:
+        name, _, value = entry.partition("=")
+        if (
+            name == VISIBLE_DEVICES
+            and value not in WITHOUT_GPU
+            and not set(value.split(",")) <= expected.gpus
+        ):
+            yield Finding(f"has {entry[:200]}, which {_whose(expected)}", grave=expected.confined)
+
+
+# --- what confined callers' containers never have ------------------------------------------------------
+
+
+def _users(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    if _is_root_inside(seen, expected) or seen.maps_users:
+        return
+    if seen.uids != {expected.uid}:
+        yield Finding(f"runs as uid {_listed(seen.uids)}, not as its owner, {expected.uid}")
+    if foreign := seen.gids - seen.word.groups:
+        yield Finding(f"has the groups {_listed(foreign)}, which the gate did not give")
+
+
+def _privileges(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    root = _is_root_inside(seen, expected)
+    if root and expected.lease:
+        yield Finding("is root inside and has a lease, which are never together")
+    if seen.capabilities & ~(ROOTS_CAPABILITIES if root else 0):
+        yield Finding(f"has the capabilities {seen.capabilities:#x}")
+    if not seen.no_new_privileges:
+        yield Finding("could gain privileges by set-uid programs")
+    if seen.word.seccomp and not seen.seccomp:
+        # An engine can be built, or told, to have no filter at all.
+        yield Finding("may make every system call: has the engine no seccomp?", grave=False)
+
+
+def _namespaces(seen: Reality, _expected: Expected) -> Iterator[Finding]:
+    shared = seen.host_namespaces & {"pid", "mnt", "uts", "ipc", "net"}
+    if foreign := shared - (seen.word.host_namespaces & {"ipc", "net"}):
+        yield Finding(f"shares the machine's namespaces {', '.join(sorted(foreign))}")
+
+
+def _devices(seen: Reality, _expected: Expected) -> Iterator[Finding]:
+    for path in seen.word.devices:
+        if not may_be_passed(path):
+            yield Finding(f"was made with the device {path}")
+    for rule in seen.word.device_rules:
+        yield Finding(f"was made with the device rule {rule}")
+
+
+def _mounts(seen: Reality, expected: Expected) -> Iterator[Finding]:
+    for source in seen.word.binds:
+        if not any(_is_below(source, own) for own in (PINS, *expected.sources)):
+            yield Finding(f"mounts {source}, which the gate did not check")
+    for shown in seen.exposed:
+        if not any(_is_below(shown.path, own) for own in expected.sources):
+            yield Finding(f"sees {shown.path} of the machine at {shown.target}")
+
+
+def _is_root_inside(seen: Reality, expected: Expected) -> bool:
+    return seen.word.mark == root_mark(expected.uid)
+
+
+def _is_below(path: str, around: str) -> bool:
+    return path == around or path.startswith(f"{around}/")
+
+
+def _listed(numbers: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+_Look = Callable[[Reality, Expected], Iterator[Finding]]
+_GPU_LOOKS: tuple[_Look, ...] = (_privileged, _nodes, _device_rules, _requests, _visible)
+_CONFINED_LOOKS: tuple[_Look, ...] = (_users, _privileges, _namespaces, _devices, _mounts)

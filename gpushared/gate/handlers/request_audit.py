@@ -1,0 +1,141 @@
+"""Give the audit one line for each request that changes something or is refused.
+
+A line is handed over when the answer begins, before its first byte: every answered request has its line.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs
+
+from gpushared.domain.model.errors import Code, GpushareError, http_status
+from gpushared.domain.model.request import Caller
+from gpushared.gate.containers.ownership import NotYours
+from gpushared.net.error_answers import Refusal, RefusedRequestError
+from gpushared.net.http_server import Exchange
+from gpushared.storage.audit.line import (
+    MAX_ENDPOINT,
+    MAX_NAME,
+    MAX_TEXT,
+    AuditLine,
+    CallRecord,
+    Origin,
+    Sink,
+    bounded,
+)
+
+READING = frozenset({"GET", "HEAD"})
+_CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")
+"""These posts only look, wait, or tell a terminal's size."""
+_ARCHIVE = re.compile(r"/containers/[^/]+/archive")
+_REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
+"""These errors give a line even to a request that would have changed nothing. Others only tell a state."""
+GONE = "the client went away before there was an answer"
+
+
+@dataclass(slots=True)
+class Recording:
+    """One request on its way. ``endpoint`` is what the client wrote until the target was understood."""
+
+    exchange: Exchange
+    sink: Sink
+    endpoint: str
+    record: CallRecord = field(default_factory=CallRecord)
+    written: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Return True if the request would change something, by its method and path."""
+        return self.exchange.method not in READING and not _CHANGES_NOTHING.fullmatch(self.endpoint)
+
+    def answered(self, status: int) -> None:
+        """Write the line, because the answer begins."""
+        if self.changes:
+            self._write(status)
+
+    def refused(self, error: GpushareError) -> None:
+        """Write the line of a request that the daemon refuses."""
+        if self.changes or error.code in _REFUSALS or isinstance(error, NotYours):
+            self._write(http_status(error), error.code, error.message)
+
+    def broken(self, error: RefusedRequestError) -> None:
+        """Write the line of a request that breaks a bound of HTTP."""
+        error.recorded = True
+        self._write(error.status, error.code, error.message)
+
+    def gone(self) -> None:
+        """Write the line of a request that will get no answer, if it changes something."""
+        if self.changes:
+            self._write(0, text=GONE)
+
+    def _write(self, status: int, code: str = "", text: str = "") -> None:
+        if self.written:
+            return
+        self.written = True
+        record = self.record
+        said = "; ".join(part for part in (text, record.note, _place(self)) if part)
+        line = AuditLine(
+            at=time.time(),
+            uid=self.exchange.caller.uid,
+            user=bounded(self.exchange.caller.name, MAX_NAME),
+            origin=self.exchange.origin,
+            method=bounded(self.exchange.method, MAX_NAME),
+            endpoint=bounded(self.endpoint, MAX_ENDPOINT),
+            container=bounded(record.container, MAX_NAME),
+            name=bounded(record.name, MAX_NAME),
+            digest=self.exchange.body_digest if record.digest is None else record.digest,
+            status=status,
+            code=code,
+            text=bounded(said, MAX_TEXT),
+        )
+        self.sink(line)
+
+
+@contextmanager
+def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
+    """Record a request while the block handles it; errors pass through."""
+    one = Recording(exchange, sink, _written_path(exchange.target))
+    exchange.on_answer = one.answered
+    try:
+        yield one
+    except GpushareError as error:
+        one.refused(error)
+        raise
+    except RefusedRequestError as error:
+        one.broken(error)
+        raise
+    finally:
+        if not exchange.started:
+            one.gone()
+
+
+def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLine:
+    """Return the line of a request that was refused before its endpoint was known."""
+    return AuditLine(
+        at=time.time(),
+        uid=caller.uid,
+        user=bounded(caller.name, MAX_NAME),
+        origin=origin,
+        method=bounded(refusal.method.decode("ascii", "backslashreplace"), MAX_NAME),
+        endpoint=bounded(_written_path(refusal.target), MAX_ENDPOINT),
+        status=refusal.status,
+        code=refusal.code,
+        text=bounded(refusal.message, MAX_TEXT),
+    )
+
+
+def _place(recording: Recording) -> str:
+    """Return an archive's path in the container, which says more about the request than a digest."""
+    if not _ARCHIVE.fullmatch(recording.endpoint):
+        return ""
+    query = recording.exchange.target.partition(b"?")[2].decode("ascii", "backslashreplace")
+    return f"path {value}" if (value := "".join(parse_qs(query).get("path", [])[:1])) else ""
+
+
+def _written_path(target: bytes) -> str:
+    """Return the path without the query, which may hold secrets."""
+    return target.partition(b"?")[0].decode("ascii", "backslashreplace")

@@ -1,0 +1,1 @@
+"""Hold mount sources in place for containers, and copy files of containers."""

@@ -1,0 +1,326 @@
+"""Hold the files that callers mount, as pins, for their containers' lives.
+
+A pin is a directory of mounts, one for each bind mount of one container, made of the files that the caller
+opened. The engine gets these mounts as sources. Even if the owner puts another directory in the place of one
+afterwards, the engine's next start of the container, by its own restart policy too, finds the checked one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import h11
+
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    GpushareError,
+    PermissionRefused,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.gate.api.body import serialise
+from gpushared.gate.api.site import HOME, Policy
+from gpushared.gate.mounts.held_paths import Entry, Ledger
+from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
+from gpushared.net.accounts import Account, PathWish, look_up
+from gpushared.net.http_client import EngineSocket
+
+log = logging.getLogger(__name__)
+
+ROOT = "/run/gpushare-pins"
+LABEL_PINS = "gpushare.pins"
+"""This label has the name of a container's pin."""
+SYSTEMS_OWN = ("/proc", "/sys", "/dev", "/run", "/var/lib/docker", "/var/lib/containerd")
+MOST_PATHS = 64
+AT_ONCE = 4
+"""For one user: file systems that hang keep helpers, some for ever, and nobody else is to wait for these."""
+MACHINE = 1
+OK, NOT_FOUND = 200, 404
+RETRY_SECONDS = 2.0
+GATHER_SECONDS = 1.0
+SWEEP_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Paths as their owner wished for them, resolved; ``source`` is where the engine finds them."""
+
+    name: str
+    wishes: tuple[PathWish, ...]
+
+    def source(self, number: int) -> str:
+        return f"{ROOT}/{self.name}/{number}"
+
+
+class Pins:
+    """Makes, keeps and removes pins.
+
+    ``owner`` tells the pins of several daemons apart; without one they end with this life.
+
+    ``policy`` gives the site's rules of the moment. ``also_swept`` is called after each sweep: what else is
+    kept for containers goes with them too.
+    """
+
+    def __init__(
+        self,
+        engine: EngineSocket,
+        policy: Callable[[], Policy],
+        *,
+        owner: str = "",
+        ledger: Path | None = None,
+        barred: Sequence[str] = (),
+        patience_seconds: float = HELPER_SECONDS,
+        also_swept: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._ledger = Ledger(ledger)
+        owner = owner or secrets.token_hex(8)
+        self.beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
+        """The names of all its pins begin so."""
+        self._barred = [*SYSTEMS_OWN, engine.path, *barred]
+        self._patience_seconds = patience_seconds
+        self._also_swept = also_swept
+        self._making: set[str] = set()
+        self._turns: dict[int, asyncio.Semaphore] = {}
+        self._wake = asyncio.Event()
+        self.trouble = ""
+        """The newest trial's finding, empty if all is well, and before the first trial."""
+
+    # --- for requests ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def held(self, account: Account, wishes: Sequence[PathWish]) -> AsyncIterator[Pin]:
+        """Make a new pin for a container that the block makes; without a container the next sweep removes it.
+
+        Raises ``PermissionRefused`` for a path that the caller may not mount, ``TimedOut``, ``Unavailable``.
+        """
+        name = self.beginning + secrets.token_hex(6)
+        self._making.add(name)
+        try:
+            pin = Pin(name, tuple(await self._hold(name, account, wishes)))
+            caller = account.caller
+            await self._ledger.write(name, Entry(caller.uid, caller.gid, caller.name, pin.wishes))
+            yield pin
+        except BaseException:
+            self._wake.set()
+            raise
+        finally:
+            self._making.discard(name)
+
+    async def hold_again(self, name: str, account: Account, wishes: Sequence[PathWish]) -> None:
+        """Hold, before a start, the directories at the paths now, if they changed or nothing is held.
+
+        With an empty name only look. Raises as ``held`` does, and ``PermissionRefused`` if a path leads
+        elsewhere by now.
+        """
+        found = await self._hold(name, account, wishes, fixed=True)
+        for before, now in zip(wishes, found, strict=True):
+            if before.path != now.path:
+                raise PermissionRefused(
+                    f"{before.path} was no link when the container was created, and leads to {now.path} now",
+                    hint="create the container anew",
+                )
+
+    def unused(self) -> None:
+        """Have the next sweep come soon, because a pin may have no container any more."""
+        self._wake.set()
+
+    # --- for the daemon ----------------------------------------------------------------------------
+
+    async def restore(self) -> str:
+        """Hold noted pins that are not held, as after a reboot; return the failures in a sentence."""
+        missing = await self._missing()
+        told = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
+        failed = [text for text in told if text]
+        return f"mounts of {len(failed)} containers could not be made again: {failed[0]}" if failed else ""
+
+    async def sweep(self) -> None:
+        """Let go of what no container has. Raises ``EngineUnavailable``, ``Unavailable``, ``TimedOut``."""
+        held = {*await self._names(), *await self._ledger.read()}
+        # A pin that is not being made any more has its container, unless the create failed.
+        spared = set(self._making)
+        if not held - spared:
+            return
+        used = await self._used()
+        await self._drop(sorted(held - spared - used))
+
+    async def keep(self, told: Callable[[str], None]) -> None:
+        """Follow the engine for ever. ``told`` gets the sentence of ``restore`` when the engine is back."""
+        while True:
+            try:
+                await self._follow(told)
+            except (GpushareError, OSError) as error:
+                log.debug("pins: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def trial(self) -> str:
+        """Test that the engine sees held files; return the hindrance in a sentence, or an empty text."""
+        name = f"{self.beginning}trial"
+        order = {"wishes": [_wish("/etc")], "prefixes": ["/etc"], "barred": [], "name": name}
+        try:
+            held = await self._help(deed="hold", uid=0, gid=0, groups=[], **order)
+            if trouble := held["found"][0]["trouble"]:
+                return f"bind mounts of users who are not trusted are refused: {trouble}"
+            answer = await self._engine.call("POST", b"/containers/create", _trial_body(name))
+            await self._drop([name])
+        except (Unavailable, GpushareError) as error:
+            return f"bind mounts of users who are not trusted are refused: {error}"
+        # The engine looks for the sources of mounts before it looks for the image, which does not exist.
+        if answer.status == NOT_FOUND:
+            return ""
+        said = answer.json().get("message", "")
+        return f"bind mounts of users who are not trusted will fail, the engine does not see them: {said}"
+
+    # --- parts -------------------------------------------------------------------------------------
+
+    async def _hold(
+        self, name: str, account: Account, wishes: Sequence[PathWish], *, fixed: bool = False
+    ) -> list[PathWish]:
+        if len(wishes) > MOST_PATHS:
+            raise PermissionRefused(f"{len(wishes)} mounts are too many", hint=f"{MOST_PATHS} are the most")
+        prefixes = [account.home if each == HOME else each for each in self._policy().bind_prefixes]
+        caller, engine = account.caller, await self._engine_pid()
+        order = {
+            "deed": "hold",
+            "name": name,
+            "uid": caller.uid,
+            "gid": caller.gid,
+            "groups": account.groups,
+            "prefixes": [each for each in prefixes if each],
+            "barred": self._barred,
+            "wishes": [{**asdict(wish), "fixed": fixed} for wish in wishes],
+        }
+        answer = await run_helper(
+            {**order, "engine": engine, "root": ROOT},
+            gone=await self._turn(caller.uid),
+            seconds=self._patience_seconds,
+        )
+        return [_usable(wish, found, prefixes) for wish, found in zip(wishes, answer["found"], strict=True)]
+
+    async def _turn(self, uid: int) -> Callable[[], None]:
+        """Take one of the user's turns; return a function that gives it back after its last process."""
+        turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                await turns.acquire()
+        except TimeoutError:
+            raise TimedOut(
+                f"{AT_ONCE} looks at paths of yours have not come to an end",
+                hint="a file system of yours does not answer; unmount it, or end what serves it",
+            ) from None
+        return turns.release
+
+    async def _help(self, **order: Any) -> dict[str, Any]:
+        return await run_helper({**order, "engine": await self._engine_pid(), "root": ROOT})
+
+    async def _engine_pid(self) -> int:
+        """Return the engine's process; for an engine that is down, the machine's first process.
+
+        The engine will be in the first process's namespace.
+        """
+        try:
+            return await self._engine.peer_pid()
+        except EngineUnavailable:
+            return MACHINE
+
+    async def _names(self) -> list[str]:
+        found = await self._help(deed="names", beginning=self.beginning)
+        return [str(name) for name in found["names"]]
+
+    async def _drop(self, names: Sequence[str]) -> None:
+        if names:
+            await self._help(deed="drop", names=names)
+            await self._ledger.forget(names)
+            log.info("pins dropped names=%s", ",".join(names))
+
+    async def _missing(self) -> dict[str, Entry]:
+        if not (noted := await self._ledger.read()):
+            return {}
+        held = set(await self._names())
+        return {name: entry for name, entry in noted.items() if name not in held | self._making}
+
+    async def _restore(self, name: str, entry: Entry) -> str:
+        try:
+            await self.hold_again(name, await look_up(entry.caller), entry.wishes)
+        except GpushareError as error:
+            return str(error)
+        return ""
+
+    async def _used(self) -> set[str]:
+        filters = quote(json.dumps({"label": [LABEL_PINS]}))
+        answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+        if answer.status != OK:
+            raise EngineUnavailable("the Docker engine does not list its containers")
+        return {(found.get("Labels") or {}).get(LABEL_PINS, "") for found in answer.json()}
+
+    async def _follow(self, told: Callable[[str], None]) -> None:
+        """Follow the removal of containers with pins until the engine goes away."""
+        filters = quote(json.dumps({"type": ["container"], "event": ["destroy"], "label": [LABEL_PINS]}))
+        connection = await self._engine.connect()
+        watching: asyncio.Task[None] | None = None
+        try:
+            target = f"/events?filters={filters}".encode()
+            await connection.send(
+                h11.Request(method="GET", target=target, headers=[(b"Host", b"docker")]), h11.EndOfMessage()
+            )
+            await connection.response()
+            self.trouble = await self.trial()
+            told(await self.restore())
+            self._wake.set()
+            watching = asyncio.create_task(self._sweep_when_woken())
+            async for _ in connection.chunks():
+                self._wake.set()
+        except ConnectionError as error:
+            raise EngineUnavailable("the Docker engine hung up") from error
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+            connection.close()
+
+    async def _sweep_when_woken(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._wake.wait()
+            await asyncio.sleep(GATHER_SECONDS)  # many containers often go together
+            self._wake.clear()
+            try:
+                await self.sweep()
+                if self._also_swept is not None:
+                    await self._also_swept()
+            except (GpushareError, OSError) as error:
+                log.warning("pins not swept: %s", error)
+
+
+def _wish(path: str) -> dict[str, object]:
+    return {"path": path, "write": False, "fixed": False}
+
+
+def _trial_body(name: str) -> bytes:
+    mount = {"Type": "bind", "Source": f"{ROOT}/{name}/0", "Target": "/x", "ReadOnly": True}
+    image = f"gpushared.invalid/none:{secrets.token_hex(8)}"
+    return serialise({"Image": image, "HostConfig": {"Mounts": [mount]}})
+
+
+def _usable(wish: PathWish, found: dict[str, str], prefixes: Sequence[str]) -> PathWish:
+    if found.get("outside"):
+        where = ", ".join(filter(None, prefixes)) or "nowhere, for you"
+        raise PermissionRefused(f"{wish.path} may not be mounted", hint=f"mounts may come from: {where}")
+    if found["trouble"]:
+        raise PermissionRefused(
+            f"{wish.path} cannot be mounted: {found['trouble']}", hint="see `ls -ld` on it"
+        )
+    return replace(wish, path=found["path"])

@@ -1,0 +1,100 @@
+"""Call the helper program: one process for each order, killed when it takes too long.
+
+A file system can keep a process in the kernel where no signal ends it, a user's own (FUSE) for as long as the
+user likes. Nothing waits long for such a process; a caller that counts processes learns when it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpushared.domain.model.errors import TimedOut, Unavailable
+
+HELPER_SECONDS = 10.0
+KILL_SECONDS = 1.0
+"""A killed process that no file system holds ends within so long."""
+PACKAGES = Path(__file__).resolve().parents[3]
+PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
+HINT = "mount nothing; `gpushare doctor` tells what is missing"
+
+
+def command_of(module: str) -> tuple[str, ...]:
+    """Return the command for a module: neither the environment nor other packages change root's program."""
+    return (sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), str(PACKAGES))
+
+
+COMMAND = command_of("gpushared.gate.mounts.helper")
+
+
+async def run_helper(
+    order: dict[str, Any], gone: Callable[[], None] | None = None, seconds: float = HELPER_SECONDS
+) -> dict[str, Any]:
+    """Return the helper's answer. Raises ``TimedOut``, and ``Unavailable`` if it cannot do its work.
+
+    ``gone`` is called once no process of this order is left, in any case, and perhaps long after the call.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            output = await _run(json.dumps(order).encode(), gone or _nothing)
+    except TimeoutError:
+        raise TimedOut(
+            "checking the mounted paths took too long", hint="is a network file system away?"
+        ) from None
+    answer: dict[str, Any] = json.loads(output)
+    if reason := answer.get("refused"):
+        raise Unavailable(f"paths cannot be mounted here: {reason}", hint=HINT)
+    return answer
+
+
+async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    held = life(gone)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}, pass_fds=[held]
+        )
+    except OSError as error:
+        raise Unavailable(f"mounted paths cannot be checked: {error}") from error
+    finally:
+        os.close(held)
+    try:
+        output, _ = await process.communicate(words)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            # A process that is still there when the event loop closes leaves a traceback.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_SECONDS):
+                    await process.wait()
+    if process.returncode != 0:
+        raise Unavailable("paths cannot be checked as the caller; is the daemon not root?", hint=HINT)
+    return output
+
+
+def life(gone: Callable[[], None]) -> int:
+    """Return a descriptor for a process and its children; the end of the last of them calls ``gone``."""
+    try:
+        ours, theirs = os.pipe()
+    except OSError as error:
+        gone()
+        raise Unavailable(f"no helper can be started: {error}") from error
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(ours)
+        os.close(ours)
+        gone()
+
+    loop.add_reader(ours, ended)
+    return theirs
+
+
+def _nothing() -> None:
+    """Do nothing, for callers that do not count processes."""

@@ -1,0 +1,515 @@
+"""The loop: the one place where the pool's state changes.
+
+Events come in through ``send``. Those that arrived together are handled together and written in as few
+transactions as they fit in; only when its changes are durable does a step become true: then its state is
+shown, its caller answered, its instructions performed. A write that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
+
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.coordinator import handle
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, PoolStep
+from gpushared.domain.jobs.job import Job, Owner
+from gpushared.domain.jobs.job_commands import check_whose
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.jobs.protocol import CancelPart
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.job_records import (
+    JOB,
+    MEMBER,
+    RECOVERING,
+    SIGN_OF_LIFE,
+    Changes,
+    job_changes,
+    member_bytes,
+    standing_changes,
+    without,
+)
+from gpushared.jobs.write_batches import Chunk, cut
+from gpushared.ports import Clock
+from gpushared.ports.job_store import (
+    Deposed,
+    Store,
+    StoreUnavailable,
+    Transaction,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 4096
+MAX_PENDING_SUBMITTED = 3072
+"""With this many pending, no new jobs are taken: a user who submits without end must not keep nodes from
+being heard."""
+MAX_BATCH = 256
+RETRY_SECONDS = 1.0
+DAY_TIME_SECONDS = 1.0
+PASS_SHARE = 4
+"""Between two passes over the queue is so much more time than a pass takes, where that is not long;"""
+PASS_PAUSE_SECONDS = 0.001
+"""and at least so much, so that what comes together is looked at together."""
+
+Subscriber = Callable[[m.PoolInstruction], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    event: m.PoolEvent
+    answer: asyncio.Future[Job | None]
+
+
+class PoolLoop:
+    """Owns the state, and alone writes what it is made of; ``write`` is for the records of others."""
+
+    def __init__(self, state: PoolState, store: Store, clock: Clock, troubles: Troubles) -> None:
+        """The store is led already, with ``state.epoch``."""
+        self.state = state
+        self.revision = state.revision
+        """The newest that is known of the store."""
+        self.archive = Archive(store)
+        self._store = store
+        self._clock = clock
+        self._troubles = troubles
+        self._epoch = state.epoch
+        self._rest_until = 0.0
+        self._writer = StepWriter(state)
+        self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
+        self._subscribers: list[Subscriber] = []
+        self._on_new_epoch: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+        # Weak: those who wait hold them.
+        self._job_changed: WeakValueDictionary[JobId, asyncio.Event] = WeakValueDictionary()
+        self._task: asyncio.Task[None] | None = None
+        self._healing: asyncio.Task[None] | None = None
+
+    # --- for everybody ---------------------------------------------------------------------------------
+
+    async def send(self, event: m.PoolEvent) -> Job | None:
+        """Have the event handled and written; its job as it then is. Errors are those of the tree."""
+        match event:
+            case m.JobSubmitted(job=job, spec=spec) if await self._is_over(event):
+                return await self._over(job, spec.owner)
+            case m.JobSubmitted(spec=spec) if spec.after:
+                event = await self._with_past(event)
+            case m.NodeHello():
+                event = await self._without_forgotten(event)
+            case _:
+                pass
+        return await self._handled(event)
+
+    async def _handled(self, event: m.PoolEvent) -> Job | None:
+        if self._task is not None and self._task.done():
+            raise Unavailable("the coordinator is ending", hint="try again in a moment")
+        answer: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
+        most = MAX_PENDING_SUBMITTED if isinstance(event, m.JobSubmitted) else MAX_PENDING
+        if self._pending.qsize() >= most:
+            raise LimitReached("the coordinator has too much to do", hint="try again in a moment")
+        self._pending.put_nowait(_Sent(event, answer))
+        return await answer
+
+    async def write(
+        self,
+        puts: Mapping[str, bytes],
+        deletes: Iterable[str] = (),
+        compares: Mapping[str, int] | None = None,
+    ) -> int:
+        """Records that are not the state's, in one transaction; the revision. Errors as ``Store.commit``."""
+        while True:
+            epoch = self._epoch
+            try:
+                revision = await self._store.commit(Transaction(epoch, puts, tuple(deletes), compares))
+            except Deposed:
+                if epoch == self._epoch:
+                    raise
+            else:
+                self.revision = max(self.revision, revision)
+                return revision
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Have it called with each instruction after its cause is durable; returns how to end that."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def on_new_epoch(self, renew: Callable[[], None]) -> None:
+        """Have it called when the epoch rose because nodes knew a higher one: their streams must end."""
+        self._on_new_epoch.append(renew)
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until jobs or members may have changed; False when the time is over first."""
+        return await _within(self._changed, timeout_seconds)
+
+    async def job_changed(self, job: JobId, timeout_seconds: float) -> bool:
+        """Wait until this job changes; False when the time is over first."""
+        event = self._job_changed.setdefault(job, asyncio.Event())
+        return await _within(event, timeout_seconds)
+
+    def take_rules(self, rules: PoolRules) -> None:
+        """New figures of the configuration; they hold from the next event on."""
+        self.state = replace(self.state, rules=rules, stale=True)
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    @property
+    def epoch(self) -> int:
+        """The newest; the state's follows with its next change."""
+        return self._epoch
+
+    # --- its life --------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The loop's life: runs while the block runs."""
+        self._task = asyncio.create_task(self._run(), name="pool loop")
+        follower = asyncio.create_task(self._follow_day_time(), name="time of day")
+        try:
+            yield
+        finally:
+            tasks = [task for task in (self._task, self._healing, follower) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ended(self) -> None:
+        """Comes back never, or with the error that the coordinator cannot go on after: Deposed."""
+        assert self._task is not None, "only while running"
+        await asyncio.shield(self._task)
+
+    async def _run(self) -> None:
+        batch: list[_Sent] = []
+        try:
+            while True:
+                batch = await self._batch()
+                await self._handle(batch)
+        except Deposed as error:
+            log.critical("this coordinator must not act any more: %s", error)
+            raise
+        finally:
+            left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
+            ending = Unavailable("the coordinator is ending", hint="try again in a moment")
+            _refuse([*batch, *left], ending)
+
+    async def _batch(self) -> list[_Sent]:
+        """Return the waiting events, or a tick when the state is due for another look."""
+        batch: list[_Sent] = []
+        try:
+            async with asyncio.timeout(self._seconds_to_look()):
+                batch.append(await self._pending.get())
+        except TimeoutError:
+            batch.append(_Sent(m.PoolTick(), asyncio.get_running_loop().create_future()))
+        while len(batch) < MAX_BATCH and not self._pending.empty():
+            batch.append(self._pending.get_nowait())
+        return batch
+
+    async def _follow_day_time(self) -> None:
+        """Tell the state when people have set the clock, as times of day are meant by that clock."""
+        while True:
+            await asyncio.sleep(DAY_TIME_SECONDS)
+            if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
+                with contextlib.suppress(GpushareError):
+                    await self._handled(m.DayTimeSet(ahead))
+
+    def _seconds_to_look(self) -> float | None:
+        at = self.state.look_again_at
+        return None if at == NEVER else max(0.0, max(at, self._rest_until) - self._clock.now())
+
+    # --- what the state does not remember any more ----------------------------------------------------
+
+    async def _forgotten(self, jobs: Iterable[JobId]) -> frozenset[JobId]:
+        """Return finished jobs that the state no longer knows: it must not take them for new ones."""
+        unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
+        return await self.archive.over(unknown)
+
+    async def _is_over(self, submitted: m.JobSubmitted) -> bool:
+        """Return True if a job that a node tells of is over and the state no longer knows it.
+
+        Without a request id the id is the node's choice, maybe that of another person's job.
+        """
+        is_doubtful = submitted.old or not submitted.spec.request_id
+        return is_doubtful and submitted.job in await self._forgotten([submitted.job])
+
+    async def _with_past(self, submitted: m.JobSubmitted) -> m.JobSubmitted:
+        """Add the end of awaited jobs that the state has forgotten."""
+        found = [
+            await self.archive.get(after.job)
+            for after in submitted.spec.after
+            if after.job not in self.state.jobs and after.job not in self.state.ended
+        ]
+        return replace(submitted, past=tuple(job for job in found if job is not None))
+
+    async def _over(self, job: JobId, owner: Owner) -> Job:
+        found = await self.archive.get(job)
+        if found is None:
+            raise StateConflict(f"job {job} was over so long ago that nothing else is known of it")
+        check_whose(found, owner)
+        return found
+
+    async def _without_forgotten(self, hello: m.NodeHello) -> m.NodeHello:
+        over = await self._forgotten(report.key.job for report in hello.reports)
+        if not over:
+            return hello
+        for report in hello.reports:
+            if report.key.job in over and not report.state.is_final:
+                grace = self.state.rules.stop_grace_seconds
+                self._tell(
+                    m.Send(hello.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator"))
+                )
+        return replace(hello, reports=tuple(one for one in hello.reports if one.key.job not in over))
+
+    # --- one batch -------------------------------------------------------------------------------------
+
+    async def _handle(self, batch: Sequence[_Sent]) -> None:
+        # Others write too; a node may have been told of what they wrote. And while nothing can be written,
+        # nothing is to be placed with each beat, which would then be refused with it.
+        planned_at = max(self.state.planned_at, self._rest_until)
+        state = replace(self.state, revision=self.revision, planned_at=planned_at)
+        done: list[tuple[_Sent, PoolStep]] = []
+        for sent in batch:
+            step = self._step(state, sent)
+            if step is not None:
+                state = step.state
+                done.append((sent, step))
+        concluded, torn = 0, False
+        try:
+            await self._rise([step for _, step in done])
+            for chunk in cut(self._writer.changes_of(self.state, [step for _, step in done])):
+                await self._commit(chunk)
+                torn = chunk.concludes == concluded
+                self._conclude(done[concluded : chunk.concludes])
+                concluded = chunk.concludes
+        except (StoreUnavailable, TimedOut) as error:
+            self._in_trouble(error)
+            self._rest_until = self._clock.now() + RETRY_SECONDS
+            self._writer.refused(done[concluded][1] if torn else None)
+            _refuse([sent for sent, _ in done[concluded:]], error)
+        except RequestError as error:
+            # More than a store takes. Whoever asks for that ends neither the coordinator nor what others ask.
+            self._writer.refused(done[concluded][1] if torn else None)
+            await self._one_by_one([sent for sent, _ in done[concluded:]], error)
+
+    async def _one_by_one(self, batch: Sequence[_Sent], error: RequestError) -> None:
+        """Handle the events of a batch that cannot be kept one by one, and refuse the one at fault."""
+        if len(batch) == 1:
+            log.warning("an event cannot be kept: %s", error)
+            _refuse(batch, error)
+            return
+        for sent in batch:
+            await self._handle([sent])
+
+    def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
+        now = self._clock.now()
+        try:
+            step = handle(state, sent.event, now)
+        except GpushareError as error:
+            _refuse([sent], error)
+        except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
+            log.exception("rule failed event=%r", sent.event)
+            _refuse([sent], GpushareError(f"the coordinator made a mistake: {error}", hint="see its log"))
+        else:
+            if step.state.planned_at != state.planned_at:
+                self._pace(step.state, now)
+            return step
+        return None
+
+    def _pace(self, after: PoolState, began: float) -> None:
+        """Put off the next pass over the queue by how long this one took.
+
+        So in a small pool nobody waits for it, and in a large one half of the time is for all the rest.
+        """
+        ended, usual = self._clock.now(), after.plan_at - after.planned_at
+        took = ended - began
+        pause = min(max(PASS_PAUSE_SECONDS, PASS_SHARE * took), usual)
+        after.planned_at = ended + max(took, pause) - usual
+
+    async def _rise(self, steps: Sequence[PoolStep]) -> None:
+        """Lead with an epoch above all that nodes have seen, or they would take no orders of ours."""
+        wanted = max((step.epoch for step in steps if step.epoch is not None), default=0)
+        while wanted > self._epoch:
+            try:
+                self._epoch = await self._store.lead(above=wanted - 1)
+            except TimedOut as error:
+                # It may have happened; then all that is written with the epoch before would be refused.
+                self._in_trouble(error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                log.warning("nodes know of a higher epoch; this coordinator now leads with %d", self._epoch)
+
+    async def _commit(self, chunk: Chunk) -> None:
+        if not chunk.changes:
+            return
+        transaction, before = chunk.transaction(self._epoch), self.revision
+        try:
+            self.revision = max(self.revision, await self._store.commit(transaction))
+        except TimedOut as error:
+            self._in_trouble(error)
+            await self._settle(transaction, before)
+        self._writer.written()
+        self._troubles.cleared("store")
+
+    def _in_trouble(self, error: GpushareError) -> None:
+        self._troubles.raised("store", str(error))
+        if self._healing is None or self._healing.done():
+            self._healing = asyncio.create_task(self._heal(), name="store healing")
+
+    async def _heal(self) -> None:
+        """Write now and then, or an idle pool would show a trouble that is long over."""
+        while self._troubles.of("store"):
+            await asyncio.sleep(RETRY_SECONDS)
+            with contextlib.suppress(GpushareError):
+                await self.write({SIGN_OF_LIFE: b""})
+                self._troubles.cleared("store")
+
+    async def _settle(self, transaction: Transaction, before: int) -> None:
+        """Find out whether it happened after all, after that revision.
+
+        Raises StoreUnavailable where it did not, and never will: with a new epoch nothing of the earlier one
+        can still come, so that what is read then is final.
+        """
+        while True:
+            try:
+                self._epoch = await self._store.lead(above=self._epoch)
+                written = await self._is_written(transaction, before)
+            except (StoreUnavailable, TimedOut) as error:
+                self._in_trouble(error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                break
+        if not written:
+            raise StoreUnavailable("the store took too long", hint="is its disk healthy? see `dmesg`")
+
+    async def _is_written(self, transaction: Transaction, before: int) -> bool:
+        """Nobody else writes these records, and what we wrote of them earlier is not newer than that."""
+        key = min(transaction.puts or transaction.deletes)
+        found = dict(await self._store.page(key, 1)).get(key)
+        if key not in transaction.puts:
+            return found is None
+        if found is None or found.revision <= before:
+            return False
+        self.revision = max(self.revision, found.revision)
+        return True
+
+    # --- after it is durable ---------------------------------------------------------------------------
+
+    def _conclude(self, done: Sequence[tuple[_Sent, PoolStep]]) -> None:
+        if not done:
+            return
+        before, after = self.state, done[-1][1].state
+        self.state = replace(after, rules=before.rules, epoch=self._epoch, revision=self.revision)
+        if after.epoch != before.epoch:
+            for renew in self._on_new_epoch:
+                renew()
+        for sent, step in done:
+            for instruction in step.instructions:
+                self._tell(instruction)
+            if not sent.answer.done():
+                sent.answer.set_result(step.job)
+        self._wake(before, [step for _, step in done])
+
+    def _tell(self, instruction: m.PoolInstruction) -> None:
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber(instruction)
+            except Exception:  # a bug in one part must not keep the others from hearing of it
+                log.exception("instruction failed %r", instruction)
+
+    def _wake(self, before: PoolState, steps: Sequence[PoolStep]) -> None:
+        """Wake the callers that wait for changes that are shown to people, but not at each beat."""
+        jobs = {job.id for step in steps for job in (*step.jobs, *step.shown)}
+        for job in jobs:
+            if (event := self._job_changed.pop(job, None)) is not None:
+                event.set()
+        names = {member.name for step in steps for member in step.members}
+        after = self.state
+        others = any(_looks(before.members.get(name)) != _looks(after.members.get(name)) for name in names)
+        if jobs or others or after.ahead_seconds != before.ahead_seconds:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+def _looks(member: Member | None) -> Member | None:
+    """Return the member without the field that each beat changes."""
+    return member and replace(member, heard_at=None)
+
+
+async def _within(event: asyncio.Event, timeout_seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            return await event.wait()
+    return False
+
+
+def _refuse(batch: Sequence[_Sent], error: GpushareError) -> None:
+    for sent in batch:
+        if not sent.answer.done():
+            sent.answer.set_exception(error)
+            # Nobody waits for the answers to some events, such as a tick's: that is no warning.
+            sent.answer.exception()
+
+
+class StepWriter:
+    """Knows what is written already, so that beats write nothing."""
+
+    def __init__(self, state: PoolState) -> None:
+        """``state``: as the store has it."""
+        self._members = {name: member_bytes(member) for name, member in state.members.items()}
+        self._projects = set(state.projects)
+        self._recovering = state.recovering_since is not None
+        self._torn: set[JobId] = set()
+        """Jobs of a step of which only a part was written: not as the state has them."""
+
+    def changes_of(self, before: PoolState, steps: Sequence[PoolStep]) -> list[list[Changes]]:
+        """Return the changes by step; changes that belong together are one ``Changes``."""
+        found = [list(self._step(step)) for step in steps]
+        if self._torn and found:
+            found[0][:0] = [_as_it_is(before, job) for job in sorted(self._torn)]
+        return found
+
+    def written(self) -> None:
+        """The first transaction of what ``changes_of`` told was written."""
+        self._torn.clear()
+
+    def refused(self, torn: PoolStep | None) -> None:
+        """Note that the last changes were not written, or of ``torn`` only a part."""
+        self._members.clear()
+        if torn is not None:
+            self._torn |= {job.id for job in torn.jobs}
+
+    def _step(self, step: PoolStep) -> Iterator[Changes]:
+        yield from map(without, step.gone)
+        yield from map(job_changes, step.jobs)
+        for member in step.members:
+            body = member_bytes(member)
+            if self._members.get(member.name) != body:
+                self._members[member.name] = body
+                yield {MEMBER + member.name: body}
+        if step.standing is not None:
+            yield from standing_changes(step.standing, self._projects)
+            if step.standing.projects is not None:
+                self._projects |= step.standing.projects.keys()
+        if (step.state.recovering_since is not None) != self._recovering:
+            self._recovering = not self._recovering
+            yield {RECOVERING: b"" if self._recovering else None}
+
+
+def _as_it_is(state: PoolState, job: JobId) -> Changes:
+    found = state.jobs.get(job) or state.ended.get(job)
+    return job_changes(found) if found is not None else {JOB + job: None}

@@ -1,0 +1,101 @@
+"""Read the output of a job's container through the gate of its node."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote
+
+import h11
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.model.errors import EngineUnavailable, StateConflict
+from gpushared.domain.model.lease import AttemptKey
+from gpushared.net.http_client import EngineConnection, EngineSocket
+from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
+
+OK, GONE = 200, 404
+STDERR = 2
+HEADER = struct.Struct(">BxxxI")
+"""The header tells the stream and how many bytes follow (Docker Engine API, ContainerAttach, "Stream
+format")."""
+RAW_STREAM = b"application/vnd.docker.raw-stream"
+
+
+async def job_logs(
+    gate: EngineSocket, key: AttemptKey, *, follow: bool, tail: int
+) -> AsyncIterator[jobs_pb2.LogChunk]:
+    """Yield the output from its beginning, or its last ``tail`` lines; with ``follow`` until it ends.
+
+    Raise StateConflict if the attempt has no container (yet, or any more), or EngineUnavailable.
+    """
+    container, terminal = await _container(gate, key)
+    lines = str(tail) if tail > 0 else "all"
+    target = f"/containers/{container}/logs?stdout=1&stderr=1&follow={int(follow)}&tail={lines}"
+    connection = await gate.connect()
+    try:
+        with suppress(ConnectionError):  # whether the node hung up is seen where its answer is read
+            await connection.send(
+                h11.Request(
+                    method="GET", target=target, headers=[("Host", "docker"), ("Connection", "close")]
+                ),
+                h11.EndOfMessage(),
+            )
+        head = await connection.response()
+        if head.status_code != OK:
+            raise EngineUnavailable(f"docker does not give the job's output: status {head.status_code}")
+        chunks = _plain(connection) if terminal else _demultiplexed(connection)
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        connection.close()
+
+
+async def _container(gate: EngineSocket, key: AttemptKey) -> tuple[str, bool]:
+    """Its id, and whether it has a terminal, whose output is one stream."""
+    labels = [f"{LABEL_JOB}={key.job}", f"{LABEL_ATTEMPT}={key.number}"]
+    filters = quote(json.dumps({"label": labels}))
+    answer = await gate.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+    found = answer.json() if answer.status == OK else []
+    if not found:
+        raise StateConflict(
+            "the job has no container here",
+            hint="it has not begun yet, or its container was removed and its output with it",
+        )
+    container = quote(str(_value(found, 0, "Id")), safe="", errors="replace")
+    facts = (await gate.call("GET", f"/containers/{container}/json".encode())).json()
+    return container, bool(_value(facts, "Config", "Tty"))
+
+
+def _value(answer: Any, *places: int | str) -> Any:
+    """A value in the answer of a node, which may have no such place. Raises EngineUnavailable."""
+    try:
+        for place in places:
+            answer = answer[place]
+    except (LookupError, TypeError) as error:
+        raise EngineUnavailable("the node of the job does not answer as Docker does") from error
+    return answer
+
+
+async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
+    async for data in connection.chunks():
+        yield jobs_pb2.LogChunk(data=data)
+
+
+async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
+    """Yield each piece as it comes: a header's length is the node's word, so nothing is gathered on it."""
+    waiting, stderr, left = bytearray(), False, 0
+    async for data in connection.chunks():
+        waiting += data
+        while waiting and (left or len(waiting) >= HEADER.size):
+            if not left:
+                stream, left = HEADER.unpack_from(waiting)
+                stderr = stream == STDERR
+                del waiting[: HEADER.size]
+            if piece := bytes(waiting[:left]):
+                yield jobs_pb2.LogChunk(data=piece, stderr=stderr)
+            del waiting[:left]
+            left -= len(piece)

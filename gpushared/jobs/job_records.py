@@ -1,0 +1,134 @@
+"""A pool's records: what is kept under which key, and jobs, members and projects as bytes and back.
+
+``job/ID`` is a job that is not over, ``ended/ID`` one that is, ``over/TIME-ID`` where it stands among those
+that are; ``ended/ID`` without a value is one of which only that is still known, and ``gone/TIME-ID`` where it
+stands among those. ``member/NAME`` is a node; ``usage/``, ``turn/`` and ``project/`` tell how projects stand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from gpushared.domain.jobs.job import Ended, Job
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.scheduling.project_accounts import Standing, StandingChange, UsageRow
+from gpushared.domain.scheduling.projects import Project
+from gpushared.jobs.bounds import check_record
+from gpushared.ports.job_store import Record, StoreUnavailable
+from gpushared.storage.journal.project_rows import project_from_json, project_to_json
+from gpushared.storage.records import RecordError, from_json, to_json
+
+log = logging.getLogger(__name__)
+
+JOB, ENDED, OVER, GONE, MEMBER = "job/", "ended/", "over/", "gone/", "member/"
+USAGE, TURN, PROJECT = "usage/", "turn/", "project/"
+SIGN_OF_LIFE = "pool/alive"
+"""This record is written where nothing else is, to see if the store can be written again."""
+RECOVERING = "pool/recovering"
+"""This record is there while not all nodes have reported after a loss of memory; a restart must not forget
+it."""
+
+Changes = Mapping[str, bytes | None]
+"""Records to put and, with None, to delete, all in one transaction."""
+
+MICROSECONDS = 1_000_000
+
+
+def job_changes(job: Job) -> Changes:
+    """Return the record changes for a changed job; a finished job moves to the records of finished jobs."""
+    body = to_json(Job, job).encode()
+    if not isinstance(job.state, Ended):
+        return {JOB + job.id: body}
+    return {JOB + job.id: None, ENDED + job.id: body, over_key(job.state.at, job.id): b""}
+
+
+def without(over: Job) -> Changes:
+    """Return the changes that remove all records of a finished job."""
+    assert isinstance(over.state, Ended), "others are not kept as such"
+    return {ENDED + over.id: None, over_key(over.state.at, over.id): None}
+
+
+def over_key(at: float, job: JobId) -> str:
+    """Return the key that sorts finished jobs by their end."""
+    return f"{OVER}{int(at * MICROSECONDS):017d}-{job}"
+
+
+def job_of(key: str) -> JobId:
+    """Return the job of a key below ``over/`` or ``gone/``."""
+    return JobId(key.partition("-")[2])
+
+
+def time_of(key: str) -> float:
+    return int(key.partition("/")[2].partition("-")[0]) / MICROSECONDS
+
+
+def member_bytes(member: Member) -> bytes:
+    """Return the facts of a member that outlive this coordinator, without those that it only heard."""
+    return to_json(Member, member.unheard()).encode()
+
+
+def standing_changes(change: StandingChange, known_projects: Iterable[str]) -> Iterator[Changes]:
+    """``known_projects``: those that have a record."""
+    for project, bucket, amount in change.usage:
+        yield {f"{USAGE}{project}/{bucket}": b"%d" % amount}
+    for project, at in (change.turns or {}).items():
+        yield {f"{TURN}{project}": repr(at).encode()}
+    if change.projects is not None:
+        for gone in sorted(set(known_projects) - change.projects.keys()):
+            yield {PROJECT + gone: None}
+        for name, one in change.projects.items():
+            yield {PROJECT + name: project_to_json(one).encode()}
+
+
+def read_job(key: str, body: bytes) -> Job:
+    """Raises StoreUnavailable."""
+    try:
+        return from_json(Job, body)
+    except RecordError as error:
+        raise unreadable(key, error) from error
+
+
+def read_member(key: str, body: bytes) -> Member:
+    """Raises StoreUnavailable. What no machine can have is left out: the node says anew what it has."""
+    try:
+        member = from_json(Member, body)
+    except RecordError as error:
+        raise unreadable(key, error) from error
+    try:
+        if member.inventory is not None:
+            check_record(member.inventory)
+    except RequestError as error:
+        log.warning("node=%s what it had is forgotten: %s", member.name, error)
+        return replace(member, inventory=None)
+    return member
+
+
+def read_standing(records: Mapping[str, Record]) -> Standing:
+    """Read the records of usage, turns and projects. Raise StoreUnavailable."""
+    usage: list[UsageRow] = []
+    turns: dict[str, float] = {}
+    projects: dict[str, Project] = {}
+    for key, record in sorted(records.items()):
+        kind, _, name = key.partition("/")
+        try:
+            if kind + "/" == USAGE:
+                project, _, bucket = name.rpartition("/")
+                usage.append((project, int(bucket), int(record.value)))
+            elif kind + "/" == TURN:
+                turns[name] = float(record.value)
+            elif kind + "/" == PROJECT:
+                projects[name] = project_from_json(name, record.value.decode())
+        except (ValueError, KeyError, TypeError) as error:
+            raise unreadable(key, error) from error
+    return Standing(tuple(usage), turns, projects)
+
+
+def unreadable(key: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the store's record {key} is not one that this version can read: {error}",
+        hint="install the version that wrote it",
+    )

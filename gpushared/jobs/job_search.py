@@ -1,0 +1,275 @@
+"""Finding jobs: by what people call them, and page by page, among those that somebody may see."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from itertools import chain, islice
+from typing import Protocol
+
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import Ended, Job, Owner
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import shown
+from gpushared.jobs.archive import Page
+from gpushared.jobs.job_ids import is_array_id
+from gpushared.jobs.job_records import OVER, over_key
+from gpushared.jobs.job_views import default_name
+
+MAX_NAMED = 3
+MAX_LISTED = 1000
+LISTED = 100
+MAX_SCANNED = 20
+"""At most this many pages of finished jobs are looked through for one page of a person's own."""
+WALKED = 1000
+"""This many jobs are walked through at a time, which takes about a millisecond."""
+MAX_LIKE = 64
+"""At most this many finished and no longer remembered jobs are looked through for an id's beginning."""
+SHORTEST_BEGINNING = 3
+_NUMBER = re.compile(r"[0-9]{0,19}")
+"""Python refuses to read a number of thousands of digits; the numbers of jobs have 64 bits."""
+LIVE, OVER_MARK, ARRAY = "l", "o", "a"
+"""A page token begins with one of these letters: the stage of the listing."""
+
+
+class Past(Protocol):
+    """Jobs that are over, however long ago; an ``Archive``."""
+
+    async def get(self, job: JobId) -> Job | None: ...
+    async def like(self, beginning: str, limit: int, token: str = "") -> Page: ...
+    async def page(self, limit: int, token: str = "") -> Page: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A page of jobs; ``next_token`` is empty where it is the last."""
+
+    jobs: tuple[Job, ...]
+    next_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Describe the jobs to list.
+
+    ``everybody``: not only the asker's own. ``array``: an array's id or name.
+    """
+
+    ended: bool = False
+    everybody: bool = False
+    array: str = ""
+    limit: int = LISTED
+    token: str = ""
+
+
+def may_see(job: Job, owner: Owner) -> bool:
+    return owner.may_see_jobs_of(job.spec.owner)
+
+
+async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job:
+    """Find a job by its id, its container's name, an unmistakable beginning of its id, or its array.
+
+    An array names a job only if that is its only one. Raise NotFound, also for another person's job, and
+    RequestError if the reference names several jobs.
+    """
+    if not reference:
+        raise RequestError("no job is named", hint="`gpushare jobs` lists them")
+    found = await _by_id(live, past, JobId(reference), owner)
+    found = found or await _by_array(live, past, reference, owner) or _by_name(live, reference, owner)
+    if found is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
+        found = await _by_beginning(live, past, reference, owner)
+    if found is None:
+        raise NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
+    return found
+
+
+async def _by_id(live: PoolState, past: Past, job: JobId, owner: Owner) -> Job | None:
+    """None also where it is somebody else's, whose id must not hide what the owner calls so."""
+    known = live.jobs.get(job) or live.ended.get(job)
+    if known is None or not may_see(known, owner):
+        known = await past.get(job)  # also for somebody else's, so that the answer takes as long
+    return known if known is not None and may_see(known, owner) else None
+
+
+def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
+    """The job of that name that is not over, else the newest: a name may be given again.
+
+    Raises RequestError where several that are not over have the name, of several people or on several nodes.
+    """
+    named = live.named(name, owner)
+    unnamed = JobId(name.removeprefix(default_name("")))
+    job = live.jobs.get(unnamed) or live.ended.get(unnamed)
+    if job is not None and not job.spec.name and name == default_name(unnamed) and may_see(job, owner):
+        named.append(job)
+    going = [job for job in named if not isinstance(job.state, Ended)]
+    if len(going) > 1:
+        candidates = ", ".join(f"{job.id} ({job.spec.owner.principal})" for job in going[:5])
+        raise RequestError(f"{shown(name)} is the name of {len(going)} jobs", hint=f"say which: {candidates}")
+    return max(going or named, key=lambda job: job.sequence, default=None)
+
+
+async def _by_array(live: PoolState, past: Past, reference: str, owner: Owner) -> Job | None:
+    """The only job of an array, by the array's id or name. Raises RequestError where it has several."""
+    array = array_called(live, reference, owner) or (reference if is_array_id(reference) else "")
+    if not array:
+        return None
+    asked = Asked(ended=True, array=array, limit=MAX_NAMED + 1)
+    jobs = (await _of_array(live, past, asked, await _whose(live, past, array, owner))).jobs
+    if len(jobs) > 1:
+        many, more = (f"more than {MAX_NAMED}", ", ...") if len(jobs) > MAX_NAMED else (len(jobs), "")
+        names = ", ".join(job.id for job in jobs[:MAX_NAMED])
+        raise RequestError(
+            f"{shown(reference)} is an array of {many} jobs",
+            hint=f"name one: {names}{more}; or all: $(gpushare jobs -q --array {array})",
+        )
+    return next(iter(jobs), None)
+
+
+def array_called(live: PoolState, name: str, owner: Owner) -> str:
+    """The id of the array of a name, empty where there is none, or where the name is rather that of a job.
+
+    Raises RequestError where several that are not over have the name.
+    """
+    alone, of_arrays = live.named(name, owner), live.named_in_array(name, owner)
+    if any(not isinstance(job.state, Ended) for job in alone):
+        return ""
+    going = {job.spec.array: job for job in of_arrays if not isinstance(job.state, Ended)}
+    if len(going) > 1:
+        candidates = ", ".join(f"{array} ({job.spec.owner.principal})" for array, job in going.items())
+        raise RequestError(
+            f"{shown(name)} is the name of {len(going)} arrays", hint=f"say which: {candidates}"
+        )
+    newest = max([*going.values()] or [*alone, *of_arrays], key=_sequence, default=None)
+    return "" if newest is None or newest in alone else newest.spec.array or ""
+
+
+async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owner) -> Job | None:
+    """Find a job by the beginning of its id; among several, look only for as many as the error names."""
+    mine: dict[JobId, Job] = {}
+    for over in (False, True):
+        mine |= {job.id: job for job in islice(live.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
+    if len(mine) <= MAX_NAMED:
+        older = await past.like(beginning, MAX_LIKE)
+        mine |= {job.id: job for job in older.jobs if may_see(job, owner)}
+    if len(mine) > 1:
+        names = ", ".join(sorted(mine)[:MAX_NAMED])
+        many, more = (f"more than {MAX_NAMED}", ", ...") if len(mine) > MAX_NAMED else (len(mine), "")
+        raise RequestError(
+            f"{shown(beginning)} is the beginning of {many} jobs", hint=f"say which: {names}{more}"
+        )
+    return next(iter(mine.values()), None)
+
+
+# --- pages ---------------------------------------------------------------------------------------------
+
+
+async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
+    """Return a page of jobs: live ones in the order in which they came, then finished ones, newest first.
+
+    Raise PermissionRefused or RequestError.
+    """
+    if asked.everybody and not owner.admin:
+        raise PermissionRefused(
+            "only administrators see the jobs of others", hint="leave --all out for your own"
+        )
+    if asked.array:
+        array = array_called(live, asked.array, owner) or asked.array
+        whose = await _whose(live, past, array, owner)
+        return await _of_array(live, past, replace(asked, array=array), whose)
+    kind, place = asked.token[:1], asked.token[1:]
+    if kind == OVER_MARK:
+        return await _over(past, asked, owner, place, asked.limit)
+    first = await _first(live, asked, owner, _number(place))
+    if len(first) > asked.limit:
+        return Found(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
+    if not asked.ended:
+        return Found(tuple(first))
+    over = await _over(past, asked, owner, "", asked.limit - len(first))
+    return Found((*first, *over.jobs), over.next_token)
+
+
+async def _first(live: PoolState, asked: Asked, owner: Owner, after: int) -> list[Job]:
+    """A page of those that are not over and came after a number, and one more, in steps."""
+    asker = replace(owner, admin=False)
+    jobs = iter(live.jobs.values() if asked.everybody else live.beginning("", asker, over=False))
+    first: list[Job] = []
+    while some := list(islice(jobs, WALKED)):
+        later = (job for job in some if job.sequence > after)
+        first = nsmallest(asked.limit + 1, chain(first, later), key=_sequence)
+        await asyncio.sleep(0)
+    return first
+
+
+async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) -> Found:
+    """A page may have fewer than asked for, even none, where few of those looked at are the owner's."""
+    if limit <= 0:
+        return Found((), f"{OVER_MARK}{token}")
+    found: list[Job] = []
+    for _ in range(MAX_SCANNED):
+        newest = await past.page(MAX_LISTED, token)
+        for job in _own(newest.jobs, asked, owner):
+            found.append(job)
+            if len(found) == limit:
+                return Found(tuple(found), OVER_MARK + _place(job))
+        token = newest.next_token
+        if not token:
+            return Found(tuple(found))
+    return Found(tuple(found), OVER_MARK + token)
+
+
+async def _whose(live: PoolState, past: Past, array: str, owner: Owner) -> Owner:
+    """Return the owner for whom to list the array: an administrator with jobs in it sees only these.
+
+    Other users could give their jobs the ids that older releases gave by chance.
+    """
+    alone = replace(owner, admin=False)
+    if owner.admin and (await _of_array(live, past, Asked(ended=True, array=array, limit=1), alone)).jobs:
+        return alone
+    return owner
+
+
+async def _of_array(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
+    """Return a page of an array's jobs in the order of their ids, so that a page costs only its length.
+
+    The page may have fewer jobs than asked for, even none, if other users' finished jobs bear the array's id
+    too.
+    """
+    beginning, after, end = f"{asked.array}_", asked.token.removeprefix(ARRAY), ""
+    going = live.beginning(beginning, owner, over=False, after=after)
+    jobs = {job.id: job for job in islice(going, asked.limit + 1)}
+    over: list[Job] = []
+    for _ in range(MAX_SCANNED if asked.ended else 0):
+        page = await past.like(beginning, asked.limit + 1, end or after)
+        over += (job for job in page.jobs if may_see(job, owner))
+        end = page.next_token
+        if not end or len(over) > asked.limit:
+            break
+    jobs = {job.id: job for job in over} | jobs
+    found = [jobs[name] for name in sorted(jobs) if not end or name <= end]
+    if len(found) > asked.limit:
+        return Found(tuple(found[: asked.limit]), f"{ARRAY}{found[asked.limit - 1].id}")
+    return Found(tuple(found), end and ARRAY + end)
+
+
+def _own(jobs: Iterable[Job], asked: Asked, owner: Owner) -> Iterator[Job]:
+    return (job for job in jobs if asked.everybody or job.spec.owner.person == owner.person)
+
+
+def _sequence(job: Job) -> int:
+    return job.sequence
+
+
+def _place(job: Job) -> str:
+    """Return the job's place among the finished jobs."""
+    assert isinstance(job.state, Ended), "only those that are over are in the archive"
+    return over_key(job.state.at, job.id).removeprefix(OVER)
+
+
+def _number(text: str) -> int:
+    if _NUMBER.fullmatch(text) is None:
+        raise RequestError("this page token is none of ours", hint="leave it out to begin anew")
+    return int(text or 0)

@@ -1,0 +1,209 @@
+"""Jobs as users see them: from the coordinator's records to messages of the API."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.jobs.attempt_history import span
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    HERE,
+    AttemptState,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Job,
+    JobFailed,
+    JobOutcome,
+    NodeName,
+    Part,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+    Try,
+)
+from gpushared.domain.model.request_spec import describe
+from gpushared.jobs.job_reasons import (
+    Why,
+    in_full,
+    is_silent,
+    quiet_since,
+    why,
+)
+
+_OUTCOME_WORDS: dict[type[JobOutcome], str] = {
+    Succeeded: "succeeded",
+    JobFailed: "failed",
+    Cancelled: "cancelled",
+}
+
+OVER = frozenset(_OUTCOME_WORDS.values())
+"""The words for the states of jobs that are over."""
+
+
+HELD = "held"
+"""The word for the state of a job that somebody holds, and the reason why it waits."""
+
+WhyOf = Callable[[Job], Why | None]
+
+
+class JobViews:
+    """Renders jobs from the newest state.
+
+    ``here`` is what the node itself is called where its own book is meant. ``told`` knows better than the
+    coordinator's rules why a job waits, or says None. ``project_of`` says to which project a job counts.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], PoolState],
+        now: Callable[[], float],
+        *,
+        here: str = "",
+        told: WhyOf = lambda _: None,
+        project_of: Callable[[Job], str] = lambda job: job.project,
+    ) -> None:
+        self._state = state
+        self._now = now
+        self._here = here
+        self._told = told
+        self._project_of = project_of
+
+    def job(self, job: Job) -> jobs_pb2.Job:
+        """One job, whoever asks: whether they may is the service's question."""
+        view = jobs_pb2.Job(
+            id=job.id,
+            state=self._state_word(job),
+            name=job.spec.name or default_name(job.id),
+            image=job.spec.image,
+            owner=job.spec.owner.principal,
+            project=self._project_of(job),
+            asks=_asks(job),
+            submitted_at=self.day(job.submitted_at),
+            attempt=job.attempts,
+            parts=[self._part(part) for part in job.parts],
+            array_id=job.spec.array or "",
+            pool=not self._here,
+            interactive=job.spec.interactive,
+            priority=job.priority,
+            tries=[self._try(one) for one in job.tries],
+        )
+        setattr(view, "class", job.spec.request.lease_class)
+        if job.spec.index is not None:
+            view.array_index = job.spec.index
+        self._add_times(view, job)
+        self._add_reason(view, job)
+        view.token = token_of(view)
+        return view
+
+    def why(self, job: Job) -> Why | None:
+        """Return why the job does not run, or None if there is nothing to say."""
+        return self._told(job) or why(job, self._state(), self._now())
+
+    def why_in_full(self, job: Job) -> Why | None:
+        """The same for one job alone, which may take longer to find out."""
+        return self._told(job) or in_full(job, self._state(), self._now())
+
+    def story(self, job: Job) -> list[jobs_pb2.JobStoryEntry]:
+        """Return the entries of the job's story."""
+        return [jobs_pb2.JobStoryEntry(at=self.day(entry.at), text=entry.text) for entry in job.story]
+
+    def day(self, at: float | None) -> float:
+        """A moment in the time of day; 0 for none, as messages have it."""
+        return self._state().day(at) if at else 0.0
+
+    def name_of(self, node: NodeName) -> str:
+        return self._here if node == HERE else node
+
+    # --- parts of it -----------------------------------------------------------------------------------
+
+    def _state_word(self, job: Job) -> str:
+        match job.state:
+            case Queued():
+                return HELD if job.held_by else "queued"
+            case Placing(parts=parts):
+                if not any(part.state is AttemptState.WAITING for part in parts):
+                    return "placing"
+                told = self._told(job)
+                return HELD if told is not None and told.code == HELD else "queued"
+            case Running(parts=parts):
+                if any(is_silent(part, self._state(), self._now()) for part in parts):
+                    return "unknown"
+                return "paused" if all(part.state is AttemptState.PAUSED for part in parts) else "running"
+            case Cancelling():
+                return "cancelling"
+            case Ended(outcome=outcome):
+                return _OUTCOME_WORDS[type(outcome)]
+
+    def _part(self, part: Part) -> jobs_pb2.JobPart:
+        view = jobs_pb2.JobPart(
+            node=self.name_of(part.node),
+            state=part.state or "",
+            lease_id=part.lease or "",
+            rank=part.rank,
+            silent_since=self.day(quiet_since(part.node, self._state(), self._now())),
+        )
+        if part.ending is not None:
+            view.reason = part.ending.reason
+            if part.ending.exit_code is not None:
+                view.exit_code = part.ending.exit_code
+        return view
+
+    def _try(self, one: Try) -> jobs_pb2.JobTry:
+        view = jobs_pb2.JobTry(
+            attempt=one.number, started_at=self.day(one.started_at), ended_at=self.day(one.ended_at)
+        )
+        for part in one.parts:
+            told = view.parts.add(
+                node=self.name_of(part.node),
+                state=AttemptState.ENDED,
+                lease_id=part.lease or "",
+                rank=part.rank,
+                reason=part.reason,
+            )
+            if part.exit_code is not None:
+                told.exit_code = part.exit_code
+        return view
+
+    def _add_times(self, view: jobs_pb2.Job, job: Job) -> None:
+        began, over = span(job.parts)
+        if isinstance(job.state, Running):
+            view.started_at = self.day(began or job.state.since)
+        elif isinstance(job.state, Cancelling | Ended):
+            view.started_at = self.day(began)
+        if isinstance(job.state, Ended):
+            view.ended_at = self.day(over or job.state.at)
+            if (code := exit_code(job.state)) is not None:
+                view.exit_code = code
+
+    def _add_reason(self, view: jobs_pb2.Job, job: Job) -> None:
+        told = self.why(job)
+        if told is not None:
+            view.reason, view.hint, view.position = told.sentence, told.hint, told.position
+
+
+def exit_code(state: Ended) -> int | None:
+    """Return the exit code of the container that decided how the job ended, or None if there was none."""
+    if isinstance(state.outcome, Succeeded):
+        return 0
+    return state.outcome.exit_code if isinstance(state.outcome, JobFailed) else None
+
+
+def default_name(job: str) -> str:
+    """Return the name of a job's container if the user gave none."""
+    return f"job-{job}"
+
+
+def token_of(view: jobs_pb2.Job) -> str:
+    """Another one whenever the job looks otherwise."""
+    return hashlib.sha256(view.SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+def _asks(job: Job) -> str:
+    words = describe(job.spec.request)
+    if job.spec.span:
+        return f"{words} over several nodes"
+    return words if job.spec.nodes == 1 else f"{job.spec.nodes} nodes x {words}"

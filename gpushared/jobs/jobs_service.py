@@ -1,0 +1,378 @@
+"""The calls of ``Jobs``, each once: over a coordinator's loop, be it a pool's or a node's own book.
+
+Who asks has been found out before; what they may see and do is decided here. Errors are those of the tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.jobs.coordinator_events import (
+    CancelAsked,
+    JobHoldAsked,
+    JobPriorityAsked,
+    JobSubmitted,
+    PoolEvent,
+)
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    HERE,
+    After,
+    AfterKind,
+    Ended,
+    Job,
+    NodeName,
+    Owner,
+)
+from gpushared.domain.jobs.submit_limits import MAX_ARRAY
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    RequestError,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.units import shown
+from gpushared.jobs import job_search as search
+from gpushared.jobs.job_ids import is_array_id
+from gpushared.jobs.job_requests import Wanted, read_submit
+from gpushared.jobs.job_search import Asked, Past
+from gpushared.jobs.job_views import OVER, JobViews
+from gpushared.net.intake import Admitted, Turns
+
+MAX_BATCH = 64
+MAX_AFTER = 1000
+MAX_WAIT_SECONDS = 60.0
+MAX_GRACE_SECONDS = 3600
+AT_ONCE = 256
+"""At most this many jobs of an array are given to the loop at a time, so that other events come in
+between."""
+LONG_CALLS, LONG_CALLS_OF_A_PERSON = 8, 1
+"""This many calls that look at much run at a time, in all and for one person; all other work waits for a
+step of each of these calls."""
+LONG_SECONDS = 30.0
+"""A call that looks at much waits this long for its turn."""
+SHOWN_AT_ONCE = 16
+
+
+class Machine(Protocol):
+    """The loop around a coordinator's rules."""
+
+    @property
+    def state(self) -> PoolState: ...
+    async def send(self, event: PoolEvent) -> Job | None:
+        """Comes back when what the event changed is durable."""
+        ...
+
+    async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
+
+
+Check = Callable[[Wanted, Owner], Awaitable[None]]
+"""Raises where a job could never run, before it is kept."""
+
+
+async def _no_check(wanted: Wanted, owner: Owner) -> None:
+    pass
+
+
+def _no_presets() -> Mapping[str, Ask]:
+    return {}
+
+
+def _no_notices() -> Sequence[str]:
+    return ()
+
+
+def _knows_all() -> str:
+    return ""
+
+
+def _real() -> bool:
+    return False
+
+
+def bounded_seconds(asked: float) -> float:
+    """Return how long a caller may wait for an answer. Raise RequestError if ``asked`` is not a number."""
+    if math.isnan(asked):
+        raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
+    return min(max(asked, 0.0), MAX_WAIT_SECONDS)
+
+
+async def in_batch(
+    message: jobs_pb2.SubmitBatchRequest,
+    submit: Callable[[jobs_pb2.SubmitRequest], Awaitable[jobs_pb2.SubmitAnswer]],
+) -> jobs_pb2.SubmitBatchAnswer:
+    """Each request for itself. Raises RequestError for too many."""
+    if len(message.jobs) > MAX_BATCH:
+        raise RequestError(
+            f"{len(message.jobs)} requests at once are too many", hint=f"send at most {MAX_BATCH}"
+        )
+    results = []
+    for one in message.jobs:
+        try:
+            results.append(jobs_pb2.SubmitResult(answer=await submit(one)))
+        except GpushareError as error:
+            results.append(jobs_pb2.SubmitResult(code=error.code, message=error.message, hint=error.hint))
+    return jobs_pb2.SubmitBatchAnswer(results=results)
+
+
+async def read_after(
+    message: jobs_pb2.SubmitRequest, meant: Callable[[str], Awaitable[Sequence[JobId]]]
+) -> tuple[After, ...]:
+    """Return the jobs that a job waits for, of an array all. Raise RequestError for too many of them.
+
+    ``meant`` returns the jobs that somebody means by a word. It is asked about no more words than a job may
+    wait for others.
+    """
+    found: dict[JobId, After] = {}
+    _check_after(len(message.after))
+    for one in message.after:
+        kind = AfterKind.OK if one.ok else AfterKind.ANY
+        for job in await meant(one.job_id):
+            found[job] = After(job, kind)
+        _check_after(len(found))
+    return tuple(found.values())
+
+
+def _check_after(number: int) -> None:
+    if number > MAX_AFTER:
+        raise RequestError(
+            f"a job can wait for {MAX_AFTER} others at most, not {number}",
+            hint="let one job wait for them in steps",
+        )
+
+
+def _not_known_yet(reference: str, lacks: str) -> Unavailable:
+    return Unavailable(
+        f"what job {shown(reference)} is cannot be told yet: {lacks}",
+        hint="try again in a moment; `gpushare pool status` names who is waited for",
+    )
+
+
+class JobsService:
+    """``notices``: what whoever reads a list should know; ``stop_grace_seconds`` where nobody says one.
+
+    ``lacks``: why there may be jobs that are not known yet, empty where there are none. Until then nobody is
+    told that a job does not exist, nor of a part of an array as if it were all. ``simulated``: whether some
+    of the GPUs here are.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        past: Past,
+        views: JobViews,
+        *,
+        presets: Callable[[], Mapping[str, Ask]] = _no_presets,
+        check: Check = _no_check,
+        notices: Callable[[], Sequence[str]] = _no_notices,
+        lacks: Callable[[], str] = _knows_all,
+        simulated: Callable[[], bool] = _real,
+        stop_grace_seconds: int = 10,
+    ) -> None:
+        self.views = views
+        self._machine = machine
+        self._past = past
+        self._presets = presets
+        self._check = check
+        self._notices = notices
+        self._lacks = lacks
+        self._simulated = simulated
+        self._stop_grace_seconds = stop_grace_seconds
+        self._turns = Turns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
+
+    def turn(self, owner: Owner) -> AbstractAsyncContextManager[object]:
+        """Around the work on a call that looks at much. Raises LimitReached."""
+        return self._turns.of(Admitted(owner.person))
+
+    # --- taking ----------------------------------------------------------------------------------------
+
+    async def submit(
+        self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
+    ) -> jobs_pb2.SubmitAnswer:
+        """All of it is kept, or none. A request that is repeated is not judged anew: its jobs are kept."""
+        wanted = await self.read(message, owner, origin=origin)
+        first, _ = wanted.jobs[0]
+        if first not in self._machine.state.jobs and first not in self._machine.state.ended:
+            await self._check(wanted, owner)
+        jobs = await self._keep(wanted, owner)
+        array = jobs[0].spec.array if wanted.array is not None else None
+        return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
+
+    async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
+        """Read the jobs that a request asks for and check them on their own; nothing is kept."""
+        after = await read_after(message, lambda word: self._meant(word, owner))
+
+        def is_known(job: JobId) -> bool:
+            known = self._machine.state.jobs.get(job) or self._machine.state.ended.get(job)
+            return known is not None and known.spec.owner.principal == owner.principal
+
+        return read_submit(message, owner, after, self._presets(), origin=origin, is_known=is_known)
+
+    async def submit_batch(
+        self, message: jobs_pb2.SubmitBatchRequest, owner: Owner
+    ) -> jobs_pb2.SubmitBatchAnswer:
+        return await in_batch(message, lambda one: self.submit(one, owner))
+
+    async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
+        is_array = is_array_id(reference) or search.array_called(self._machine.state, reference, owner)
+        if is_array and (jobs := await self._of_array(reference, owner)):
+            return jobs
+        return [(await self._find(reference, owner)).id]
+
+    async def _of_array(self, array: str, owner: Owner) -> list[JobId]:
+        """All, or more than a job can wait for. Pages may be short where others' jobs fill what was read."""
+        found: list[JobId] = []
+        asked = Asked(ended=True, array=array, limit=MAX_ARRAY)
+        while True:
+            page = await search.page(self._machine.state, self._past, asked, owner)
+            found += (job.id for job in page.jobs)
+            asked = replace(asked, token=page.next_token)
+            if not asked.token or len(found) > MAX_AFTER:
+                return found
+
+    async def _keep(self, wanted: Wanted, owner: Owner) -> list[Job]:
+        """Durably. Where one of an array is refused, those before it are taken back."""
+        kept: list[Job] = []
+        events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]
+        for first in range(0, len(events), AT_ONCE):
+            answers = await asyncio.gather(
+                *map(self._machine.send, events[first : first + AT_ONCE]), return_exceptions=True
+            )
+            kept += [one for one in answers if isinstance(one, Job)]
+            refused = next((one for one in answers if isinstance(one, BaseException)), None)
+            if refused is not None:
+                await self._take_back(kept, owner)
+                raise refused
+        return kept
+
+    async def _take_back(self, jobs: Sequence[Job], owner: Owner) -> None:
+        events = (CancelAsked(job.id, owner, 0) for job in jobs if not isinstance(job.state, Ended))
+        await asyncio.gather(*map(self._machine.send, events), return_exceptions=True)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    async def get(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.Job:
+        return self.views.job(await self._find(message.job_id, owner))
+
+    async def list_jobs(self, message: jobs_pb2.ListJobsRequest, owner: Owner) -> jobs_pb2.ListJobsResponse:
+        """A page of them."""
+        asked = Asked(
+            ended=message.ended,
+            everybody=message.all,
+            array=message.array_id,
+            limit=min(max(message.limit, 0) or search.LISTED, search.MAX_LISTED),
+            token=message.page_token,
+        )
+        async with self.turn(owner):
+            found = await search.page(self._machine.state, self._past, asked, owner)
+            if message.array_id:
+                await self._check_whole(message.array_id, found, owner)
+            return jobs_pb2.ListJobsResponse(
+                jobs=await self._shown(found.jobs),
+                next_page_token=found.next_token,
+                notices=self._notices(),
+                simulated=self._simulated(),
+            )
+
+    async def _shown(self, jobs: Sequence[Job]) -> list[jobs_pb2.Job]:
+        """The jobs as users see them. Others have their turns between some and some."""
+        views = []
+        for first in range(0, len(jobs), SHOWN_AT_ONCE):
+            views += [self.views.job(job) for job in jobs[first : first + SHOWN_AT_ONCE]]
+            await asyncio.sleep(0)
+        return views
+
+    async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
+        """Come back when the job no longer looks as in the token."""
+        seconds = bounded_seconds(message.timeout_seconds)
+        job = await self._find(message.job_id, owner)
+        until = time.monotonic() + seconds
+        while (view := self.views.job(self._again(job))).token == message.token:
+            left = until - time.monotonic()
+            if left <= 0 or isinstance(self._again(job).state, Ended):
+                break
+            await self._machine.job_changed(job.id, left)
+        return view
+
+    async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
+        """Each change, until it is over."""
+        job = await self._find(message.job_id, owner)
+        view, token = None, ""
+        while view is None or view.state not in OVER:
+            asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=token, timeout_seconds=MAX_WAIT_SECONDS)
+            view = await self.wait(asked, owner)
+            if view.token != token:
+                yield view
+            token = view.token
+
+    async def explain(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.JobExplanation:
+        job = await self._find(message.job_id, owner)
+        async with self.turn(owner):
+            why = self.views.why_in_full(job)
+            return jobs_pb2.JobExplanation(
+                job=self.views.job(job),
+                reason_code=why.code if why else "",
+                sentence=why.sentence if why else "",
+                hint=why.hint if why else "",
+                story=self.views.story(job),
+                simulated=self._simulated(),
+            )
+
+    # --- changing --------------------------------------------------------------------------------------
+
+    async def cancel(self, message: jobs_pb2.CancelJobRequest, owner: Owner) -> jobs_pb2.Job:
+        job = await self._find(message.job_id, owner)
+        grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
+        if not 0 <= grace <= MAX_GRACE_SECONDS:
+            raise RequestError(
+                f"a grace of {grace} s is not possible", hint=f"give 0 to {MAX_GRACE_SECONDS} seconds"
+            )
+        return await self._told(CancelAsked(job.id, owner, grace), job)
+
+    async def hold(self, message: jobs_pb2.HoldJobRequest, owner: Owner) -> jobs_pb2.Job:
+        job = await self._find(message.job_id, owner)
+        return await self._told(JobHoldAsked(job.id, owner, message.held), job)
+
+    async def set_priority(self, message: jobs_pb2.JobPriorityRequest, owner: Owner) -> jobs_pb2.Job:
+        job = await self._find(message.job_id, owner)
+        return await self._told(JobPriorityAsked(job.id, owner, message.priority), job)
+
+    async def _told(self, event: PoolEvent, job: Job) -> jobs_pb2.Job:
+        return self.views.job(await self._machine.send(event) or self._again(job))
+
+    # --- finding ---------------------------------------------------------------------------------------
+
+    async def find(self, reference: str, owner: Owner) -> Job:
+        """The job that somebody means. Raises NotFound, RequestError."""
+        return await self._find(reference, owner)
+
+    async def _find(self, reference: str, owner: Owner) -> Job:
+        try:
+            return await search.find(self._machine.state, self._past, reference, owner)
+        except NotFound:
+            if lacks := self._lacks():
+                raise _not_known_yet(reference, lacks) from None
+            raise
+
+    async def _check_whole(self, array: str, found: search.Found, owner: Owner) -> None:
+        """Raises Unavailable where jobs of the array may be missing in what was found."""
+        if not (lacks := self._lacks()):
+            return
+        if found.jobs and self._machine.state.recovering_since is not None:
+            raise _not_known_yet(array, lacks)
+        if not found.jobs:
+            await self._find(array, owner)  # a single job's id looks as an array's does
+
+    def _again(self, job: Job) -> Job:
+        """The job as it is now."""
+        state = self._machine.state
+        return state.jobs.get(job.id) or state.ended.get(job.id) or job

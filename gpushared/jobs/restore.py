@@ -1,0 +1,204 @@
+"""The state of a coordinator's rules out of its store, at the start of an epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpushared.domain.jobs.coordinator import restore
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import Job
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.scheduling.project_accounts import Standing
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.high_water import HighWater
+from gpushared.jobs.job_records import (
+    JOB,
+    MEMBER,
+    PROJECT,
+    RECOVERING,
+    TURN,
+    USAGE,
+    Changes,
+    member_bytes,
+    read_job,
+    read_member,
+    read_standing,
+)
+from gpushared.jobs.write_batches import cut
+from gpushared.ports.job_store import Record, Store
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+"""Read and decoded at a time, off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """``jobs``: all that are not over, and the newest that are. ``recovering``: a recovery was under way."""
+
+    revision: int
+    jobs: tuple[Job, ...]
+    members: tuple[Member, ...]
+    standing: Standing
+    recovering: bool
+
+
+async def load(store: Store, ended_kept: int) -> Stored:
+    """Errors as the store's, and StoreUnavailable for what cannot be read."""
+    live = await _jobs(store)
+    over = await _newest_over(Archive(store), ended_kept)
+    over += await _awaited(Archive(store), live, {job.id for job in over})
+    members = [read_member(key, record.value) for key, record in (await store.load(MEMBER)).records.items()]
+    standing: dict[str, Record] = {}
+    for prefix in (USAGE, TURN, PROJECT):
+        standing |= (await store.load(prefix)).records
+    mark = await store.load(RECOVERING)
+    return Stored(
+        revision=mark.revision,
+        jobs=(*live, *over),
+        members=tuple(members),
+        standing=read_standing(standing),
+        recovering=RECOVERING in mark.records,
+    )
+
+
+async def restored(
+    store: Store,
+    rules: PoolRules,
+    *,
+    epoch: int,
+    now: float,
+    ahead_seconds: float = 0.0,
+    enrolled: Iterable[Member] = (),
+    mark: HighWater | None = None,
+) -> PoolState:
+    """The state of a coordinator that leads with ``epoch``; the store has all of it.
+
+    ``now``, ``ahead_seconds``: by its clock.
+
+    ``enrolled``: the members as those know who signed their certificates; ``mark``: how far the store was
+    known to be. Where it has less, a copy was put back, or it was lost. Raises as the store does.
+    """
+    stored = await load(store, rules.ended_kept)
+    enrolled = tuple(enrolled)
+    lacking = _lacking(stored, enrolled)
+    lost = _is_old(stored, mark, lacking)
+    state = restore(
+        rules,
+        epoch=epoch,
+        jobs=stored.jobs,
+        members=(*stored.members, *lacking),
+        standing=stored.standing,
+        revision=stored.revision,
+        now=now,
+        ahead_seconds=ahead_seconds,
+        from_copy=stored.recovering or lost,
+    )
+    gone = _gone(stored, enrolled)
+    state.waived |= {one.name for one in gone}
+    changes = _changes(stored, state, (*lacking, *_excused(gone, state)))
+    state.revision = await _write(store, epoch, changes) or state.revision
+    return state
+
+
+def _lacking(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+    """Return the members that have a certificate and are not in the store."""
+    known = {member.name for member in stored.members}
+    return [member for member in enrolled if member.name not in known]
+
+
+def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+    """Return forgotten members without a certificate: they have not come back and can tell nothing.
+
+    A recovery would wait for them for ever.
+    """
+    signed = {member.name for member in enrolled}
+    return [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
+
+
+def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
+    """Mark members without whom a recovery goes on: should they come back, they may know more than we do."""
+    if state.recovering_since is None:
+        return []
+    found = [replace(state.members[one.name], excused=True) for one in gone if not one.excused]
+    for one in found:
+        state.members = state.members.put(one.name, one)
+    return found
+
+
+def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> list[Changes]:
+    """Return the changes to the store: these members, and the recovery mark if it changed."""
+    changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in members]
+    if (state.recovering_since is not None) != stored.recovering:
+        changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
+    return changes
+
+
+def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
+    """Return True if the store has less than it once had, and log that."""
+    if not _has_less(stored, mark, lacking):
+        return False
+    log.warning(
+        "the store is an old copy, or lost some: revision=%d lacking=%d nodes", stored.revision, len(lacking)
+    )
+    return True
+
+
+def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
+    """Return True if the store has less than it once had.
+
+    If the store is as far as its mark, the lacking members had just been signed when the coordinator ended.
+    The mark does not cover the last seconds, but nodes know of these and tell.
+    """
+    if mark is not None and mark.doubted:
+        return True
+    if mark is None or not mark.revision:
+        return bool(lacking)
+    return stored.revision < mark.revision
+
+
+async def _write(store: Store, epoch: int, changes: Sequence[Changes]) -> int:
+    revision = 0
+    for chunk in cut([changes]):
+        if chunk.changes:
+            revision = await store.commit(chunk.transaction(epoch))
+    return revision
+
+
+async def _jobs(store: Store) -> list[Job]:
+    found: list[Job] = []
+    after = ""
+    while page := await store.page(JOB, PAGE, after=after):
+        found += await asyncio.to_thread(_read, page)
+        after = page[-1][0]
+    return found
+
+
+def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
+    return [read_job(key, record.value) for key, record in page]
+
+
+async def _awaited(archive: Archive, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
+    """Return finished jobs, however long over, for which others still wait."""
+    there = {job.id for job in live}.union(known)
+    wanted = {after.job for job in live for after in job.awaits} - there
+    found = [await archive.get(job) for job in sorted(wanted)]
+    return [job for job in found if job is not None]
+
+
+async def _newest_over(archive: Archive, limit: int) -> list[Job]:
+    found: list[Job] = []
+    token = ""
+    while len(found) < limit:
+        page = await archive.page(min(PAGE, limit - len(found)), token)
+        found += page.jobs
+        token = page.next_token
+        if not token:
+            break
+    return found

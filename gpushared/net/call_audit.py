@@ -1,0 +1,154 @@
+"""Write audit lines for calls of the daemon's own API that change things of other users."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from gpushared.domain.model.errors import GpushareError, LimitReached, PermissionRefused, http_status
+from gpushared.domain.model.request import Caller
+from gpushared.storage.audit.line import (
+    MAX_NAME,
+    MAX_TEXT,
+    UNKNOWN,
+    AuditLine,
+    Origin,
+    Sink,
+    bounded,
+    digest_of,
+    ignore,
+)
+
+OK = 200
+CALL = "CALL"
+PREFIX = "gpushare.v1."
+ALWAYS = frozenset(
+    {
+        "Gpus/Drain",
+        "Gpus/Undrain",
+        "Jobs/Cancel",
+        "Jobs/Hold",
+        "Jobs/SetPriority",
+        "Join/Renew",
+        "Join/Sign",
+        "Node/Join",
+        "Node/Leave",
+        "PoolAdmin/CreateApiToken",
+        "PoolAdmin/CreateJoinToken",
+        "PoolAdmin/DrainNode",
+        "PoolAdmin/ForgetNode",
+        "PoolAdmin/RevokeToken",
+        "PoolAdmin/RotateCa",
+        "Projects/Set",
+    }
+)
+ON_LEASES = frozenset(
+    f"Leases/{name}"
+    for name in ("Extend", "Hold", "Pause", "Preempt", "Release", "Resize", "Resume", "SetPriority", "Stop")
+)
+"""These calls leave a line if the lease is another user's."""
+_MAKES = frozenset({"PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
+"""Their answers say by which id it is known what was made."""
+_NAMED_BY = ("lease_id", "job_id", "gpu", "node", "name", "person", "id")
+"""The fields of requests that say what is meant; tokens' secrets are in none of them."""
+
+_Asked = TypeVar("_Asked")
+_Answered = TypeVar("_Answered")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Name the caller in a line. ``note``: the way of the call, if the other fields do not tell it."""
+
+    uid: int
+    user: str
+    origin: Origin = UNKNOWN
+    note: str = ""
+
+
+class CallAudit:
+    """Audit each unary call, by whatever way it came."""
+
+    def __init__(self, sink: Sink = ignore) -> None:
+        self._sink = sink
+        self._names: dict[Callable[..., Awaitable[Any]], str] = {}
+
+    def learn(self, calls: Mapping[str, Callable[..., Awaitable[Any]]]) -> None:
+        """Learn the full names of calls."""
+        self._names |= {call: name.removeprefix(PREFIX) for name, call in calls.items()}
+
+    async def make(
+        self,
+        call: Callable[[_Asked, Caller], Awaitable[_Answered]],
+        message: _Asked,
+        caller: Caller,
+        by: Origin,
+    ) -> _Answered:
+        """Make the call; the line is told before its answer is."""
+        name, who = self.name_of(call), Asker(caller.uid, caller.name, by)
+        with self.telling(name, message, who):
+            answer = await call(message, caller)
+        self.done(name, message, who, answer)
+        return answer
+
+    def name_of(self, call: Callable[..., Awaitable[Any]]) -> str:
+        """Return the call's name without the API's; empty for an unknown call."""
+        return self._names.get(call, "")
+
+    @contextmanager
+    def telling(self, name: str, message: object, who: Asker) -> Iterator[None]:
+        """Write a line if the call that the block makes is refused. ``name`` without the API's."""
+        try:
+            yield
+        except GpushareError as error:
+            self.refused(name, message, who, error)
+            raise
+
+    def done(self, name: str, message: object, who: Asker, answer: object = None) -> None:
+        """Write the line of an answered call, if that belongs in the audit. ``name`` without the API's."""
+        if name in ALWAYS or (name in ON_LEASES and _owner(answer) != who.uid):
+            self._tell(name, message, who, text=f"made {_id(answer)}" if name in _MAKES else "")
+
+    def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
+        """Write the line of a call that is answered with an error, if that belongs in the audit."""
+        if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
+            self._tell(name, message, who, error, error.message)
+
+    def _tell(
+        self, name: str, message: object, who: Asker, error: GpushareError | None = None, text: str = ""
+    ) -> None:
+        body = message.SerializeToString(deterministic=True) if isinstance(message, Message) else b""
+        line = AuditLine(
+            at=time.time(),
+            uid=who.uid,
+            user=bounded(who.user, MAX_NAME),
+            origin=who.origin,
+            method=CALL,
+            endpoint=name,
+            name=bounded(_named(message), MAX_NAME),
+            digest=digest_of(body),
+            status=OK if error is None else http_status(error),
+            code="" if error is None else error.code,
+            text=bounded("; ".join(part for part in (text, who.note) if part), MAX_TEXT),
+        )
+        self._sink(line)
+
+
+def _named(message: object) -> str:
+    values = (getattr(message, field, "") for field in _NAMED_BY)
+    return next((value for value in values if isinstance(value, str) and value), "")
+
+
+def _owner(answer: object) -> int | None:
+    lease = getattr(answer, "lease", answer)
+    owner = getattr(lease, "owner_uid", None)
+    return owner if isinstance(owner, int) else None
+
+
+def _id(answer: object) -> str:
+    return str(getattr(answer, "id", ""))

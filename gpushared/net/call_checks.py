@@ -1,0 +1,162 @@
+"""Share the work of every gRPC server: identify callers, limit them, turn errors into gRPC status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.domain.model.errors import Code, GpushareError, PermissionRefused, kind_of_code
+from gpushared.domain.model.request import Caller
+from gpushared.net.call_audit import Asker, CallAudit
+from gpushared.net.identity import Identities, Peer
+from gpushared.net.limits import Shares
+from gpushared.storage.audit.line import Origin
+
+HINT_METADATA = "gpushare-hint-bin"
+"""Trailing metadata with the error's hint; binary, because hints may hold any character."""
+
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_CALLS_PER_CONNECTION = 256
+"""Calls beyond this number wait in the client: one user's connection must not take everybody's memory."""
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A server refuses pings that come more often than every 300 s unless it is told otherwise, and ends the
+    # connection with too_many_pings (grpc core, doc/keepalive.md). Our clients ping every 20 s.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+]
+
+_PEER = re.compile(r"unix-abstract:gpushared/[0-9a-f]+/(\d+)/(\d+)/(\d+)/(\d+)")
+
+STATUS = {
+    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Code.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
+    Code.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Code.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    Code.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+Context = grpc.aio.ServicerContext
+_Asked = TypeVar("_Asked")
+_Answered = TypeVar("_Answered")
+
+
+def peer_name(secret: str, number: int, peer: Peer) -> str:
+    """Return the abstract socket name by which the front tells gRPC the caller; see ``caller_of``."""
+    return f"gpushared/{secret}/{number}/{peer.uid}/{peer.gid}/{peer.pid}"
+
+
+class Doors:
+    """Identify the caller of each gRPC call, and turn errors of the tree into gRPC status."""
+
+    def __init__(
+        self,
+        identities: Identities,
+        secret: str,
+        origins: Mapping[int, Origin] | None = None,
+        audit: CallAudit | None = None,
+        shares: Shares | None = None,
+    ) -> None:
+        """``origins``: the processes behind the connections that the front passed on, by their numbers.
+
+        ``shares``: the front's own.
+        """
+        self._identities = identities
+        self._secret = secret
+        self._origins: Mapping[int, Origin] = {} if origins is None else origins
+        self._audit = audit or CallAudit()
+        self._shares = shares or Shares()
+
+    async def caller_of(self, context: Context[Any, Any]) -> Caller:
+        """Return the caller that the front wrote into its socket's name; grpcio reports it as the peer."""
+        _, peer = self._behind(context)
+        return await self._identities.caller(peer)
+
+    async def asker_of(self, context: Context[Any, Any]) -> Asker:
+        """Return the caller for the audit, with the process and its program."""
+        origin, peer = self._behind(context)
+        caller = await self._identities.caller(peer)
+        return Asker(caller.uid, caller.name, origin)
+
+    def _behind(self, context: Context[Any, Any]) -> tuple[Origin, Peer]:
+        match = _PEER.fullmatch(context.peer())
+        if match is None or f"/{self._secret}/" not in context.peer():
+            raise PermissionRefused("this connection did not come through the front")
+        number, uid, gid, pid = (int(part) for part in match.groups())
+        return self._origins.get(number, Origin(pid)), Peer(pid, uid, gid)
+
+    async def unary(
+        self,
+        call: Callable[[_Asked, Caller], Awaitable[_Answered]],
+        message: _Asked,
+        context: Context[Any, Any],
+    ) -> _Answered:
+        name = self._audit.name_of(call)
+        async with self.called(name, message, context) as (caller, asker):
+            answer = await call(message, caller)
+            self._audit.done(name, message, asker, answer)
+            return answer
+
+    @asynccontextmanager
+    async def called(
+        self, name: str, message: object, context: Context[Any, Any]
+    ) -> AsyncIterator[tuple[Caller, Asker]]:
+        """Around a call, also one that answers with a stream: who calls, counted, and told where refused.
+
+        ``name`` without the API's.
+        """
+        try:
+            origin, peer = self._behind(context)
+            caller = await self._identities.caller_behind(peer, origin)
+            asker = Asker(caller.uid, caller.name, origin)
+            share = self._shares.of(self._identities.counted_as(peer.uid))
+            with self._audit.telling(name, message, asker), share.held(_size(message)):
+                async with share.request():
+                    yield caller, asker
+        except GpushareError as error:
+            await abort(context, error)
+
+
+def _size(message: object) -> int:
+    """Return the message's size in bytes; unknown fields count, as they are in memory too."""
+    return message.ByteSize() if isinstance(message, Message) else 0
+
+
+async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
+    """End the call with the error's status, its sentence, and its hint in the trailing metadata."""
+    metadata = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
+    await context.abort(STATUS[error.code], error.message, metadata)
+
+
+NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+
+
+def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
+    """Return the other side's error, or, if it could not be reached, that ``who`` does not answer."""
+    kind = kind_of_code(error.code().name.lower())
+    details = error.details() or error.code().name
+    hint = _hint(error)
+    if error.code() in NOT_REACHED and not hint:
+        return kind(f"{who} does not answer: {details}", hint="is it running, and are the clocks right?")
+    return kind(details, hint=hint)
+
+
+def _hint(error: grpc.aio.AioRpcError) -> str:
+    for key, value in error.trailing_metadata() or ():
+        if key == HINT_METADATA and isinstance(value, bytes):
+            return value.decode(errors="replace")
+    return ""

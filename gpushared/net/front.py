@@ -1,0 +1,282 @@
+"""Serve gRPC, unary JSON and the Docker API on one public unix socket.
+
+Each connection's caller is read from the kernel (SO_PEERCRED). HTTP/2 is passed on, byte by byte, to the
+gRPC server's inner socket, from a socket whose abstract name gives the caller: grpcio does not tell peer
+credentials, but it does tell the peer's socket name, and only this process can reach the inner socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
+from http import HTTPStatus
+from pathlib import Path
+
+from gpushared.domain.model.errors import (
+    ConfigError,
+    GpushareError,
+    LimitReached,
+    PermissionRefused,
+    http_status,
+)
+from gpushared.domain.model.request import Caller
+from gpushared.net.acceptor import BACKLOG, Acceptor
+from gpushared.net.call_checks import peer_name
+from gpushared.net.error_answers import Refusal
+from gpushared.net.http_server import Routes, linger, serve_http
+from gpushared.net.identity import (
+    Identities,
+    Peer,
+    origin_of,
+    peer_of,
+)
+from gpushared.net.limits import Share
+from gpushared.storage.audit.line import Origin
+
+log = logging.getLogger(__name__)
+
+HTTP2 = b"PRI"
+"""The connection preface of HTTP/2 begins so (RFC 9113, 3.4); no HTTP/1.1 method has this name."""
+FIRST_BYTES_SECONDS = 30.0
+COPY_BYTES = 64 * 1024
+NUMBER_BITS = 63
+HEARD_AT_ONCE = 64
+"""Connections beyond users' bounds of which each is told so in peace; those beyond hear it in passing."""
+
+
+class Front:
+    """Accept connections, find their callers, and hand them over."""
+
+    def __init__(self, inner_socket: Path, identities: Identities, routes: Routes) -> None:
+        self.secret = secrets.token_hex(8)
+        self._inner_socket = inner_socket
+        self._identities = identities
+        self._routes = routes
+        self.origins: dict[int, Origin] = {}
+        """The processes behind the connections that are passed on to gRPC, by their numbers."""
+        # asyncio keeps only weak references to the tasks of connections.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unserved: set[socket.socket] = set()
+        """The sockets of tasks that have not begun; a task that is cancelled first never begins."""
+        self._turned_away = 0
+
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Accept connections as long as the block runs."""
+        looking = asyncio.create_task(self._identities.subordinates.keep())
+        self._tasks.add(looking)
+        try:
+            with Acceptor(listener, self._arrived).running():
+                yield
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for sock in self._unserved:
+                sock.close()
+
+    def _arrived(self, sock: socket.socket) -> None:
+        """Take a connection without any wait: in a flood most connections get no more than this."""
+        try:
+            peer = peer_of(sock)
+        except OSError as error:
+            log.debug("connection lost: %s", error)
+            sock.close()
+            return
+        share = self._share_of(peer)
+        try:
+            share.add_connection()
+        except LimitReached as error:
+            if self._turned_away >= HEARD_AT_ONCE:
+                _brush_off(sock, error)
+                return
+            self._turned_away += 1
+            self._begin(self._turn_away(sock, peer, error), sock, self._has_turned_away)
+        else:
+            self._begin(self._converse(sock, peer, share), sock, share.drop_connection)
+
+    def _has_turned_away(self) -> None:
+        self._turned_away -= 1
+
+    def _begin(
+        self, work: Coroutine[None, None, None], sock: socket.socket, over: Callable[[], None]
+    ) -> None:
+        self._unserved.add(sock)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._finished, over))
+
+    def _finished(self, over: Callable[[], None], task: asyncio.Task[None]) -> None:
+        """Clean up after a task, from outside it: a task that is cancelled before it began runs nothing."""
+        self._tasks.discard(task)
+        over()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a connection failed", exc_info=error)
+
+    def _taken(self, sock: socket.socket) -> socket.socket:
+        """Give the socket to the caller of this method, which owns it from here on."""
+        self._unserved.discard(sock)
+        return sock
+
+    async def _turn_away(self, sock: socket.socket, peer: Peer, error: GpushareError) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
+            await self._refuse(reader, writer, peer, error)
+            writer.close()
+        except OSError as lost:
+            log.debug("connection lost: %s", lost)
+
+    async def _converse(self, sock: socket.socket, peer: Peer, share: Share) -> None:
+        try:
+            await share.turn()
+            reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
+            try:
+                await self._serve(reader, writer, peer, origin_of(sock, peer))
+            except PermissionRefused as error:
+                await self._refuse(reader, writer, peer, error)
+            finally:
+                writer.close()
+        except OSError as error:
+            log.debug("connection lost: %s", error)
+
+    async def _refuse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Peer,
+        error: GpushareError,
+    ) -> None:
+        refusal = Refusal(b"", b"", http_status(error), error.message, error.code)
+        self._routes.refused(refusal, await self._named(peer), Origin(peer.pid))
+        writer.write(_answer(error))  # HTTP/2 has no word for it: there the connection just ends
+        await linger(reader, writer)
+
+    async def _named(self, peer: Peer) -> Caller:
+        try:
+            return await self._identities.caller(peer)
+        except PermissionRefused:
+            return Caller(peer.uid, peer.gid, str(peer.uid))
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, origin: Origin
+    ) -> None:
+        try:
+            async with asyncio.timeout(FIRST_BYTES_SECONDS):
+                prefix = await reader.readexactly(len(HTTP2))
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return
+        if prefix == HTTP2:
+            # Names stand in /proc/net/unix for everybody: who foresaw the next one could take it first.
+            number = secrets.randbits(NUMBER_BITS)
+            self.origins[number] = origin
+            try:
+                inner = await self._connect_as(peer, number)
+                await self._splice(reader, writer, inner, prefix, self._share_of(peer))
+            finally:
+                del self.origins[number]
+        else:
+            caller = await self._identities.caller_behind(peer, origin)
+            await serve_http(reader, writer, caller, self._routes, prefix=prefix, origin=origin)
+
+    def _share_of(self, peer: Peer) -> Share:
+        return self._routes.shares.of(self._identities.counted_as(peer.uid))
+
+    async def _splice(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        inner: socket.socket,
+        prefix: bytes,
+        share: Share,
+    ) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inner)
+        inner_writer.write(prefix)
+        ways = [
+            asyncio.create_task(_copy(reader, inner_writer, share)),
+            asyncio.create_task(_copy(inner_reader, writer, share)),
+        ]
+        try:
+            # HTTP/2 has no half-closed connections: when one way ends, so does the other.
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            inner_writer.close()
+
+    async def _connect_as(self, peer: Peer, number: int) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setblocking(False)
+            sock.bind("\0" + peer_name(self.secret, number, peer))
+            await asyncio.get_running_loop().sock_connect(sock, str(self._inner_socket))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _answer(error: GpushareError) -> bytes:
+    """Return an answer without a read of the request; both kinds of clients understand it."""
+    return _written(HTTPStatus(http_status(error)), error.code, error.message, error.hint)
+
+
+@lru_cache(maxsize=8)
+def _written(status: HTTPStatus, code: str, message: str, hint: str) -> bytes:
+    body = json.dumps({"code": code, "message": message, "details": [{"hint": hint}]}).encode()
+    head = f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _brush_off(sock: socket.socket, error: GpushareError) -> None:
+    """Answer an error and close, without waiting for data that the client may be writing."""
+    with contextlib.suppress(OSError), sock:
+        sock.send(_answer(error))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: Share) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(COPY_BYTES):
+            await share.turn()
+            writer.write(data)
+            await writer.drain()
+
+
+def listen(path: Path, mode: int) -> socket.socket:
+    """Listen at ``path``; a socket that a dead daemon left there is replaced, a live one is not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_socket():
+        if _answers(path):
+            raise ConfigError(
+                f"another gpushared serves {path}", hint="stop it, or choose another --runtime-dir"
+            )
+        path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind(str(path))
+        os.chmod(path, mode)  # noqa: PTH101 - the socket's own path, right after bind
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"{path} cannot be listened on: {error.strerror}", hint="is it too long?"
+        ) from error
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,219 @@
+"""Turn the kernel's credentials of a socket into a ``Caller``."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import grp
+import os
+import pwd
+import select
+import socket
+import struct
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpushared.daemon.clocks import boot_id
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.request import Caller, Process
+from gpushared.net.accounts import ask_names
+from gpushared.net.subordinate_ids import SubordinateIds
+from gpushared.storage.audit.line import Origin, bounded
+
+_UCRED = struct.Struct("i2I")
+"""``struct ucred`` of unix(7): pid, uid, gid; half of all ids would be below zero as signed numbers."""
+
+TICKS = os.sysconf("SC_CLK_TCK")
+SO_PEERPIDFD = 77
+"""asm-generic/socket.h; Python has no name for it."""
+MAX_EXECUTABLE = 256
+NAME_SERVICE_SECONDS = 3.0
+REMEMBER_SECONDS = 60.0
+MAX_REMEMBERED = 4096
+"""A process may have any of thousands of groups (subgid(5)); past this all are asked for anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """SO_PEERCRED: who connected, as of the connect."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """The credentials that the kernel noted when the peer connected (unix(7), SO_PEERCRED)."""
+    return Peer(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+
+
+def origin_of(sock: socket.socket, peer: Peer) -> Origin:
+    """Return the process that connected, and the program that it runs now; no program if it is gone.
+
+    A number may be another process's by now: what is read below /proc counts only while a handle on the
+    very process that connected says that it still lives (SO_PEERPIDFD, Linux 6.5). Older kernels have no such
+    handle: there whoever has the number must have been there before the connection came and be the same user.
+    """
+    accepted_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        handle = _handle_of(sock, peer)
+    except OSError:
+        return Origin(peer.pid)
+    try:
+        began = _began(peer.pid)
+        executable = _executable(peer.pid)
+        is_peer = handle.certain or (began / TICKS <= accepted_at and _is_of(peer))
+        if is_peer and not has_ended(handle.fd):
+            return Origin(peer.pid, bounded(executable, MAX_EXECUTABLE), began)
+    except OSError:
+        pass
+    finally:
+        os.close(handle.fd)
+    return Origin(peer.pid)
+
+
+def handle_on(process: Process) -> int | None:
+    """Return a handle (pidfd_open(2)) that can be read once the process has ended; None if it has.
+
+    Raises OSError where there can be no handle now.
+    """
+    if process.boot_id != boot_id():
+        return None
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    try:
+        if _began(process.pid) == process.started_ticks:
+            return handle
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    os.close(handle)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """``certain``: it is of the process that connected, and not only of one that has its number."""
+
+    fd: int
+    certain: bool
+
+
+def _handle_of(sock: socket.socket, peer: Peer) -> _Handle:
+    try:
+        return _Handle(sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD), certain=True)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    return _Handle(os.pidfd_open(peer.pid), certain=False)
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _began(pid: int) -> int:
+    """Return the start of the process with this number, in clock ticks since the boot. Raises OSError."""
+    # proc(5): after the name in brackets come fields 3 and on; 22 is the start in ticks since the boot.
+    text = Path(f"/proc/{pid}/stat").read_bytes()
+    return int(text.rpartition(b")")[2].split()[19])
+
+
+def _is_of(peer: Peer) -> bool:
+    """Return True if the process with the peer's number now belongs to the peer's user."""
+    return Path(f"/proc/{peer.pid}").stat().st_uid == peer.uid
+
+
+def _executable(pid: int) -> str:
+    """Return the process's program; empty if it may not be seen."""
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:
+        return ""
+
+
+class Identities:
+    """Remember users' names and groups for a minute, because name services may be slow or away."""
+
+    def __init__(self, trusted_groups: Collection[str], subordinates: SubordinateIds | None = None) -> None:
+        self.trusted_groups = frozenset(trusted_groups)
+        self.subordinates = subordinates or SubordinateIds()
+        self._known: dict[tuple[int, int], tuple[float, Caller]] = {}
+        self._boot_id = boot_id()
+        self._accounts: set[int] = set()
+        """Ids in somebody's range that are accounts' of their own."""
+
+    async def caller(self, peer: Peer) -> Caller:
+        """Return the caller behind a peer; a user without a name goes by the number and is not trusted.
+
+        Raises ``PermissionRefused`` where the id is another user's in a user namespace, and no account's.
+        """
+        if peer.uid == 0:
+            # Nothing could make root anybody else, and root must get in while the name services hang.
+            return Caller(0, peer.gid, "root", trusted=True)
+        caller = await self._asked(peer)
+        if found := self.subordinates.range_of(peer.uid):
+            if caller.name == str(peer.uid):
+                raise _subordinate(peer.uid, found.owner_words)
+            self._accounts.add(peer.uid)
+        return caller
+
+    async def caller_behind(self, peer: Peer, origin: Origin) -> Caller:
+        """The same, with the process behind the connection where it is certain which it is."""
+        caller = await self.caller(peer)
+        if not origin.started_ticks:
+            return caller
+        return replace(caller, process=Process(origin.pid, origin.started_ticks, self._boot_id))
+
+    def counted_as(self, uid: int) -> int:
+        """Return the uid that limits count: the first one of a range for its ids that are no accounts."""
+        found = self.subordinates.range_of(uid)
+        return uid if found is None or uid in self._accounts else found.first
+
+    async def _asked(self, peer: Peer) -> Caller:
+        key = (peer.uid, peer.gid)
+        remembered = self._known.get(key)
+        if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
+            return remembered[1]
+        try:
+            async with asyncio.timeout(NAME_SERVICE_SECONDS):
+                caller = await ask_names(look_up, peer.uid, peer.gid, self.trusted_groups)
+        except TimeoutError:
+            return Caller(peer.uid, peer.gid, str(peer.uid))
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[key] = (time.monotonic(), caller)
+        return caller
+
+    def forget(self) -> None:
+        """Look everybody up anew, because groups may have changed."""
+        self._known.clear()
+        self._accounts.clear()
+
+
+def _subordinate(uid: int, owner: str) -> PermissionRefused:
+    return PermissionRefused(
+        f"uid {uid} is a subordinate id of {owner}", hint=f"connect as {owner}, outside of user namespaces"
+    )
+
+
+def look_up(uid: int, gid: int, trusted_groups: Collection[str]) -> Caller:
+    """Ask the name services (getpwuid, getgrouplist)."""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+        groups = {_group_name(one) for one in os.getgrouplist(name, gid)}
+    except KeyError:
+        return Caller(uid, gid, str(uid))
+    return Caller(uid, gid, name, trusted=not groups.isdisjoint(trusted_groups))
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

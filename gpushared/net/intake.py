@@ -1,0 +1,228 @@
+"""Admit a call before its message is read: find its caller, and wait for room to read the message.
+
+gRPC reads a message whole before it calls anybody, up to 4 MiB each, and hundreds at a time on a connection.
+So unary calls are served as streams of one message: the caller is judged by the connection and the metadata,
+a turn is taken, and only then the message is read, in a bounded time. Unread bytes stay with the sender,
+except for the window of the stream (RFC 9113, section 5.2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    RequestError,
+    TimedOut,
+)
+from gpushared.net.call_checks import Context
+
+# Any: handlers of all services pass here, each with messages of its own.
+Behaviour = Callable[[Any, Context[Any, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeBounds:
+    """``at_once``: messages of all callers that are read, or are large and not answered yet.
+
+    ``of_caller``: those of one of them. A message of at most ``small_bytes`` gives its turn back once it is
+    read. ``turn_seconds`` is how long a call waits for its turn, ``message_seconds`` for its message. A
+    caller has at most ``calls`` under way, whether they wait for a turn, are worked on, or wait for a job.
+    """
+
+    at_once: int = 64
+    of_caller: int = 8
+    calls: int = 2048
+    small_bytes: int = 64 * 1024
+    turn_seconds: float = 30.0
+    message_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """``who``: the name under which a caller's calls are counted. ``share``: so many times as many."""
+
+    who: str
+    share: int = 1
+
+
+Admit = Callable[[str, Context[Any, Any]], Admitted]
+"""Tells by the name of the call, the connection and the metadata whose a call is. Raises GpushareError."""
+Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
+"""Ends a call with an error."""
+
+
+class CallsUnderWay:
+    """Counts the calls of each caller that are not answered yet, streams too."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, who: str, share: int = 1) -> Iterator[None]:
+        """Around one call. Raises LimitReached."""
+        if self._calls[who] >= self._most * share:
+            raise LimitReached(
+                f"{who} has {self._calls[who]} calls under way already",
+                hint="wait for some of them, or stop some clients",
+            )
+        self._calls[who] += 1
+        try:
+            yield
+        finally:
+            self._calls[who] -= 1
+            if not self._calls[who]:
+                del self._calls[who]
+
+
+class Turns:
+    """Turns at work of which only so much is done at a time: ``at_once`` in all, ``of_caller`` for each."""
+
+    def __init__(self, at_once: int, of_caller: int, seconds: float) -> None:
+        """``seconds``: how long anybody waits for a turn."""
+        self._of_caller = of_caller
+        self._seconds = seconds
+        self._all = asyncio.Semaphore(at_once)
+        self._of: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def of(self, caller: Admitted) -> AsyncIterator[AsyncExitStack]:
+        """A turn, for as long as the block runs, or until the stack is closed. Raises LimitReached."""
+        who = caller.who
+        own = self._of.setdefault(who, asyncio.Semaphore(self._of_caller * caller.share))
+        self._users[who] += 1
+        try:
+            async with AsyncExitStack() as turn:
+                await self._take(turn, own, who)
+                yield turn
+        finally:
+            self._users[who] -= 1
+            if not self._users[who]:
+                del self._users[who], self._of[who]
+
+    async def _take(self, turn: AsyncExitStack, own: asyncio.Semaphore, who: str) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await turn.enter_async_context(own)
+                await turn.enter_async_context(self._all)
+        except TimeoutError:
+            raise LimitReached(
+                f"{who} asks for more at a time than is done", hint="send fewer calls at once, and try again"
+            ) from None
+
+
+class Intake(grpc.aio.ServerInterceptor):
+    """Stands before all services of a server."""
+
+    def __init__(self, admit: Admit, refuse: Refuse, bounds: IntakeBounds | None = None) -> None:
+        self._admit = admit
+        self._refuse = refuse
+        self._bounds = bounds or IntakeBounds()
+        self._calls = CallsUnderWay(self._bounds.calls)
+        self._turns = Turns(self._bounds.at_once, self._bounds.of_caller, self._bounds.turn_seconds)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The handler of a call, with all that stands before it."""
+        handler: Any = await continuation(handler_call_details)
+        name = handler_call_details.method
+        if handler is None:
+            return None
+        if handler.request_streaming:
+            return self._judged(name, handler)
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        served = self._served(name, handler.unary_stream or handler.unary_unary)
+        return make(served, _reader(handler.request_deserializer), handler.response_serializer)
+
+    def _judged(self, name: str, handler: Any) -> Any:
+        """A stream of messages: each is read when its handler asks for it."""
+        behaviour: Behaviour = handler.stream_stream
+
+        async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
+            try:
+                caller = self._admit(name, context)
+                with self._calls.of(caller.who, caller.share):
+                    return await _answered(behaviour(messages, context), context)
+            except GpushareError as error:
+                await self._refuse(name, context, error)
+
+        return grpc.stream_stream_rpc_method_handler(
+            serve, _reader(handler.request_deserializer), handler.response_serializer
+        )
+
+    def _served(self, name: str, behaviour: Behaviour) -> Behaviour:
+        async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
+            try:
+                caller = self._admit(name, context)
+                with self._calls.of(caller.who, caller.share):
+                    return await self._answer(caller, behaviour, messages, context)
+            except GpushareError as error:
+                await self._refuse(name, context, error)
+
+        return serve
+
+    async def _answer(
+        self, caller: Admitted, behaviour: Behaviour, messages: AsyncIterator[Any], context: Context[Any, Any]
+    ) -> Any:
+        async with self._turns.of(caller) as turn:
+            message = await self._read(messages)
+            if _size(message) <= self._bounds.small_bytes:
+                await turn.aclose()
+            return await _answered(behaviour(message, context), context)
+
+    async def _read(self, messages: AsyncIterator[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._bounds.message_seconds):
+                return await anext(messages)
+        except TimeoutError:
+            raise TimedOut(
+                f"no whole message came in {self._bounds.message_seconds:.0f} s", hint="try again"
+            ) from None
+        except StopAsyncIteration:
+            raise RequestError("the call has no message") from None
+
+
+def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The deserializer, with an error of the tree: grpcio writes a traceback to the log for any other."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise RequestError(
+                f"{len(data)} bytes came that are no message of this call",
+                hint="do both sides have the same version, or one that follows the other?",
+            ) from None
+
+    return read
+
+
+async def _answered(answering: Any, context: Context[Any, Any]) -> Any:
+    """Return a handler's single answer, or write several answers to the stream and return None."""
+    if not hasattr(answering, "__aiter__"):
+        return await answering
+    async for answer in answering:
+        await context.write(answer)
+    return None
+
+
+def _size(message: Any) -> int:
+    return message.ByteSize() if isinstance(message, Message) else len(message)

@@ -1,0 +1,100 @@
+"""Serve unary calls as ``POST /gpushare.v1.Service/Call`` with JSON: the Connect protocol's unary form.
+
+Field names are those of the proto files; 64-bit integers are strings, as protobuf's JSON mapping has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from gpushared.domain.model.errors import Code, GpushareError, RequestError
+from gpushared.net.call_audit import CallAudit
+from gpushared.net.http_server import WebReply, WebRequest
+
+log = logging.getLogger(__name__)
+
+MAX_PARSER_WORDS = 200
+
+HTTP_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.FAILED_PRECONDITION: 400,
+    Code.NOT_FOUND: 404,
+    Code.PERMISSION_DENIED: 403,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.UNAVAILABLE: 503,
+    Code.DEADLINE_EXCEEDED: 504,
+    Code.UNIMPLEMENTED: 501,
+    Code.INTERNAL: 500,
+}
+"""Connect's table of codes (https://connectrpc.com/docs/protocol#error-codes)."""
+
+
+Call = Callable[..., Awaitable[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """Hold one call: the type of its request, and the function that answers it."""
+
+    request: type[Message]
+    call: Call
+
+
+class JsonApi:
+    """Answer JSON calls by the same functions that answer gRPC."""
+
+    def __init__(self, calls: Mapping[str, Unary], audit: CallAudit | None = None) -> None:
+        self._audit = audit or CallAudit()
+        self._calls: dict[str, Unary] = {}
+        self.add(calls)
+
+    def add(self, calls: Mapping[str, Unary]) -> None:
+        """Add calls, which are served from now on."""
+        self._calls |= calls
+        self._audit.learn({name: unary.call for name, unary in calls.items()})
+
+    async def answer(self, request: WebRequest) -> WebReply:
+        """Answer one request; errors of the tree get Connect's form."""
+        unary = self._calls.get(request.path.removeprefix("/"))
+        if unary is None:
+            return _error(404, Code.UNIMPLEMENTED, f"there is no call {request.path[:100]}", "")
+        try:
+            message = _parse(request.body, unary)
+            answer = await self._audit.make(unary.call, message, request.caller, request.origin)
+        except GpushareError as error:
+            return failure(error)
+        text = json_format.MessageToJson(
+            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
+        )
+        return WebReply(200, text.encode())
+
+
+def _parse(body: bytes, unary: Unary) -> Message:
+    try:
+        return json_format.Parse(body or b"{}", unary.request())
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(
+            f"the body is not a {unary.request.DESCRIPTOR.name}: {_one_line(str(error))}",
+            hint="the fields are described in proto/gpushare/v1",
+        ) from error
+
+
+def _one_line(text: str) -> str:
+    """Return the parser's message in one line, without most of its quotation of a long body."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_PARSER_WORDS])
+
+
+def failure(error: GpushareError) -> WebReply:
+    """Return an error of the tree in Connect's form."""
+    return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint)
+
+
+def _error(status: int, code: Code, message: str, hint: str) -> WebReply:
+    body = {"code": code.value, "message": message, "details": [{"hint": hint}] if hint else []}
+    return WebReply(status, json.dumps(body).encode())

@@ -1,0 +1,207 @@
+"""Get the image of a job on this node: find it, or pull it through the gate as the job's owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator
+from urllib.parse import quote, urlencode
+
+import h11
+
+from gpushared.domain.jobs.job import JobSpec, Pull
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    GpushareError,
+    NotFound,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import format_duration, shown
+from gpushared.net.http_client import EngineConnection, EngineSocket
+from gpushared.net.loopback import Insider
+
+OK = 200
+NOT_FOUND = 404
+RETRY_SECONDS = 2.0
+MAX_LINE_BYTES = 1024 * 1024
+MAX_WORDS = 500
+
+
+_FOR_GOOD = re.compile(
+    r"not found|no such image|does not exist|unknown|denied|unauthori[sz]ed|no basic auth|login|invalid"
+    r"|no matching manifest|unsupported|not implemented|gave HTTP response to HTTPS",
+    re.IGNORECASE,
+)
+"""These words of an engine mean that the next try fails too: there is no such image, or nobody may have it.
+
+Every other error is a trouble of the network, the registry or the disk: a name that is not resolved just now,
+a refused connection, "500 Internal Server Error", "toomanyrequests", "unexpected EOF", "no space left on
+device".
+"""
+
+
+class RegistryTrouble(RequestError):
+    """The image cannot be had just now, or not here."""
+
+
+class Images:
+    """Get images ready, at most ``max_pulls`` at a time."""
+
+    def __init__(self, insider: Insider, *, max_pulls: int, pull_seconds: float) -> None:
+        self._insider = insider
+        self._pull_seconds = pull_seconds
+        self._turns = asyncio.Semaphore(max_pulls)
+
+    async def prepare(self, spec: JobSpec, account: Caller) -> None:
+        """Comes back when the image is here. Raises NotFound and RequestError where it will not be.
+
+        ``TimedOut``: it was not here in time, the wait for other pulls and for the engine included.
+        """
+        gate = self._insider.gate_as(account)
+        try:
+            async with asyncio.timeout(self._pull_seconds):
+                await self._until_there(spec, gate)
+        except TimeoutError:
+            patience = format_duration(int(self._pull_seconds))
+            raise TimedOut(
+                f"image {shown(spec.image)} was not on this node in {patience}",
+                hint="is its registry slow? the node's admin can raise jobs.pull_timeout",
+            ) from None
+
+    async def _until_there(self, spec: JobSpec, gate: EngineSocket) -> None:
+        while True:
+            with contextlib.suppress(Unavailable, TimedOut):
+                await self._prepare(spec, gate)
+                return
+            await asyncio.sleep(RETRY_SECONDS)  # the engine is away
+
+    async def _prepare(self, spec: JobSpec, gate: EngineSocket) -> None:
+        if spec.pull is not Pull.ALWAYS and await _is_here(spec, gate):
+            return
+        if spec.pull is Pull.NEVER:
+            raise NotFound(
+                f"image {shown(spec.image)} is not on this node, and is not to be pulled",
+                hint=f"`docker pull {spec.image}` on the node, or submit without --pull never",
+            )
+        async with self._turns:
+            # The job that had the turn before may have pulled the same image.
+            if spec.pull is Pull.ALWAYS or not await _is_here(spec, gate):
+                await _pull(spec, gate)
+
+
+async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
+    answer = await gate.call("GET", f"/images/{quote(spec.image, safe='/:@')}/json".encode())
+    if answer.status == NOT_FOUND:
+        return False
+    check_away(answer.status, answer.body)
+    found = answer.json()
+    if answer.status != OK or not isinstance(found, dict):
+        raise _refused(spec, message_of(answer.status, answer.body))
+    return not spec.platform or _is_of(spec.platform, found)
+
+
+def _is_of(platform: str, image: dict[str, object]) -> bool:
+    """Return True if an image fits ``os[/architecture[/variant]]``; parts that either lacks do not count."""
+    said = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
+    wanted = platform.lower().split("/")
+    if len(wanted) == 1 and wanted[0] != "linux":
+        wanted = ["", *wanted]  # docker also takes the architecture alone
+    return all(not want or not has or want == has.lower() for want, has in zip(wanted, said, strict=False))
+
+
+async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
+    """Pull the image. Raises RequestError with the engine's words if the pull fails."""
+    name, tag = name_and_tag(spec.image)
+    query = {"fromImage": name, "tag": tag} | ({"platform": spec.platform} if spec.platform else {})
+    connection = await gate.connect()
+    try:
+        await connection.send(
+            h11.Request(
+                method="POST",
+                target=f"/images/create?{urlencode(query)}".encode(),
+                headers=[("Host", "docker"), ("Content-Length", "0"), ("Connection", "close")],
+            ),
+            h11.EndOfMessage(),
+        )
+        head = await connection.response()
+        async for line in _lines(connection):
+            if head.status_code != OK and line.strip():
+                check_away(head.status_code, line)
+                raise _refused(spec, message_of(head.status_code, line))
+            _check_progress(spec, line)
+    except ConnectionError as error:
+        raise EngineUnavailable("the Docker engine hung up in the middle of a pull") from error
+    finally:
+        connection.close()
+    if not await _is_here(spec, gate):
+        raise _refused(spec, "it is not there after the pull")
+
+
+async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
+    """A pull's answer: a JSON object a line while it goes on, or one that says what is wrong."""
+    rest = b""
+    async for chunk in connection.chunks():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MAX_LINE_BYTES:
+            raise EngineUnavailable("the Docker engine's answer to a pull has too long a line")
+    yield rest
+
+
+def _check_progress(spec: JobSpec, line: bytes) -> None:
+    if b'"error"' not in line:
+        return
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return
+    if isinstance(told, dict) and told.get("error"):
+        raise _refused(spec, str(told["error"]))
+
+
+def name_and_tag(image: str) -> tuple[str, str]:
+    """An image's name, and its digest or tag; docker's ``latest`` where it has neither.
+
+    Without a tag the engine would pull all that there are.
+    """
+    name, _, digest = image.partition("@")
+    head, colon, tag = name.rpartition(":")
+    plain, tagged = (head, tag) if colon and "/" not in tag else (name, "latest")
+    return plain, digest or tagged
+
+
+def _refused(spec: JobSpec, words: str) -> GpushareError:
+    kind = RequestError if _FOR_GOOD.search(words) else RegistryTrouble
+    return kind(
+        f"image {shown(spec.image)} is missing and cannot be pulled: {words.strip()[:MAX_WORDS]}",
+        hint="is its name right, and can the node reach its registry without a login? Where it cannot, "
+        "`docker load` brings an image to the node",
+    )
+
+
+UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
+
+
+def message_of(status: int, body: bytes) -> str:
+    """Return the message of a refusal by the engine or by the gate."""
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = None
+    message = told.get("message") if isinstance(told, dict) else None
+    text = str(message or f"the Docker engine answered {status}").strip()
+    return text.encode(errors="replace").decode()  # JSON may have halves of surrogate pairs
+
+
+def check_away(status: int, body: bytes) -> None:
+    """Raise ``Unavailable`` or ``TimedOut`` for an answer that says that the engine is away."""
+    if status == UNAVAILABLE:
+        raise Unavailable(message_of(status, body))
+    if status == GATEWAY_TIMEOUT:
+        raise TimedOut(message_of(status, body))

@@ -1,0 +1,155 @@
+"""Make one attempt's container through the gate as its account. The gate's refusals become endings."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import replace
+from urllib.parse import quote, urlencode
+
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import Ending, EndKind, JobSpec
+from gpushared.domain.leases.job_attempts import start_failure
+from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.lease import ContainerId, Lease
+from gpushared.domain.model.units import shown
+from gpushared.gate.api.body import (
+    HOST_NETWORK,
+    Body,
+    parse_object,
+    section,
+    serialise,
+)
+from gpushared.gate.containers.create import CREATE_SECONDS
+from gpushared.gate.containers.ownership import inspect
+from gpushared.net.http_client import Answer, EngineSocket
+from gpushared.node.jobs.images import check_away, message_of
+from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE
+
+CREATED = 201
+STARTED = (204, 304)
+NOT_FOUND, CONFLICT = 404, 409
+START_SECONDS = 120.0
+MAX_EXIT_CODE = 255
+
+
+class Refused(Exception):
+    """The attempt will never run here like this; the ending says why."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.reason)
+        self.ending = ending
+
+
+class Containers:
+    """Creates and starts. Errors besides ``Refused``: ``Unavailable``, ``TimedOut``, which may pass."""
+
+    def __init__(self, gate: EngineSocket, attempt: Attempt) -> None:
+        assert attempt.spec is not None, "only tombstones have none"
+        self._gate = gate
+        self._attempt = attempt
+        self._spec: JobSpec = attempt.spec
+
+    async def create(self, lease: Lease) -> ContainerId:
+        """Create the container in its lease; a container that an earlier try made is found by its name."""
+        body = self._body(lease)
+        self._check_port(body)
+        answer = await self._create(body)
+        if answer.status == CONFLICT:
+            found = await self._holder_of_name()
+            if found is not None and _device_of(found) == lease.device_name:
+                return ContainerId(found["Id"])
+            if found is not None and await self._moved_aside(found):
+                answer = await self._create(body)
+        if answer.status != CREATED:
+            raise self._refused(answer)
+        return ContainerId(answer.json()["Id"])
+
+    async def start(self, container: ContainerId) -> None:
+        """Start the container; a container that already runs is no error."""
+        target = f"/containers/{container}/start".encode()
+        answer = await self._gate.call("POST", target, timeout_seconds=START_SECONDS)
+        if answer.status in STARTED:
+            return
+        ending = self._refused(answer).ending
+        raise Refused(replace(ending, exit_code=await self._exit_code(container)))
+
+    @property
+    def name(self) -> str:
+        """Return the container's name: the submitter's choice, else a name made from the job's id."""
+        return self._spec.name or f"job-{self._attempt.key.job}"
+
+    def _body(self, lease: Lease) -> Body:
+        try:
+            body = parse_object(self._spec.body.encode())
+            labels = section(body, "Labels")
+        except RequestError as error:
+            raise Refused(Ending(EndKind.FAILED, error.message, hint=error.hint)) from error
+        body["Labels"] = {**labels, LABEL_LEASE: str(lease.id)}
+        if self._spec.image:
+            body["Image"] = self._spec.image
+        # As with docker run -d, an input that the user asked for stays open for anybody who attaches.
+        for stream in ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce"):
+            body[stream] = False
+        return body
+
+    def _check_port(self, body: Body) -> None:
+        """A gang meets where nobody else is; its next attempt does so at another port."""
+        gang, network = self._attempt.facts, section(body, "HostConfig").get("NetworkMode")
+        if gang is None or gang.rank or network != HOST_NETWORK or is_free(gang.port):
+            return
+        raise Refused(Ending(EndKind.NO_ROOM, f"port {gang.port} of this node is in use"))
+
+    async def _create(self, body: Body) -> Answer:
+        query = {"name": self.name} | ({"platform": self._spec.platform} if self._spec.platform else {})
+        target = f"/containers/create?{urlencode(query)}".encode()
+        return await self._gate.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
+
+    async def _holder_of_name(self) -> Body | None:
+        """The container of this name, where it is the account's own."""
+        return await inspect(self._gate, "containers", self.name, suffix="/json")
+
+    async def _moved_aside(self, found: Body) -> bool:
+        """An earlier attempt's container keeps its logs under another name."""
+        labels = section(section(found, "Config"), "Labels")
+        number = str(labels.get(LABEL_ATTEMPT) or "")
+        if labels.get(LABEL_JOB) != self._attempt.key.job or number == str(self._attempt.key.number):
+            return False
+        new = quote(f"{self.name}.{number}", safe="")
+        answer = await self._gate.call("POST", f"/containers/{found['Id']}/rename?name={new}".encode())
+        return answer.status in STARTED
+
+    async def _exit_code(self, container: ContainerId) -> int | None:
+        """Return the engine's exit code for a start that failed, such as 127 for a missing program."""
+        found = await inspect(self._gate, "containers", container, suffix="/json")
+        code = section(found or {}, "State").get("ExitCode")
+        return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
+
+    def _refused(self, answer: Answer) -> Refused:
+        """The gate's or the engine's words. Raises what may pass as what it is."""
+        check_away(answer.status, answer.body)
+        text = message_of(answer.status, answer.body)
+        if answer.status == CONFLICT:
+            hint = "end or remove that one, or submit it with another --name"
+            return Refused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
+        if answer.status == NOT_FOUND and "image" in text.lower():
+            text = f"image {shown(self._spec.image)} is not on this node any more: {text}"
+        return Refused(start_failure(text))
+
+
+def is_free(port: int) -> bool:
+    """Return True if nobody listens on a TCP port of this machine, on any address."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family) as probe:
+                # Servers set this option too: the remains of closed connections do not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+    return True
+
+
+def _device_of(found: Body) -> object:
+    return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)

@@ -1,0 +1,205 @@
+"""Make the containers of jobs, through the gate and as their owners, and tell the core the results.
+
+Each step may be cut off at any point and is then done again, also after a restart of the daemon: an image
+that is there is not pulled, and a container that exists is found by its lease and only started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
+from gpushared.domain.jobs.node_messages import (
+    AttemptInstruction,
+    AttemptPrepared,
+    GiveUpAttempt,
+    LaunchAttempt,
+    LaunchFailed,
+    PrepareAttempt,
+    TellCoordinator,
+)
+from gpushared.domain.leases.job_attempts import is_to_launch, under_way
+from gpushared.domain.model.errors import (
+    GpushareError,
+    JournalUnavailable,
+    LimitReached,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey, ContainerId, Lease
+from gpushared.net.loopback import Insider
+from gpushared.node.jobs.images import Images, RegistryTrouble
+from gpushared.node.jobs.job_containers import Containers, Refused
+from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.node.runtime.guard_keeper import Guarding
+from gpushared.node.runtime.loop import Loop
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+SURVEY_SECONDS = 0.2
+
+_Place = tuple[str, AttemptKey]
+
+
+class Launcher:
+    """Perform the instructions about attempts; for each attempt at most one at a time."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        desk: AttemptDesk,
+        insider: Insider,
+        follower: Follower,
+        images: Images,
+        guarding: Guarding,
+    ) -> None:
+        self._loop = loop
+        self._desk = desk
+        self._insider = insider
+        self._follower = follower
+        self._images = images
+        self._guarding = guarding
+        self._works: dict[_Place, asyncio.Task[None]] = {}
+
+    def perform(self, instruction: AttemptInstruction) -> None:
+        """Begin to perform an instruction; its results come back to the core as events."""
+        place = (instruction.coordinator, instruction.key)
+        match instruction:
+            case PrepareAttempt():
+                self._begin(place, self._prepare(place))
+            case LaunchAttempt():
+                self._begin(place, self._launch(place))
+            case GiveUpAttempt():
+                self._give_up(place)
+            case TellCoordinator(key, coordinator):
+                self._desk.tell(coordinator, key)
+
+    def take_up(self) -> None:
+        """Resume the instructions that the daemon's end cut off."""
+        for instruction in under_way(self._loop.state):
+            self.perform(instruction)
+
+    async def close(self) -> None:
+        """Cancel the work under way; the daemon's next run does it again."""
+        works = list(self._works.values())
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+
+    def _begin(self, place: _Place, work: Coroutine[Any, Any, None]) -> None:
+        before = self._works.get(place)
+        task = asyncio.create_task(_after(before, work))
+        self._works[place] = task
+        task.add_done_callback(lambda done: self._finished(place, done))
+
+    def _finished(self, place: _Place, task: asyncio.Task[None]) -> None:
+        if self._works.get(place) is task:
+            del self._works[place]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("work for attempt %s failed", place[1], exc_info=error)
+            # A bug of the daemon must not leave the attempt waiting for ever.
+            ending = Ending(EndKind.FAILED, f"the daemon made a mistake: {error}", hint="see its log")
+            self._begin(place, self._insist(LaunchFailed(place[1], ending, place[0])))
+
+    def _give_up(self, place: _Place) -> None:
+        if (work := self._works.get(place)) is not None:
+            work.cancel()
+
+    def _live(self, place: _Place) -> Attempt | None:
+        coordinator, key = place
+        book = self._loop.state.attempts.get(coordinator)
+        return None if book is None else book.live.get(key)
+
+    async def _insist(self, event: AttemptPrepared | LaunchFailed) -> None:
+        """Send the event again while the journal cannot write it."""
+        while True:
+            try:
+                await self._loop.send(event)
+            except (JournalUnavailable, LimitReached):
+                await asyncio.sleep(RETRY_SECONDS)
+            except GpushareError as error:
+                log.warning("what became of attempt %s is not noted: %s", event.key, error)
+                return
+            else:
+                return
+
+    # --- preparing -------------------------------------------------------------------------------------
+
+    async def _prepare(self, place: _Place) -> None:
+        attempt = self._live(place)
+        if attempt is None or attempt.state is not AttemptState.PREPARING:
+            return
+        ending = None
+        assert attempt.spec is not None, "only tombstones have none"
+        assert attempt.account is not None, "refused without one"
+        if not attempt.spec.interactive:
+            try:
+                await self._images.prepare(attempt.spec, attempt.account)
+            except GpushareError as error:
+                passing = isinstance(error, RegistryTrouble)
+                ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=passing)
+        coordinator, key = place
+        await self._insist(AttemptPrepared(key, coordinator, ending))
+
+    # --- launching -------------------------------------------------------------------------------------
+
+    async def _launch(self, place: _Place) -> None:
+        coordinator, key = place
+        # Before the engine has been surveyed, a container may exist that nobody noted.
+        while not self._loop.state.engine_surveyed:
+            await self._loop.changed(SURVEY_SECONDS)
+        while (attempt := self._live(place)) is not None and is_to_launch(attempt, self._loop.state):
+            lease = self._loop.state.attempt_lease(attempt)
+            assert lease is not None, "one that is to be launched has a lease"
+            try:
+                await self._launched(attempt, lease)
+            except Refused as refused:
+                await self._insist(LaunchFailed(key, refused.ending, coordinator))
+                return
+            except (Unavailable, TimedOut) as error:
+                # The engine is away. The lease's own deadline ends these tries.
+                log.info("attempt %s is not launched yet: %s", key, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def _launched(self, attempt: Attempt, lease: Lease) -> None:
+        assert attempt.account is not None, "refused without one"
+        containers = Containers(self._insider.gate_as(attempt.account), attempt)
+        container = lease.container
+        if container is None:
+            container = await containers.create(lease)
+            await self._noted(container, lease)
+        if attempt.is_fenced:
+            await self._armed(container)
+        await containers.start(container)
+
+    async def _armed(self, container: ContainerId) -> None:
+        """Arm a guard, which the coordinator was promised; without one the container does not start here."""
+        try:
+            await self._guarding.arm(container)
+        except Unavailable as error:
+            ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=True)
+            raise Refused(ending) from error
+
+    async def _noted(self, container: ContainerId, lease: Lease) -> None:
+        """Bind a container to its lease if an earlier try made the container and its answer never came."""
+        known = self._loop.state.leases.get(lease.id)
+        if known is not None and known.container is None:
+            await self._follower.inspect(container)
+
+
+async def _after(before: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:
+    if before is not None:
+        try:
+            await asyncio.wait({before})
+        except asyncio.CancelledError:
+            work.close()
+            raise
+    await work

@@ -1,0 +1,215 @@
+"""Coordinate the node's own jobs: the only member is the node itself, reached by a call and not a stream.
+
+The rules are a pool's, over a store of their own beside the journal. Every order is answered from the node's
+journal, so that killing the daemon at any point loses no job and starts none twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.coordinator_events import (
+    NodeHello,
+    PoolInstruction,
+    Reported,
+    Send,
+)
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import (
+    HERE,
+    AttemptState,
+    Ending,
+    EndKind,
+)
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.garbage import no_collection
+from gpushared.jobs.mailbox import Mailbox
+from gpushared.jobs.restore import restored
+from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.ports import Clock
+from gpushared.ports.job_store import Store
+
+log = logging.getLogger(__name__)
+
+OWN = ""
+"""The coordinator's name in orders of the node's own book."""
+MAX_WAITING = 1 << 16
+"""Subjects that may wait for the node or for the book; what finds no room is said again later."""
+HANDS = 8
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 8.0
+PRUNE_SECONDS = 3600.0
+KEPT_SECONDS = 30 * 24 * 3600.0
+"""A job that is over is remembered so long."""
+KEPT = 100_000
+
+_PASSING = (Unavailable, TimedOut, LimitReached)
+"""Errors that say nothing of what was said; the same is said again."""
+
+_Work = Callable[[], Awaitable[None]]
+
+
+class LocalBook:
+    """Own the loop of the node's own jobs. No job is known before ``running``."""
+
+    def __init__(
+        self, store: Store, rules: PoolRules, desk: AttemptDesk, clock: Clock, troubles: Troubles
+    ) -> None:
+        self.archive = Archive(store)
+        self._store = store
+        self._rules = rules
+        self._desk = desk
+        self._clock = clock
+        self._troubles = troubles
+        self._loop: PoolLoop | None = None
+        self._works: Mailbox[_Work] = Mailbox(MAX_WAITING)
+
+    @property
+    def loop(self) -> PoolLoop:
+        assert self._loop is not None, "only while running"
+        return self._loop
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Load the jobs from the store, and run the loop as long as the block runs.
+
+        Raises ConfigError, StoreUnavailable, TimedOut, Deposed.
+        """
+        epoch = await self._store.lead()
+        with no_collection():
+            now, ahead = self._clock.now(), self._clock.ahead()
+            state = await restored(self._store, self._rules, epoch=epoch, now=now, ahead_seconds=ahead)
+        log.info("jobs loaded waiting_or_running=%d over=%d", len(state.jobs), len(state.ended))
+        loop = self._loop = PoolLoop(state, self._store, self._clock, self._troubles)
+        loop.subscribe(self._perform)
+        loop.on_new_epoch(self._greet)
+        async with loop.running():
+            stop_listening = self._desk.subscribe(OWN, self._report)
+            self._greet()
+            tasks = [asyncio.create_task(self._hand()) for _ in range(HANDS)]
+            tasks += [asyncio.create_task(self._prune()), asyncio.create_task(loop.ended())]
+            for task in tasks:
+                task.add_done_callback(self._ended)
+            try:
+                yield
+            finally:
+                stop_listening()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """None of them ends by itself; leases and their containers go on without."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the book of jobs is in trouble", exc_info=error)
+            self._troubles.raised("jobs", f"jobs are not looked after any more: {error}; restart gpushared")
+
+    # --- between the two -------------------------------------------------------------------------------
+
+    def _perform(self, instruction: PoolInstruction) -> None:
+        if isinstance(instruction, Send):
+            order = instruction.order
+            self._put((type(order), order.key), lambda: self._order(order))
+
+    def _report(self, key: AttemptKey) -> None:
+        self._put((Reported, key), lambda: self._told(key))
+
+    def _greet(self) -> None:
+        """Everything that the node knows, as at the beginning of a stream."""
+        self._put((NodeHello,), self._hello)
+
+    def _put(self, subject: object, work: _Work) -> None:
+        if not self._works.put(subject, lambda: work):
+            log.warning("%d orders and reports of jobs wait already", MAX_WAITING)
+
+    async def _hand(self) -> None:
+        while True:
+            work = await self._works.take()
+            await work()
+
+    async def _order(self, order: Order) -> None:
+        """Give an order to the node; if it is not answered, the rules themselves give the order again."""
+        try:
+            report = await self._desk.take(order, OWN)
+        except GpushareError as error:
+            log.info("order for attempt %s not taken: %s", order.key, error)
+            return
+        await self._tell(report)
+
+    async def _told(self, key: AttemptKey) -> None:
+        report = self._desk.report(OWN, key)
+        if report is not None:
+            await self._tell(report)
+
+    async def _hello(self) -> None:
+        """Send all reports in one event, or each by itself if one of them cannot be kept."""
+        seen, reports = self._desk.seen(OWN), self._desk.reports(OWN)
+        hello = NodeHello(HERE, Inventory(()), Free(), reports, seen.epoch, seen.revision)
+        try:
+            await self._insist(hello)
+        except GpushareError as error:
+            log.warning("the book of jobs does not take all that the node says: %s", error)
+            await self._insist(replace(hello, reports=()))
+            for report in reports:
+                await self._tell(report)
+
+    async def _tell(self, report: Report | StaleEpoch) -> None:
+        try:
+            await self._insist(Reported(HERE, report))
+        except GpushareError as error:
+            log.warning("attempt=%s cannot be kept: %s", report.key, error)
+            if isinstance(report, Report):
+                await self._give_up(report, error)
+
+    async def _give_up(self, report: Report, why: GpushareError) -> None:
+        """End the attempt, and say why: otherwise its job would never change again."""
+        if not report.state.is_final:
+            grace = self._rules.stop_grace_seconds
+            with contextlib.suppress(GpushareError):  # whatever it does, its job is over
+                await self._desk.take(CancelPart(report.key, self.loop.epoch, grace, "the book of jobs"), OWN)
+        reason = f"what became of it cannot be written down: {why.message}"
+        ending = Ending(EndKind.FAILED, reason, hint=why.hint)
+        over = Report(report.key, AttemptState.ENDED, report.revision, ending=ending)
+        try:
+            await self._insist(Reported(HERE, over))
+        except GpushareError as error:
+            self._troubles.raised("jobs", f"job {report.key.job} cannot be ended: {error}")
+
+    async def _insist(self, event: Reported | NodeHello) -> None:
+        """Nobody says it again, so it is said until it is written. Raises what does not pass."""
+        seconds = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await self.loop.send(event)
+            except _PASSING as error:
+                log.info("the book of jobs does not take what the node says yet: %s", error)
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, LAST_RETRY_SECONDS)
+            else:
+                return
+
+    async def _prune(self) -> None:
+        while True:
+            with contextlib.suppress(GpushareError):  # the store's trouble is shown by the loop
+                now = self._clock.now()
+                await self.archive.prune(self._write, keep=KEPT, ended_before=now - KEPT_SECONDS, now=now)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def _write(self, puts: dict[str, bytes], deletes: tuple[str, ...]) -> int:
+        return await self.loop.write(puts, deletes)

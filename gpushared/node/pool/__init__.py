@@ -1,0 +1,1 @@
+"""Be a member of a pool."""

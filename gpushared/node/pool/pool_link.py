@@ -1,0 +1,291 @@
+"""Keep the node's link to its pool, as long as there is a pool, and handle the pool's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import grpc
+
+import gpushared
+from gpushared.config.model import Config
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.node_messages import Contact
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.pool.order_audit import OrderAudit
+from gpushared.node.runtime.loop import Loop
+from gpushared.pool.member.coordinator_link import PART, LinkState, MemberLink
+from gpushared.pool.member.dial import Dial
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.link_session import Identity
+from gpushared.pool.member.membership_file import Membership
+from gpushared.pool.member.node_facts import free_of, inventory_of
+from gpushared.pool.member.node_ports import Guests, Outbox
+
+NAME_SERVICE_SECONDS = 5.0
+NOT_DIALLED = "this node's daemon has just begun, or is ending, and has no link to the coordinator"
+
+
+class PoolDesk:
+    """The desk of orders, for those of one pool."""
+
+    def __init__(self, desk: AttemptDesk, pool: str, audit: OrderAudit) -> None:
+        self._desk = desk
+        self._pool = pool
+        self._audit = audit
+
+    async def take(self, order: Order) -> Report | StaleEpoch:
+        before = self.report(order.key)
+        try:
+            answer = await self._desk.take(order, self._pool)
+        except GpushareError as error:
+            self._audit.refused(order, error)
+            raise
+        self._audit.answered(order, before, answer)
+        return answer
+
+    def reports(self) -> tuple[Report, ...]:
+        return self._desk.reports(self._pool)
+
+    def report(self, key: AttemptKey) -> Report | None:
+        return self._desk.report(self._pool, key)
+
+    def contact(self) -> Contact:
+        return self._desk.seen(self._pool)
+
+    async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
+        await self._desk.contact(self._pool, sent_at, epoch=epoch, revision=revision)
+
+    async def look(self) -> None:
+        await self._desk.check_fences()
+
+
+class NodeFacts:
+    """The node's state, as its coordinator is told of it."""
+
+    def __init__(self, loop: Loop, pool: str, *, simulated: bool) -> None:
+        self.address = ""
+        """Containers of other nodes reach this node's containers at this address."""
+        self._loop = loop
+        self._pool = pool
+        self._simulated = simulated
+
+    def inventory(self) -> Inventory:
+        return inventory_of(
+            self._loop.state,
+            address=self.address,
+            version=gpushared.__version__,
+            simulated=self._simulated,
+        )
+
+    def free(self) -> Free:
+        state = self._loop.state
+        limited = state.allowance is not None and state.allowance.shares
+        return free_of(state, self._pool, self._loop.outlook().decisions if limited else None)
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        return await self._loop.changed(timeout_seconds)
+
+
+class PoolLink:
+    """Keep the link up while the node is in a pool, over joining and leaving.
+
+    ``link`` is None while it is in none. ``guests`` outlive links.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        enrolment: Enrolment,
+        desk: AttemptDesk,
+        loop: Loop,
+        outbox: Outbox,
+        troubles: Troubles,
+        audit: OrderAudit,
+        *,
+        simulated: bool,
+    ) -> None:
+        self.link: MemberLink | None = None
+        self.guests = Guests(
+            drained=audit.drained,
+            new_trust=audit.trusting(enrolment.take_trust, enrolment.trust_generation),
+            trust_generation=enrolment.trust_generation,
+        )
+        self._audit = audit
+        self._config = config
+        self._enrolment = enrolment
+        self._desk = desk
+        self._loop = loop
+        self._outbox = outbox
+        self._troubles = troubles
+        self._simulated = simulated
+        self._dialled = ""
+        self._changed = asyncio.Event()
+
+    @property
+    def state(self) -> LinkState | None:
+        """For people; None where the node is in no pool."""
+        return None if self.link is None else self.link.state
+
+    @property
+    def connected(self) -> bool:
+        """Return True if the pool's coordinator answers."""
+        return self.link is not None and self.link.connected
+
+    def connected_seconds(self) -> float:
+        """Return for how long the coordinator has answered; 0 if it does not."""
+        return 0.0 if self.link is None else self.link.connected_seconds()
+
+    def away(self) -> str:
+        """Say in a sentence since when and why the coordinator does not answer; empty while it answers."""
+        if self.link is not None:
+            return "" if self.link.connected else self.link.state.away
+        return "this node is in no pool" if self._enrolment.membership is None else NOT_DIALLED
+
+    def submit(self, job: JobId) -> None:
+        """Send a job that came into the outbox; without a link the job waits there."""
+        if self.link is not None:
+            self.link.submit(job)
+
+    def cancel(self, job: JobId) -> None:
+        """Send a cancellation that came into the outbox; without a link it waits there."""
+        if self.link is not None:
+            self.link.cancel(job)
+
+    def client_gone(self, job: JobId) -> None:
+        """Tell the pool that nobody waits for an interactive job; lost without a link, so to be repeated."""
+        if self.link is not None:
+            self.link.client_gone(job)
+
+    def reload(self) -> None:
+        """Dial anew if the configuration names another coordinator now."""
+        if self.link is not None and self._dialled != self.link.dial.address:
+            self.link.redial()
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait until the node is in a pool, or in none any more; False when the time is over first."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def channel(self) -> grpc.aio.Channel:
+        """Return a channel to the coordinator for calls beside the stream; the caller must not close it.
+
+        Raises StateConflict where the node is in no pool, Unavailable while the daemon begins or ends.
+        """
+        if self.link is None:
+            if self._enrolment.membership is not None:
+                raise Unavailable(f"the pool does not answer: {NOT_DIALLED}", hint="try again in a moment")
+            raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+        return await self.link.dial.kept()
+
+    def _address_of(self, membership: Membership) -> str:
+        """Return the coordinator's address for nodes: the configured one, else the one from the join."""
+        newest = self._enrolment.membership or membership
+        return self._config().pool.coordinator or newest.node_address
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            version, membership = self._enrolment.version, self._enrolment.membership
+            if membership is None:
+                await self._enrolment.changed(version)
+            else:
+                await self._be_in(membership)
+
+    async def _be_in(self, membership: Membership) -> None:
+        """Until it is another pool or none. A renewed certificate only makes a lost link dial at once."""
+        link = self._make(membership)
+        self._set(link)
+        unsubscribe = self._desk.subscribe(membership.pool, link.report)
+        task = asyncio.create_task(link.run())
+        watch = asyncio.create_task(self._until_other(membership, link))
+        try:
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            self._set(None)
+            unsubscribe()
+            for one in (task, watch):
+                one.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+            await link.dial.close()
+            self._troubles.cleared(PART)
+
+    def _set(self, link: MemberLink | None) -> None:
+        self.link = link
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until_other(self, membership: Membership, link: MemberLink) -> None:
+        version = -1
+        while _same(self._enrolment.membership, membership):
+            version = await self._enrolment.changed(version)
+            link.hurry()
+
+    def _make(self, membership: Membership) -> MemberLink:
+        facts = NodeFacts(self._loop, membership.pool, simulated=self._simulated)
+        dial = Dial(
+            lambda: self._address_of(membership),
+            self._enrolment.credentials,
+            self._enrolment.server_name(),
+            lambda: self._enrolment.version,
+        )
+
+        async def look_around() -> None:
+            self._dialled = dial.address
+            facts.address = await local_address(self._dialled)
+
+        return MemberLink(
+            Identity(
+                membership.pool, NodeName(membership.node), self._loop.state.boot_id, gpushared.__version__
+            ),
+            dial,
+            PoolDesk(self._desk, membership.pool, self._audit),
+            facts,
+            self._outbox,
+            self._troubles,
+            guests=self.guests,
+            before_dialling=look_around,
+        )
+
+
+def _same(now: Membership | None, before: Membership) -> bool:
+    return now is not None and (now.pool, now.node, now.joined_at) == (
+        before.pool,
+        before.node,
+        before.joined_at,
+    )
+
+
+async def local_address(coordinator: str) -> str:
+    """Return the address by which this machine reaches the coordinator, so that others there may reach it.
+
+    The host's name where that cannot be told.
+    """
+    host, _, port = coordinator.rpartition(":")
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(NAME_SERVICE_SECONDS):
+            return await asyncio.to_thread(_route_to, host.strip("[]"), int(port))
+    return socket.gethostname()
+
+
+def _route_to(host: str, port: int) -> str:
+    """The source address that the kernel would choose; connecting a datagram socket sends nothing."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(address)
+        name: str = probe.getsockname()[0]
+        return name

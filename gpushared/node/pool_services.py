@@ -1,0 +1,167 @@
+"""Build the parts of a member of a pool: the link, the view of the pool's jobs for users here, tunnels."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.config.model import Config
+from gpushared.daemon.troubles import Troubles
+from gpushared.doctor.facts import PoolView
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import StateConflict
+from gpushared.domain.model.lease import AttemptKey
+from gpushared.domain.model.request import Caller
+from gpushared.net.call_checks import error_of
+from gpushared.net.unary_json import Unary
+from gpushared.node.jobs.job_host import JobHost
+from gpushared.node.pool.admin_forwarding import admin_calls
+from gpushared.node.pool.allowance_file import NodeAllowance
+from gpushared.node.pool.client_ends import PoolClients
+from gpushared.node.pool.order_audit import OrderAudit
+from gpushared.node.pool.pool_jobs import PoolJobs
+from gpushared.node.pool.pool_link import PoolLink
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.services.jobs_factory import JobsRoom
+from gpushared.node.services.node_service import Api
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls, Metadata
+from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.tunnel_endpoints import TunnelDoors
+from gpushared.pool.member.tunnel_ends import TunnelEnds
+from gpushared.storage.audit.line import Sink
+
+DOORS_FOLDER = "doors"
+
+
+class PoolRoom:
+    """Comes and goes with the membership; everything local is the same without it."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        enrolment: Enrolment,
+        loop: Loop,
+        host: JobHost,
+        room: JobsRoom,
+        api: Api,
+        troubles: Troubles,
+        allowance: Callable[[Callable[[], bool]], NodeAllowance],
+        audit: Sink,
+        *,
+        runtime_dir: Path,
+        simulated: bool,
+    ) -> None:
+        """``room`` is open, and what ``enrolment`` has is loaded.
+
+        ``allowance`` is made of what tells whether the coordinator answers.
+        """
+        orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
+        self.link = PoolLink(
+            config, enrolment, host.desk, loop, room.outbox, troubles, orders, simulated=simulated
+        )
+        self.allowance = allowance(lambda: self.link.connected)
+        self._loop = loop
+        self._enrolment = enrolment
+        self._room = room
+        self._api = api
+        self._accounts = host.accounts
+        self._calls = CoordinatorCalls(
+            self.link.channel,
+            enrolment.asserter,
+            lambda caller: room.jobs.owner(caller).principal,
+            lambda _: (),
+            time.time,
+        )
+        self._ends = TunnelEnds(
+            self.link.channel,
+            self._attempt,
+            self._account,
+            host.insider.socket_as,
+            orders.tunnel,
+            self.link.connected_seconds,
+        )
+        self._doors = TunnelDoors(
+            runtime_dir / DOORS_FOLDER,
+            self.link.channel,
+            self._vouch,
+            lambda error: error_of(error, "the pool's coordinator"),
+        )
+        self.link.guests.open_tunnel = self._ends.open
+        self.link.guests.allowance = self.allowance.told
+        loop.due = self.allowance.due
+        room.outbox.teller = self.link
+        self._take_up()
+
+    def calls(self) -> dict[str, Unary]:
+        """Return the calls, besides those about jobs, that go to the coordinator unchanged."""
+        return admin_calls(self._calls)
+
+    def view(self, realm: str) -> PoolView | None:
+        """Return the membership's state for the doctor, None without a pool. ``realm``: its users' realm."""
+        membership = self._enrolment.membership
+        if membership is None:
+            return None
+        facts, state = membership.facts, self.link.state
+        return PoolView(
+            name=membership.pool,
+            node=membership.node,
+            address=state.address if state is not None else membership.node_address,
+            now=time.time(),
+            issued_at=facts.issued_at,
+            expires_at=facts.expires_at,
+            realm=realm,
+            may_assert=facts.may_assert(realm),
+            away=self.link.away(),
+            clock_ahead_seconds=state.clock_ahead_seconds if state is not None else None,
+        )
+
+    async def run(self) -> None:
+        """Keep up the parts of the membership, for ever."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._doors.close)
+            stack.push_async_callback(self._ends.close)
+            clients = PoolClients(self._room.outbox, self.link)
+            await asyncio.gather(self.link.run(), self._follow(), clients.run())
+
+    async def _follow(self) -> None:
+        """Serve the pool's jobs while the node is in a pool."""
+        while True:
+            version, membership = self._enrolment.version, self._enrolment.membership
+            self._take_up()
+            await self.allowance.be_in("" if membership is None else membership.pool)
+            await self._enrolment.changed(version)
+
+    def _take_up(self) -> None:
+        """Set the pool that the node is in now; first before anybody can ask, so nobody hears of none."""
+        membership, jobs = self._enrolment.membership, self._room.jobs
+        jobs.doors = None if membership is None else self._doors
+        if membership is None:
+            jobs.pool = None
+        elif jobs.pool is None or jobs.pool.name != membership.pool:
+            jobs.pool = self._pool_jobs(membership.pool, NodeName(membership.node))
+
+    def _pool_jobs(self, pool: str, node: NodeName) -> PoolJobs:
+        return PoolJobs(
+            pool, node, self._room.outbox, self._calls, self.link, presets=lambda: self._api.presets
+        )
+
+    def _attempt(self, key: AttemptKey) -> Attempt | None:
+        """Find an attempt in the book of the pool that this node is in now."""
+        membership = self._enrolment.membership
+        book = self._loop.state.attempts.get(membership.pool) if membership is not None else None
+        return None if book is None else book.get(key)
+
+    async def _account(self, owner: Owner) -> Caller:
+        """Return the account of an owner's containers here under the pool's orders. Raises StateConflict."""
+        membership = self._enrolment.membership
+        if membership is None:
+            raise StateConflict("this node is in no pool")
+        return await self._accounts.caller(owner, membership.pool)
+
+    async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
+        return self._calls.word(first, caller)

@@ -1,0 +1,1 @@
+"""Run a node's state: its loop, its executor, and what it observes of containers and GPUs."""

@@ -1,0 +1,103 @@
+"""Find the leases whose client is gone: they leave the queue, or are given back if they have no container.
+
+A client is gone when its process is known to have ended, or when nobody has asked for the lease for too long.
+The time without a question is written down in steps, so that a restart of the daemon does not give a client
+the whole time once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpushared.domain.leases.events import RequestMissed
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.lease import (
+    Lease,
+    LeaseId,
+    Queued,
+    Reserved,
+)
+from gpushared.node.runtime.process_watch import Processes
+
+STEP_SECONDS = 5
+"""A restart of the daemon forgets less than so much of a silence."""
+
+
+class Attendance:
+    """Count waiting clients per lease, and watch the processes that hold leases."""
+
+    def __init__(self, started_at: float) -> None:
+        self.processes = Processes()
+        self._present: Counter[LeaseId] = Counter()
+        self._last_seen: dict[LeaseId, float] = {}
+        self._started_at = started_at
+
+    def opened(self, now: float) -> None:
+        """Count silence from now on: no client could ask before."""
+        self._started_at = now
+
+    def seen(self, lease: LeaseId, now: float) -> None:
+        """Note that a client asked for this lease just now."""
+        self._last_seen[lease] = now
+
+    @contextmanager
+    def waiting(self, lease: LeaseId, now: float) -> Iterator[None]:
+        """Count a client as present while the block runs; then call ``seen`` with the time of its end."""
+        self.seen(lease, now)
+        self._present[lease] += 1
+        try:
+            yield
+        finally:
+            self._present[lease] -= 1
+            if not self._present[lease]:
+                del self._present[lease]
+
+    def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
+        """Return the leases without a container whose process has ended or for which nobody waits any more.
+
+        Nobody waits for a lease any more when no client has asked for it for ``patience_seconds``.
+        """
+        waiting = self._awaited(state, now)
+        silent = [lease.id for lease in waiting if self._silence(lease, now) >= patience_seconds]
+        return [*self.left(state), *silent]
+
+    def left(self, state: NodeState) -> list[LeaseId]:
+        """Return the leases without a container whose process has ended."""
+        unclaimed = [lease for lease in state.leases.values() if _is_unclaimed(lease)]
+        held = {lease.id: lease.holder for lease in unclaimed if lease.holder is not None}
+        self.processes.watch_only(held.values())
+        return [lease for lease, holder in held.items() if self.processes.has_ended(holder)]
+
+    def missed(self, state: NodeState, now: float) -> list[RequestMissed]:
+        """Return an event for each silence that has grown by a step, or ended, since it was written down."""
+        steps = [(lease, _step(self._silence(lease, now))) for lease in self._awaited(state, now)]
+        return [RequestMissed(lease.id, step) for lease, step in steps if step != lease.missed_seconds]
+
+    def _awaited(self, state: NodeState, now: float) -> list[Lease]:
+        """Return the queued leases for which a client should wait."""
+        queued = [lease for lease in state.waiting() if _is_awaited(lease)]
+        known, began = self._last_seen, self._started_at
+        self._last_seen = {one.id: known.get(one.id, began - one.missed_seconds) for one in queued}
+        for lease in self._present:
+            if lease in self._last_seen:
+                self._last_seen[lease] = now
+        return queued
+
+    def _silence(self, lease: Lease, now: float) -> float:
+        return now - self._last_seen[lease.id]
+
+
+def _step(seconds: float) -> int:
+    return int(seconds) // STEP_SECONDS * STEP_SECONDS
+
+
+def _is_awaited(lease: Lease) -> bool:
+    """Return True if a client should wait for the lease; a job's lease waits without a client."""
+    return isinstance(lease.state, Queued) and lease.attempt is None
+
+
+def _is_unclaimed(lease: Lease) -> bool:
+    state = lease.state
+    return isinstance(state, Queued) or (isinstance(state, Reserved) and not state.claimed)

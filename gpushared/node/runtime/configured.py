@@ -1,0 +1,135 @@
+"""Turn the configuration into the figures that the core and the gate need."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+from gpushared.config.calendar import Calendar, read_days, read_hours
+from gpushared.config.idle import IdleConfig, IdleQuietConfig, QuietTimesConfig
+from gpushared.config.model import Config, HostMode
+from gpushared.config.queue_policy import queue_policy_of
+from gpushared.domain.leases.node_rules import (
+    Action,
+    IdleAction,
+    IdlePolicy,
+    IdleRules,
+    Rules,
+    WatchdogPolicy,
+)
+from gpushared.domain.model.host import HostSize
+from gpushared.domain.model.request import LeaseClass
+from gpushared.gate.api.site import Policy
+from gpushared.gate.policy import presets
+from gpushared.net.limits import UserLimits
+
+
+def rules_of(config: Config) -> Rules:
+    """Return the figures for the core."""
+    return Rules(
+        claim_seconds=config.queue.claim_seconds,
+        notice_seconds=config.queue.notice_seconds,
+        preempt_notice_seconds=config.queue.preempt_notice_seconds,
+        stop_grace_seconds=config.engine.stop_grace_seconds,
+        max_queued=config.queue.max_queued,
+        max_queued_per_user=config.queue.max_queued_per_user,
+        watchdog=watchdog_of(config),
+        idle=idle_of(config),
+        quiet_idle=quiet_idle_of(config),
+        project_idle=project_idle_of(config),
+        fault_patience_seconds=config.sharing.fault_patience_seconds,
+        policy=queue_policy_of(config, stop_grace_seconds=config.engine.stop_grace_seconds),
+        preemption=config.queue.preemption,
+        placement=config.placement.policy,
+        together=config.placement.together,
+        counts_host=config.placement.host is HostMode.AUTO,
+    )
+
+
+def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
+    """Return the watchdog's policy for each class."""
+    own = {
+        LeaseClass.BUILD: config.watchdog.build,
+        LeaseClass.TRAIN: config.watchdog.train,
+        LeaseClass.INFER: config.watchdog.infer,
+    }
+    return {
+        lease_class: WatchdogPolicy(
+            Action(action or config.watchdog.action),
+            config.watchdog.tolerance_bytes,
+            config.watchdog.patience_seconds,
+        )
+        for lease_class, action in own.items()
+    }
+
+
+def limits_of(config: Config) -> UserLimits:
+    """Return the limits on one user's connections, requests and creates at one time."""
+    gate = config.gate
+    return UserLimits(
+        connections=gate.connections_per_user,
+        requests=gate.requests_per_user,
+        creates=gate.creates_per_user,
+    )
+
+
+def policy_of(config: Config) -> Policy:
+    """Return the gate's rules for confined callers."""
+    return presets.policy_of(config.gate, host_size(), config.presets)
+
+
+def host_size() -> HostSize:
+    """Return the machine's CPU threads and main memory; CPU is None if the kernel does not tell."""
+    cpus = psutil.cpu_count()
+    return HostSize(None if cpus is None else 1000 * cpus, psutil.virtual_memory().total)
+
+
+def idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
+    """Return the idle policy of each class."""
+    return _by_class(config.idle)
+
+
+def quiet_idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
+    """Return the idle policy in quiet times of the classes for which it differs then."""
+    return _when_quiet(config.idle_quiet, config)
+
+
+def project_idle_of(config: Config) -> dict[str, IdleRules]:
+    """Both for the projects that have rules of their own."""
+    return {
+        name: IdleRules(
+            _by_class(one.idle or config.idle), _when_quiet(one.quiet or config.idle_quiet, config)
+        )
+        for name, one in config.projects.items()
+        if one.idle is not None or one.quiet is not None
+    }
+
+
+def _by_class(idle: IdleConfig) -> dict[LeaseClass, IdlePolicy]:
+    own = {LeaseClass.BUILD: idle.build, LeaseClass.TRAIN: idle.train, LeaseClass.INFER: idle.infer}
+    return {
+        lease_class: IdlePolicy(
+            idle.warn_seconds, idle.lower_seconds, IdleAction(action or idle.action), idle.action_seconds
+        )
+        for lease_class, action in own.items()
+    }
+
+
+def _when_quiet(quiet: QuietTimesConfig, config: Config) -> dict[LeaseClass, IdlePolicy]:
+    """Nothing where no time is quiet."""
+    if not (config.idle_quiet.hours or config.idle_quiet.days):
+        return {}
+    policy = IdlePolicy(quiet.warn_seconds, quiet.lower_seconds, quiet.action, quiet.action_seconds)
+    return {LeaseClass(name): policy for name in quiet.classes}
+
+
+def is_quiet(quiet: IdleQuietConfig, now: float) -> bool:
+    """Return True if the configured hours or days cover ``now`` (epoch seconds) in the machine's time zone.
+
+    The clock on the wall counts and not the length of the day, so an hour that comes twice, or not at all,
+    makes no difference.
+    """
+    local = time.localtime(now)
+    calendar = Calendar(read_hours(quiet.hours), read_days(quiet.days))
+    return calendar.covers(local.tm_wday, local.tm_hour * 60 + local.tm_min)

@@ -1,0 +1,301 @@
+"""Follow the container engine: its abilities, its containers, and what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from gpushared.daemon.systemd import is_machine_going_down
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.node_messages import MachineGoesDown
+from gpushared.domain.leases.events import (
+    Condition,
+    ContainerSeen,
+    EngineSurveyed,
+    Means,
+    MeansKnown,
+)
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.errors import GpushareError, JournalUnavailable
+from gpushared.domain.model.lease import (
+    Active,
+    ContainerId,
+    Draining,
+    Paused,
+)
+from gpushared.gate.containers.inject import binds_late, is_unnamed
+from gpushared.node.runtime.loop import Loop
+from gpushared.ports import (
+    Checkpoints,
+    ContainerFacts,
+    ContainerStatus,
+    DeviceMechanism,
+    Engine,
+    EngineFacts,
+    UserBounds,
+)
+from gpushared.sharing.user_cgroups import UserCgroups
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+SURVEY_SECONDS = 30.0
+"""Events can be lost between an engine's end and its start; a survey finds what they would have said."""
+
+_CONDITIONS = {
+    ContainerStatus.CREATED: Condition.CREATED,
+    ContainerStatus.RUNNING: Condition.RUNNING,
+    ContainerStatus.PAUSED: Condition.PAUSED,
+    ContainerStatus.RESTARTING: Condition.RESTARTING,
+    ContainerStatus.REMOVING: Condition.EXITED,
+    ContainerStatus.EXITED: Condition.EXITED,
+    ContainerStatus.DEAD: Condition.EXITED,
+}
+
+
+def seen(facts: ContainerFacts) -> ContainerSeen:
+    """The engine's facts in the core's words; a container whose start failed is ``created`` with a code."""
+    condition = _CONDITIONS[facts.status]
+    if condition is Condition.CREATED and facts.exit_code != 0:
+        condition = Condition.EXITED
+    code = facts.exit_code if condition in (Condition.EXITED, Condition.RESTARTING) else None
+    return ContainerSeen(
+        facts.id,
+        condition,
+        facts.device_name,
+        code,
+        facts.name,
+        facts.image,
+        facts.memory,
+        facts.start_error if condition is Condition.EXITED else "",
+    )
+
+
+def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
+    if event.condition not in {Condition.EXITED, Condition.GONE}:
+        return False
+    lease = state.of_container(event.container)
+    return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
+
+
+def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
+    if event.condition is not Condition.EXITED or not event.exit_code:
+        return False
+    lease = state.of_container(event.container)
+    return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
+
+
+class Follower:
+    """Keep the core's picture of the containers true, also when the engine goes away and comes back."""
+
+    def __init__(
+        self, loop: Loop, engine: Engine, checkpoints: Checkpoints, troubles: Troubles, *, simulated: bool
+    ) -> None:
+        self.facts: EngineFacts | None = None
+        self.available = asyncio.Event()
+        self.on_change: Callable[[ContainerFacts | ContainerId], None] = lambda _: None
+        """This function hears of each container after the core did."""
+        self.on_reached: Callable[[], None] = lambda: None
+        self.before_job_ends: Callable[[], Awaitable[None]] = _nothing_first
+        """This function tells the core facts that it must know before the end of a job's container."""
+        self._loop = loop
+        self._engine = engine
+        self._checkpoints = checkpoints
+        self._troubles = troubles
+        self._simulated = simulated
+        self._survey_asked = asyncio.Event()
+
+    def ask_survey(self) -> None:
+        """Look at all containers soon."""
+        self._survey_asked.set()
+
+    async def run(self) -> None:
+        """Survey and listen for ever, and begin again when the engine went away."""
+        await asyncio.gather(self._keep_surveying(), self._keep_listening())
+
+    async def _keep_surveying(self) -> None:
+        while True:
+            try:
+                await (self.survey() if self.available.is_set() else self.connect())
+            except GpushareError as error:
+                self._failed(error)
+            pause = SURVEY_SECONDS if self.available.is_set() else RETRY_SECONDS
+            await self._pause_unless_asked(pause)
+
+    async def _pause_unless_asked(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._survey_asked.wait()
+        except TimeoutError:
+            pass
+        self._survey_asked.clear()
+
+    async def _keep_listening(self) -> None:
+        while True:
+            await self.available.wait()
+            # A survey after the stream has opened finds the events of the time when nobody listened.
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.ask_survey)
+            try:
+                async for change in self._engine.events():
+                    await self._changed(change)
+            except GpushareError as error:
+                self._failed(error)
+                self.ask_survey()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _changed(self, change: ContainerFacts | ContainerId) -> None:
+        event = seen(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
+        try:
+            await self._note_before_ends(event)
+            await self._loop.send(event)
+        except JournalUnavailable:
+            log.debug("change not recorded: the journal is away; a survey follows")
+        self.on_change(change)
+
+    def _failed(self, error: GpushareError) -> None:
+        if not isinstance(error, JournalUnavailable):
+            self.lost(str(error))
+
+    def lost(self, text: str) -> None:
+        """Raise the trouble that the engine does not answer; only a new connection ends that trouble."""
+        self.available.clear()
+        self._troubles.raised("engine", text)
+
+    async def connect(self) -> None:
+        """Find out what the engine can do, and what its containers are doing."""
+        self.facts = await self._engine.probe()
+        self._check_mechanism(self.facts)
+        await self._loop.send(MeansKnown(await self._means(self.facts)))
+        await self.survey()
+        self._troubles.cleared("engine")
+        self.available.set()
+        self.on_reached()
+
+    async def _means(self, facts: EngineFacts) -> Means:
+        try:
+            trouble = await self._checkpoints.trouble()
+        except GpushareError as error:
+            trouble = error.message
+        return Means(trouble, self._checkpoints.with_mps, binds_late(facts))
+
+    def _check_mechanism(self, facts: EngineFacts) -> None:
+        """Raise a trouble if real GPUs have no way into containers; simulated GPUs need none."""
+        if facts.gpu_mechanism is DeviceMechanism.PLAIN and not self._simulated:
+            self._troubles.raised(
+                "gpu-mechanism",
+                "the Docker engine cannot put a GPU into a container: it has neither NVIDIA's CDI devices "
+                "nor its runtime (install nvidia-container-toolkit, then `nvidia-ctk cdi generate`)",
+            )
+        else:
+            self._troubles.cleared("gpu-mechanism")
+
+    async def _check_instances(self) -> None:
+        """Look again for MIG instances that the specs of the last look did not name, and tell of those."""
+        if not self.facts or not self._unnamed(self.facts):
+            self._troubles.cleared("mig-specs")
+            return
+        self.facts = await self._engine.probe()
+        unnamed = self._unnamed(self.facts)
+        if not unnamed:
+            self._troubles.cleared("mig-specs")
+            return
+        other = self.facts.other_mechanism
+        without = other is DeviceMechanism.PLAIN
+        then = "no container can have them" if without else f"they are given by {other} instead"
+        self._troubles.raised(
+            "mig-specs",
+            f"no CDI spec names MIG instance {', '.join(unnamed)}: {then} "
+            f"(`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml` after each change of instances)",
+        )
+
+    def _unnamed(self, facts: EngineFacts) -> list[str]:
+        return [gpu.label for gpu in self._loop.state.gpus.values() if is_unnamed(gpu.id, facts)]
+
+    async def survey(self) -> None:
+        """Tell the core of all containers."""
+        at = self._loop.now()
+        containers = await self._engine.containers()
+        events = tuple(seen(facts) for facts in containers)
+        await self._note_before_ends(*events)
+        await self._loop.send(EngineSurveyed(events, at))
+        for facts in containers:
+            self.on_change(facts)
+        await self._check_instances()
+
+    async def inspect(self, container: ContainerId) -> None:
+        """Tell the core of one container."""
+        facts = await self._engine.inspect(container)
+        await self._tell(ContainerSeen(container, Condition.GONE) if facts is None else seen(facts))
+
+    async def note_end(self, facts: ContainerFacts, at: float) -> None:
+        """Tell the core of an end that its events have yet to tell of; ``facts`` are of ``at``, or later.
+
+        The engine answers a stop before it tells of the end.
+        """
+        event, lease = seen(facts), self._loop.state.of_container(facts.id)
+        if lease is None or event.condition is not Condition.EXITED:
+            return
+        if isinstance(lease.state, Active | Paused) and lease.state.since < at:
+            await self._tell(event)
+
+    async def _tell(self, event: ContainerSeen) -> None:
+        await self._note_before_ends(event)
+        await self._loop.send(event)
+
+    async def _note_before_ends(self, *events: ContainerSeen) -> None:
+        """Find out facts that matter before the ends of jobs are noted, such as a shutdown of the machine.
+
+        At a shutdown the engine ends all containers, and is itself ended before this daemon. Without this
+        question the jobs in the containers would count as failed, but they have to run again. The machine is
+        asked only when a job fails.
+        """
+        if any(_is_end_of_job(event, self._loop.state) for event in events):
+            await self.before_job_ends()
+        state = self._loop.state
+        failed = not state.goes_down and any(_is_failed_job(event, state) for event in events)
+        if failed and await is_machine_going_down():
+            await self._loop.send(MachineGoesDown())
+
+
+async def _nothing_first() -> None:
+    """Before the parts are wired nothing else is known."""
+
+
+USERS_NAME = "users.json"
+
+
+class UserLimits:
+    """``bounds``: what is in force. ``facts``: None before the engine has answered."""
+
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path,
+        bounds: Callable[[], UserBounds],
+        facts: Callable[[], EngineFacts | None],
+    ) -> None:
+        self.cgroups = UserCgroups(name, state_dir / USERS_NAME)
+        self._bounds = bounds
+        self._facts = facts
+        self._due = asyncio.Event()
+
+    @property
+    def trouble(self) -> str:
+        return self.cgroups.trouble
+
+    async def restore(self) -> None:
+        """Set the limits at the daemon's start, before the engine starts containers by itself."""
+        await self.cgroups.restore(self._bounds())
+
+    def changed(self) -> None:
+        """Set the limits again because the engine answers (again), or the bounds changed."""
+        self._due.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if (facts := self._facts()) is not None:
+                await self.cgroups.reached(self._bounds(), facts)

@@ -1,0 +1,289 @@
+"""Compare each started container of the gate with the container that was made, and with its lease.
+
+A container is compared with everything that it was ever given. Its lease knows that as long as the container
+exists, even after the lease has ended. A difference is reported first; a container is ended only for
+something that it was certainly never given.
+
+The engine starts containers by itself too, by restart policies or because somebody asks it past the gate. The
+engine's events, and a look at all running containers when it is first reached, tell of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.leases.events import ContainerRefuted
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import ContainerId, Lease
+from gpushared.gate.containers.verify import (
+    Expected,
+    Finding,
+    findings,
+    unchecked,
+)
+from gpushared.node.runtime.loop import Loop
+from gpushared.ports import (
+    LABEL_DEVICE,
+    LABEL_GATE,
+    LABEL_OWNER,
+    ContainerFacts,
+    ContainerStatus,
+    Engine,
+    Machine,
+    Reality,
+)
+from gpushared.storage.audit.line import MAX_TEXT, bounded
+
+log = logging.getLogger(__name__)
+
+CONFINED, TRUSTED = "confined", "trusted"
+WRONG = "containers"
+UNMANAGED = "unmanaged"
+"""Troubles name such containers by these words."""
+AT_ONCE = 2
+LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
+"""A fault counts only if each of these looks finds it: runtimes drop rights in steps, the last one after
+the engine has told of the start."""
+KEPT_SECONDS = 3600.0
+"""The trouble about an ended container stays so long."""
+SAID = 3
+"""A trouble names so many containers and counts the others."""
+MISMATCH = "mismatch"
+"""The audit calls a difference by this name."""
+_UP = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED})
+
+Tell = Callable[[int, str, str, str, str], None]
+"""For the audit: uid, user, what, container, text."""
+
+
+def gate_name(state_dir: str) -> str:
+    """Return a name that tells this daemon's containers from those of other daemons on one engine."""
+    return hashlib.sha256(state_dir.encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Hold the facts about one container that is looked at."""
+
+    seen: Reality
+    expected: Expected
+    found: tuple[Finding, ...]
+
+
+class Verifier:
+    """Check containers. ``gate``: the name of this daemon's gate. ``barred``: paths no container may see."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        engine: Engine,
+        troubles: Troubles,
+        tell: Tell,
+        *,
+        gate: str,
+        barred: tuple[str, ...],
+        leases_directory: str,
+        passwd_directory: str,
+        simulated: bool,
+    ) -> None:
+        self._loop = loop
+        self._engine = engine
+        self._troubles = troubles
+        self._tell = tell
+        self._gate = gate
+        self._barred = barred
+        self._leases_directory = leases_directory
+        self._passwd_directory = passwd_directory
+        self._simulated = simulated
+        self._looked: dict[ContainerId, int] = {}
+        self._said: dict[str, dict[ContainerId, str]] = {WRONG: {}, UNMANAGED: {}}
+        self._ended: set[ContainerId] = set()
+        self._unchecked: tuple[str, ...] = ()
+        self._knows_all = False
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what there is to look at ---
+
+    def changed(self, change: ContainerFacts | ContainerId) -> None:
+        """Take the engine's news of a container. Returns at once; a start is looked at soon."""
+        if not isinstance(change, ContainerFacts):
+            self._forget(change)
+        elif change.status not in _UP or not change.pid:
+            self._looked.pop(change.id, None)
+            if change.id not in self._ended:
+                self._forget(change.id)
+        elif self._concerns(change.labels) and self._looked.get(change.id) != change.pid:
+            self._looked[change.id] = change.pid
+            self._begin(change.id)
+
+    def reached(self) -> None:
+        """Look at all running containers, because the engine answers (again)."""
+        self._spawn(self._look_at_running())
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _concerns(self, labels: Mapping[str, str]) -> bool:
+        if labels.get(LABEL_GATE, "").partition("/")[0] == self._gate:
+            return True
+        device = labels.get(LABEL_DEVICE, "")
+        return bool(device) and self._loop.state.of_device(device) is not None
+
+    async def _look_at_running(self) -> None:
+        for container in await self._engine.running():
+            facts = await self._engine.inspect(container)
+            if facts is not None:
+                self.changed(facts)
+        self._knows_all = True
+
+    def _begin(self, container: ContainerId) -> None:
+        self._spawn(self._look(container, is_start=self._knows_all))
+
+    # --- a look ---
+
+    async def _look(self, container: ContainerId, *, is_start: bool) -> None:
+        """``is_start``: it was started just now, and does not run since before this daemon."""
+        case: _Case | None = None
+        for pause in LOOKS_AFTER_SECONDS:
+            await asyncio.sleep(pause)
+            async with self._turns:
+                now = await self._case(container, is_start=is_start)
+            if now is None:
+                return  # it is over, and with it what it had
+            same = tuple(each for each in now.found if case is None or each in case.found)
+            case = _Case(now.seen, now.expected, same)
+            if not same:
+                break
+        assert case is not None, "there is at least one look"
+        await self._judge(case)
+
+    async def _case(self, container: ContainerId, *, is_start: bool) -> _Case | None:
+        seen = await self._engine.reality(container, self._barred)
+        if seen is None:
+            return None
+        labels = seen.word.labels
+        lease = self._loop.state.of_container(container)
+        expected = self._expected(seen, lease, is_start=is_start)
+        self._note_unchecked(unchecked(seen, expected))
+        strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
+        return _Case(seen, expected, (*strange, *findings(seen, expected)))
+
+    def _expected(self, seen: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
+        labels = seen.word.labels
+        owner = labels.get(LABEL_OWNER, "")
+        confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
+        uid = int(owner) if owner.isdecimal() else 0
+        if lease is not None:
+            own = (f"{self._leases_directory}/{lease.device_name}", self._passwd_directory)
+            given = given_gpus(lease, self._loop.state.gpus)
+            minors = frozenset() if self._simulated else minors_of(lease, self._loop.state.gpus, seen.machine)
+            return Expected(confined, uid, lease.id, lease.device_name, given, minors, own)
+        device = labels.get(LABEL_DEVICE, "")
+        if device and not is_start and self._loop.state.of_device(device) is None:
+            # The container's lease, and the record of its GPUs, may have been in a journal that was lost.
+            own = (f"{self._leases_directory}/{device}", self._passwd_directory)
+            return Expected(confined, uid, "", device, None, None, own)
+        return Expected(confined, uid, sources=(self._passwd_directory,))
+
+    def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Finding, ...]:
+        """Find a container with the device of a lease that is not its own, or no longer.
+
+        A container older than this daemon's run may have a lease of a journal that was lost; it goes on.
+        """
+        if not device or lease is not None:
+            return ()
+        other = self._loop.state.of_device(device)
+        if other is not None:
+            return (Finding(f"has the settings of lease {other.id}, which is another container's"),)
+        if is_start:
+            return (Finding("has the settings of a lease that is over: it was started past the gate"),)
+        return (Finding("has the settings of a lease that is not known", grave=False),)
+
+    # --- what comes of it ---
+
+    async def _judge(self, case: _Case) -> None:
+        seen, found = case.seen, case.found
+        log.debug("looked container=%s found=%d", seen.id[:12], len(found))
+        if not found:
+            self._forget(seen.id)
+            return
+        ends = case.expected.confined and any(each.grave for each in found)
+        # Paths and variables are users' words, and may be long.
+        what = bounded("; ".join(each.text for each in found), MAX_TEXT)
+        user = str(case.expected.uid)
+        text = f"container {seen.name} (uid {user}) {what}" + ("; it was ended" if ends else "")
+        self._say(case, text)
+        self._tell(case.expected.uid, user, MISMATCH, seen.id, text)
+        log.warning("mismatch container=%s ends=%s text=%r", seen.id[:12], ends, text)
+        lease = self._loop.state.of_container(seen.id)
+        if lease is not None:
+            await self._loop.send(ContainerRefuted(lease.id, seen.id, f"its container {what}", ends))
+        if ends:
+            self._ended.add(seen.id)
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, seen.id)
+            await self._engine.stop(seen.id, 0)
+
+    def _say(self, case: _Case, text: str) -> None:
+        """Note the trouble. A trusted user may go round leases: that is told, but as no fault."""
+        only_privileged = case.seen.word.privileged and len(case.found) == 1 and not case.expected.confined
+        self._said[UNMANAGED if only_privileged else WRONG][case.seen.id] = text
+        self._show()
+
+    def _forget(self, container: ContainerId) -> None:
+        self._looked.pop(container, None) if container not in self._ended else None
+        self._ended.discard(container)
+        if any(said.pop(container, None) for said in self._said.values()):
+            self._show()
+
+    def _show(self) -> None:
+        for part, said in self._said.items():
+            if not said:
+                self._troubles.cleared(part)
+                continue
+            more = f"; and {len(said) - SAID} more" if len(said) > SAID else ""
+            self._troubles.raised(part, "; ".join(list(said.values())[:SAID]) + more)
+
+    def _note_unchecked(self, what: tuple[str, ...]) -> None:
+        """Log the checks that are impossible here, once for each kind and not for each container."""
+        told = (*what, *(("GPU devices, because GPUs are simulated",) if self._simulated else ()))
+        if set(told) - set(self._unchecked):
+            self._unchecked = tuple(sorted({*self._unchecked, *told}))
+            log.info("containers are looked at when they start, but not: %s", ", ".join(self._unchecked))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(_guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | None:
+    """Return the GPUs that a lease's container was ever given, with the GPUs of its MIG instances.
+
+    Return None for a container whose GPUs an earlier release did not write down.
+    """
+    given = lease.given
+    parents = (gpus[gpu].parent for gpu in given if gpu in gpus)
+    return (given | {parent for parent in parents if parent is not None}) or None
+
+
+def minors_of(lease: Lease, gpus: Mapping[GpuId, Gpu], machine: Machine) -> frozenset[int] | None:
+    """Return the minors of the lease's GPUs; None unless all are known, as while one of the GPUs is lost."""
+    whole = {(gpus[gpu].parent or gpu) if gpu in gpus else gpu for gpu in lease.given}
+    return frozenset(machine.minors[gpu] for gpu in whole) if whole <= machine.minors.keys() else None
+
+
+async def _guarded(work: Coroutine[None, None, None]) -> None:
+    try:
+        await work
+    except GpushareError as error:
+        # When an engine that was away is back, its containers are looked at. A failed stop gets this line.
+        log.warning("a container was not looked at, or not ended: %s", error)

@@ -1,0 +1,102 @@
+"""Keep the guard of fenced containers: its deadlines, its life, and the ends that it made meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from gpushared.daemon.clocks import boottime
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.attempt_log import fenced
+from gpushared.domain.jobs.node_messages import GuardEnded, GuardLooked
+from gpushared.domain.leases.job_attempts import deadlines
+from gpushared.domain.model.errors import GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.lease import ContainerId
+from gpushared.guard.fences import FenceGuard
+from gpushared.node.runtime.loop import Loop
+
+log = logging.getLogger(__name__)
+
+PART = "guard"
+LOOK_SECONDS = 1.0
+
+
+class Guarding:
+    """Renews deadlines while the coordinator is heard, and tells the core whether a guard watches."""
+
+    def __init__(self, loop: Loop, guard: FenceGuard, troubles: Troubles) -> None:
+        self._loop = loop
+        self._guard = guard
+        self._troubles = troubles
+        self._written: dict[ContainerId, float] | None = None
+        """None before the first write of this life."""
+        self._turns = asyncio.Lock()
+
+    async def arm(self, container: ContainerId) -> None:
+        """Come back when a guard watches over a fenced attempt's container, which may start then.
+
+        Raises Unavailable where none does, and TimedOut where the container is to end already.
+        """
+        await self._turn()
+        deadline = (self._written or {}).get(container)
+        if deadline is None or deadline <= boottime():
+            raise TimedOut("its coordinator has not heard of this node for too long")
+
+    async def run(self) -> None:
+        """Renew the deadlines, for ever."""
+        while True:
+            try:
+                await self.take_ends()
+                await self._turn()
+            except GpushareError as error:
+                log.debug("the guard was not looked after: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def take_ends(self) -> None:
+        """Tell the core what the guard ended, which must come before the news of these ends."""
+        if not self._is_needed():
+            return
+        ended = await asyncio.to_thread(self._guard.ended)
+        if not ended:
+            return
+        await self._loop.send(GuardEnded(ended))
+        over = ended - deadlines(self._loop.state).keys()
+        await asyncio.to_thread(self._guard.forget, over)
+
+    def _is_needed(self) -> bool:
+        return bool(self._written) or any(map(fenced, self._loop.state.attempts.values()))
+
+    async def _turn(self) -> None:
+        async with self._turns:
+            fences = self._fences()
+            if not fences and self._written is None and not await asyncio.to_thread(self._guard.has_any):
+                self._written = {}
+            try:
+                await self._write(fences)
+                if fences and not await asyncio.to_thread(self._guard.watches):
+                    await asyncio.to_thread(self._guard.ensure)
+            except Unavailable as error:
+                self._troubles.raised(PART, error.message)
+                await self._tell(watches=False)
+                raise
+            self._troubles.cleared(PART)
+            await self._tell(watches=True)
+
+    def _fences(self) -> dict[ContainerId, float]:
+        before: Mapping[ContainerId, float] = self._written or {}
+        now = boottime()
+        return {
+            container: before.get(container, now) if at is None else at
+            for container, at in deadlines(self._loop.state).items()
+        }
+
+    async def _write(self, fences: dict[ContainerId, float]) -> None:
+        if fences != self._written:
+            await asyncio.to_thread(self._guard.write, fences)
+            self._written = fences
+
+    async def _tell(self, *, watches: bool) -> None:
+        books = self._loop.state.attempts.values()
+        if any(attempt.guarded != watches for book in books for attempt in fenced(book)):
+            await self._loop.send(GuardLooked(watches))

@@ -1,0 +1,330 @@
+"""Sample the GPUs again and again, and tell the core whose processes are on them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.leases.events import GpusSampled, GpusSurveyed, ServerFaulted
+from gpushared.domain.leases.memory_watchdog import UNSEEN, overlap
+from gpushared.domain.model.errors import GpushareError, JournalUnavailable, Unavailable
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.units import format_memory
+from gpushared.engine.process_handles import ProcessHandles
+from gpushared.engine.processes import ProcessTable
+from gpushared.node.runtime.activity import activity
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.mps_escapees import (
+    Found,
+    Leavers,
+    Sighting,
+    held_by_mps,
+)
+from gpushared.ports import GpuReading, Gpus, ServerFault, Sharing, SharingStatus
+
+log = logging.getLogger(__name__)
+
+
+IDLE_FACTOR = 5
+MAX_XIDS = 64
+"""The first ones of a GPU tell what is wrong; a broken one can make thousands."""
+WATCH_SECONDS = 0.25
+"""At this interval a container that takes too much memory is stopped half a second later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A process on a GPU that no lease explains."""
+
+    pid: int
+    gpu: GpuId
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The newest look at all GPUs, sorted by lease and stranger."""
+
+    at: float = 0.0
+    readings: Mapping[GpuId, GpuReading] = field(default_factory=dict)
+    used_bytes: Mapping[LeaseId, int] = field(default_factory=dict)
+    strangers: tuple[Stranger, ...] = ()
+    sharing: Mapping[GpuId, SharingStatus] = field(default_factory=dict)
+
+
+class Sampler:
+    """Sample every ``interval_seconds``, less often while all GPUs are free, and at once when asked to."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        gpus: Gpus,
+        sharing: Sharing,
+        troubles: Troubles,
+        interval_seconds: float,
+        exclusive_process: Collection[str] = (),
+    ) -> None:
+        """``exclusive_process``: GPUs that are to have this compute mode while they are shared, by name."""
+        self.newest = Sample()
+        self._loop = loop
+        self._gpus = gpus
+        self._sharing = sharing
+        self._processes = ProcessTable(handles=ProcessHandles())
+        self._leavers = Leavers()
+        self._clients = ClientLeases()
+        self._troubles = troubles
+        self._interval_seconds = interval_seconds
+        self._exclusive_process = frozenset(exclusive_process)
+        self._asked = asyncio.Event()
+        self._unseen_since: dict[GpuId, float] = {}
+        self._xids: dict[GpuId, tuple[int, ...]] = {}
+
+    def ask(self) -> None:
+        """Take a sample soon."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        while True:
+            await self.turn()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the next sample is due, or asked for. A lease that begins makes it due sooner."""
+        began = time.monotonic()
+        while not self._asked.is_set() and (left := began + self._pause_seconds() - time.monotonic()) > 0:
+            waking = [asyncio.create_task(one) for one in (self._asked.wait(), self._loop.changed(left))]
+            try:
+                await asyncio.wait(waking, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waking:
+                    task.cancel()
+        self._asked.clear()
+
+    def _pause_seconds(self) -> float:
+        """Return the interval: long while no lease holds a GPU, short for slices with containers."""
+        holders = self._loop.state.holders()
+        if any(lease.container is not None and not lease.request.wants_whole_gpus for lease in holders):
+            return min(WATCH_SECONDS, self._interval_seconds)
+        return self._interval_seconds * (1 if holders else IDLE_FACTOR)
+
+    async def turn(self) -> None:
+        """Take one sample and tell the core; trouble is noted, never raised."""
+        try:
+            known = await self._sample()
+            if not known:
+                await self.survey()
+        except JournalUnavailable:
+            log.debug("sample not recorded: the journal is away")
+        except GpushareError as error:
+            self._troubles.raised("gpus", f"{error}{self._blindness()}")
+        else:
+            self._troubles.cleared("gpus")
+
+    def _blindness(self) -> str:
+        """Say since when nobody watches the memory of leases; return an empty text if there are no leases."""
+        if not self._loop.state.holders():
+            return ""
+        since = self._time_of_day(self.newest.at) if self.newest.at else "the start"
+        return f"; the use of GPU memory is not seen since {since}"
+
+    def _time_of_day(self, at: float) -> str:
+        return time.strftime("%H:%M:%S", time.localtime(self._loop.state.day(at)))
+
+    async def survey(self) -> None:
+        """List the GPUs anew."""
+        gpus = await self._gpus.survey()
+        if not gpus:
+            raise Unavailable("the driver lists no GPU", hint="check `nvidia-smi -L`")
+        await self._loop.send(GpusSurveyed(tuple(map(self._marked, gpus))))
+
+    def _marked(self, gpu: Gpu) -> Gpu:
+        """NVIDIA's compute modes are of GPUs, and none of MIG instances."""
+        named = not self._exclusive_process.isdisjoint({"all", str(gpu.index), gpu.id})
+        return replace(gpu, exclusive_process=named and gpu.parent is None and not gpu.split)
+
+    async def _sample(self) -> bool:
+        """Take a sample, and return True if the core knows its GPUs.
+
+        A GPU that was lost may have come back as another one, or bigger.
+        """
+        at = self._loop.now()
+        readings = await self._gpus.sample()
+        status = await self._sharing.status()
+        leases = self._leases_of(readings, status)
+        sample, event = self._sort(at, readings, status, leases)
+        self.newest = sample
+        found = self._find_leavers(readings, sample, leases)
+        lost = frozenset(reading.gpu for reading in readings if reading.lost)
+        working, resting = activity(readings, leases, self._loop.state.holders())
+        event = replace(event, outside_mps=found.outside, xids=self._untold(readings), lost=lost)
+        event = replace(event, active=working, idle=resting)
+        for gpu in sorted(found.undecided):
+            await self._sharing.look_soon(gpu)
+        gpus = self._loop.state.gpus
+        troubled = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
+        listed = bool(gpus) and {reading.gpu for reading in readings} == gpus.keys()
+        healed = troubled & event.readable - event.troubles.keys()
+        for fault in self._clients.faulted(status, leases):
+            await self._loop.send(fault)
+        await self._loop.send(event)
+        self._xids.clear()
+        self._tell_of_strangers(sample)
+        self._tell_of_unseen(readings, leases, at)
+        return listed and not healed
+
+    def _untold(self, readings: tuple[GpuReading, ...]) -> dict[GpuId, tuple[int, ...]]:
+        """The XIDs that the core does not know: the driver tells each once, and the journal may be away."""
+        for reading in readings:
+            if reading.xids:
+                self._xids[reading.gpu] = (*self._xids.get(reading.gpu, ()), *reading.xids)[:MAX_XIDS]
+        return dict(self._xids)
+
+    def _tell_of_strangers(self, sample: Sample) -> None:
+        """Raise a trouble that names the biggest process that takes leased memory without a lease."""
+        state = self._loop.state
+        for gpu in state.gpus.values():
+            part = f"unmanaged-{gpu.label}"
+            eaten = overlap(state.leases, gpu.id, gpu.leasable_bytes, state.stray_bytes.get(gpu.id, 0))
+            there = [one for one in sample.strangers if one.gpu == gpu.id and one.memory_bytes]
+            if eaten and there:
+                worst = max(there, key=lambda one: one.memory_bytes or 0)
+                self._troubles.raised(
+                    part,
+                    f"process {worst.pid} holds {format_memory(worst.memory_bytes or 0)} on GPU {gpu.label} "
+                    f"without a lease, and leases there are short of it (`gpushare ps` lists such processes)",
+                )
+            else:
+                self._troubles.cleared(part)
+
+    def _tell_of_unseen(
+        self, readings: tuple[GpuReading, ...], leases: Mapping[int, LeaseId], at: float
+    ) -> None:
+        """Say so where the driver lists processes of slices without their memory, and since when."""
+        state = self._loop.state
+        slices = {lease.id for lease in state.leases.values() if not lease.request.wants_whole_gpus}
+        for reading in readings:
+            gpu = state.gpus.get(reading.gpu)
+            unseen = [
+                (process.pid, leases[process.pid])
+                for process in reading.processes
+                if process.memory_bytes is None and leases.get(process.pid) in slices
+            ]
+            if gpu is not None and unseen:
+                (pid, lease), began = unseen[0], self._unseen_since.setdefault(reading.gpu, at)
+                text = (
+                    f"the driver does not tell what process {pid} of lease {lease} holds on GPU {gpu.label}"
+                )
+                since = self._time_of_day(began)
+                self._troubles.raised(
+                    f"{UNSEEN}{gpu.label}", f"{text}: the watchdog is blind there since {since}"
+                )
+            elif gpu is not None:
+                self._unseen_since.pop(reading.gpu, None)
+                self._troubles.cleared(f"{UNSEEN}{gpu.label}")
+
+    def _sort(
+        self,
+        at: float,
+        readings: tuple[GpuReading, ...],
+        status: tuple[SharingStatus, ...],
+        leases: Mapping[int, LeaseId],
+    ) -> tuple[Sample, GpusSampled]:
+        ours = {pid for one in status for pid in one.pids}
+        used: dict[LeaseId, dict[GpuId, int]] = {}
+        stray: dict[GpuId, int] = {}
+        strangers = []
+        for reading in readings:
+            for process in reading.processes:
+                lease = leases.get(process.pid)
+                if lease is not None:
+                    on_gpus = used.setdefault(lease, {})
+                    on_gpus[reading.gpu] = on_gpus.get(reading.gpu, 0) + (process.memory_bytes or 0)
+                elif process.pid not in ours:
+                    stray[reading.gpu] = stray.get(reading.gpu, 0) + (process.memory_bytes or 0)
+                    strangers.append(Stranger(process.pid, reading.gpu, process.memory_bytes))
+        readable = frozenset(reading.gpu for reading in readings if _tells(reading))
+        troubles = {reading.gpu: reading.trouble for reading in readings if reading.trouble is not None}
+        strays = {gpu: stray.get(gpu, 0) for gpu in readable}
+        by_gpu = {one.gpu: one for one in status}
+        sums = {lease: sum(on_gpus.values()) for lease, on_gpus in used.items()}
+        sample = Sample(at, {reading.gpu: reading for reading in readings}, sums, tuple(strangers), by_gpu)
+        return sample, GpusSampled(at, frozenset(used), strays, readable, troubles, used)
+
+    def _find_leavers(
+        self, readings: tuple[GpuReading, ...], sample: Sample, leases: Mapping[int, LeaseId]
+    ) -> Found:
+        held = {lease.id for lease in self._loop.state.leases.values() if held_by_mps(lease)}
+        sightings = [
+            Sighting(reading.gpu, leases[process.pid], process)
+            for reading in readings
+            for process in reading.processes
+            if leases.get(process.pid) in held
+        ]
+        readable = {reading.gpu for reading in readings if _tells(reading)}
+        return self._leavers.judge(sightings, readable, sample.sharing)
+
+    def _leases_of(
+        self, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]
+    ) -> dict[int, LeaseId]:
+        pids = {process.pid for reading in readings for process in reading.processes} | client_pids(status)
+        if not pids:
+            return {}
+        by_container = {
+            lease.container: lease.id
+            for lease in self._loop.state.leases.values()
+            if lease.container is not None
+        }
+        found: dict[int, LeaseId] = {}
+        for pid, process in self._processes.look_up(sorted(pids)).items():
+            container = process.container_among(by_container)
+            if container is not None:
+                found[pid] = by_container[container]
+        return found
+
+
+def _tells(reading: GpuReading) -> bool:
+    """Return True if the reading shows the GPU's processes, as it may even for a GPU with a trouble."""
+    return reading.trouble is None or reading.memory_used_bytes is not None
+
+
+class ClientLeases:
+    """The leases of MPS clients, also of those that have just ended: a fault ends many at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, LeaseId] = {}
+
+    def faulted(
+        self, status: Iterable[SharingStatus], leases: Mapping[int, LeaseId]
+    ) -> tuple[ServerFaulted, ...]:
+        """Return an event for each fault in ``status``; ``leases``: the leases of the living processes."""
+        status = tuple(status)
+        pids = client_pids(status)
+        self._known = {
+            pid: lease for pid in pids if (lease := leases.get(pid) or self._known.get(pid)) is not None
+        }
+        faults: dict[int, ServerFault] = {}
+        gpus: dict[int, list[GpuId]] = {}
+        for one in status:
+            for fault in one.faults:
+                faults[fault.server] = fault
+                gpus.setdefault(fault.server, []).append(one.gpu)
+        return tuple(self._event(fault, tuple(gpus[server])) for server, fault in sorted(faults.items()))
+
+    def _event(self, fault: ServerFault, gpus: tuple[GpuId, ...]) -> ServerFaulted:
+        victims = frozenset(self._known[pid] for pid in fault.clients if pid in self._known)
+        return ServerFaulted(gpus, victims, self._known.get(fault.culprit or 0))
+
+
+def client_pids(status: Iterable[SharingStatus]) -> frozenset[int]:
+    """Return the pids of all clients of MPS servers, including the clients that a fault ended."""
+    found: set[int] = set()
+    for one in status:
+        found.update(one.clients)
+        for fault in one.faults:
+            found.update(fault.clients, () if fault.culprit is None else (fault.culprit,))
+    return frozenset(found)

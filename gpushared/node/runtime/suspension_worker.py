@@ -1,0 +1,126 @@
+"""Take containers off their GPUs and bring them back: checkpoint and freeze, thaw and restore."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import psutil
+
+from gpushared.domain.leases import events as m
+from gpushared.domain.leases.surroundings import lack_of_memory
+from gpushared.domain.model.errors import GpushareError, SharingUnavailable
+from gpushared.domain.model.lease import ContainerId, LeaseId
+from gpushared.domain.model.units import format_memory
+from gpushared.engine.signals import members
+from gpushared.node.runtime.container_reconciler import seen
+from gpushared.node.runtime.loop import Loop
+from gpushared.ports import Checkpoints, Engine
+
+log = logging.getLogger(__name__)
+
+USABLE_PART = 0.8
+"""Saved GPU memory may take this part of the host's free memory; the rest is for everybody else."""
+
+
+class Suspender:
+    """Tell the core of the success or failure of each move; after a restart the core asks again.
+
+    One call at a time for each container.
+    """
+
+    def __init__(self, loop: Loop, engine: Engine, checkpoints: Checkpoints) -> None:
+        self._loop = loop
+        self._engine = engine
+        self._checkpoints = checkpoints
+
+    async def suspend(self, lease: LeaseId, container: ContainerId) -> None:
+        """The checkpoint comes before the freeze: the driver's own thread in each process does the work.
+
+        Errors: those of an engine that is away, as with ``resume``.
+        """
+        if trouble := await self._lack_of_memory(lease, container):
+            await self._loop.send(m.SuspendFailed(lease, trouble, lasting=False))
+            return
+        try:
+            self._check_host_memory(lease)
+            pids = await self._save(container)
+        except GpushareError as error:
+            await self._loop.send(m.SuspendFailed(lease, error.message))
+            return
+        try:
+            await self._engine.freeze(container)
+        except GpushareError as error:
+            with suppress(GpushareError):
+                await self._checkpoints.restore(pids)
+            lasting = await self._answers(container)
+            await self._loop.send(m.SuspendFailed(lease, error.message, lasting=lasting))
+            return
+        await self._loop.send(m.ContainerSuspended(lease))
+
+    async def _lack_of_memory(self, lease: LeaseId, container: ContainerId) -> str:
+        """Return why the container's own limit leaves no room for its GPU memory, else an empty text.
+
+        The core hears the container's newest facts first.
+        """
+        facts = await self._engine.inspect(container)
+        if facts is not None:
+            await self._loop.send(seen(facts))
+        found = self._loop.state.leases.get(lease)
+        return "" if found is None else lack_of_memory(found, self._loop.state)
+
+    def _check_host_memory(self, lease: LeaseId) -> None:
+        """Raise SharingUnavailable if the host has too little free memory.
+
+        A container that does not fit would be ended for want of memory, and others with it.
+        """
+        used = sum(self._loop.state.use.used_bytes.get(lease, {}).values())
+        free = psutil.virtual_memory().available
+        if used > free * USABLE_PART and self._checkpoints.needs_host_memory:
+            raise SharingUnavailable(
+                f"it uses {format_memory(used)} on its GPUs, and the host has {format_memory(free)} free"
+            )
+
+    async def _save(self, container: ContainerId) -> frozenset[int]:
+        """Save all processes, also those that began meanwhile, which would keep GPU memory."""
+        saved: frozenset[int] = frozenset()
+        while new := await asyncio.to_thread(members, container) - saved:
+            try:
+                await self._checkpoints.save(new)
+            except GpushareError:
+                with suppress(GpushareError):
+                    await self._checkpoints.restore(saved)
+                raise
+            saved |= new
+        return saved
+
+    async def resume(self, lease: LeaseId, container: ContainerId) -> None:
+        """Errors: those of an engine that is away. The core hears of none of them, and asks again."""
+        try:
+            await self._engine.thaw(container)
+            await self._restore(container)
+        except GpushareError as error:
+            if not await self._answers(container):
+                raise
+            await self._loop.send(m.ResumeFailed(lease, error.message))
+            return
+        await self._loop.send(m.ContainerResumed(lease))
+
+    async def _answers(self, container: ContainerId) -> bool:
+        """Return True if the engine answers at all; if not, its error says nothing about the container."""
+        try:
+            await self._engine.inspect(container)
+        except GpushareError:
+            return False
+        return True
+
+    async def _restore(self, container: ContainerId) -> None:
+        pids = await asyncio.to_thread(members, container)
+        try:
+            await self._checkpoints.restore(pids)
+        except GpushareError:
+            # The container's processes would wait for the GPU at their next call; frozen they cost nothing.
+            with suppress(GpushareError):
+                await self._engine.freeze(container)
+            raise

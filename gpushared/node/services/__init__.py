@@ -1,0 +1,1 @@
+"""Serve a node's API."""

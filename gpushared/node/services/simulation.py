@@ -1,0 +1,52 @@
+"""The test API of simulated GPUs: lets a caller play the driver."""
+
+from __future__ import annotations
+
+from gpushared.api.v1 import node_pb2
+from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.request import Caller
+from gpushared.gpus.simulated import SimulatedGpus
+from gpushared.net.unary_json import Unary
+from gpushared.node.runtime.sampler import Sampler
+
+
+class Simulation:
+    """Change the readings of simulated GPUs; this is served only if GPUs are simulated."""
+
+    def __init__(self, gpus: SimulatedGpus, sampler: Sampler) -> None:
+        self._gpus = gpus
+        self._sampler = sampler
+
+    def calls(self) -> dict[str, Unary]:
+        return {"gpushare.v1.Simulation/Change": Unary(node_pb2.SimulationChange, self.change)}
+
+    async def change(self, message: node_pb2.SimulationChange, caller: Caller) -> node_pb2.SimulationChanged:
+        """Only for trusted callers: a lost GPU is everybody's loss."""
+        if not caller.trusted:
+            raise PermissionRefused(
+                "only trusted callers may change the simulation", hint="be root, or in the docker group"
+            )
+        index = message.gpu_index
+        if message.processes:
+            held = {one.pid: one.memory_bytes for one in message.processes}
+            place = message.mig_index if message.HasField("mig_index") else None
+            self._gpus.set_processes(index, held, mig_index=place)
+            clients = {one.pid: one.mps_client for one in message.processes if one.HasField("mps_client")}
+            self._gpus.set_mps_clients(index, clients)
+            ratios = {
+                one.pid: one.utilization_ratio
+                for one in message.processes
+                if one.HasField("utilization_ratio")
+            }
+            self._gpus.set_process_utilization(index, ratios, mig_index=place)
+        if message.HasField("utilization_ratio"):
+            self._gpus.set_utilization(index, message.utilization_ratio)
+        if message.HasField("trouble"):
+            self._gpus.set_trouble(index, message.trouble or None)
+        for number in message.xids:
+            self._gpus.set_xid(index, number)
+        if message.HasField("hang_seconds"):
+            self._gpus.set_hang(message.hang_seconds)
+        if not message.unannounced:
+            self._sampler.ask()
+        return node_pb2.SimulationChanged()

@@ -1,0 +1,1 @@
+"""Run the coordinator of a pool."""

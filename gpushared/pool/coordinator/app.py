@@ -1,0 +1,484 @@
+"""Wiring: the coordinator's life from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+
+from gpushared.api.v1 import jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
+from gpushared.config.model import HostMode
+from gpushared.config.pool import CoordinatorConfig
+from gpushared.config.queue_policy import queue_policy_of
+from gpushared.config.users import EVERYBODY
+from gpushared.daemon.clocks import (
+    CLOCK_NAME,
+    SteadyClock,
+    keep,
+    keep_always,
+)
+from gpushared.daemon.process import until_one_ends
+from gpushared.daemon.systemd import Notifier, feed_watchdog
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.coordinator_events import NodeEnrolled, PoolTick
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import (
+    HERE,
+    Ended,
+    Job,
+    NodeName,
+)
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.errors import (
+    ConfigError,
+    GpushareError,
+    NotFound,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Caller
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.garbage import keep_aside, no_collection
+from gpushared.jobs.high_water import HighWater, read_high_water, write_high_water
+from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.restore import restored
+from gpushared.net.call_audit import CallAudit
+from gpushared.net.call_checks import Doors
+from gpushared.net.front import Front, listen
+from gpushared.net.http_server import (
+    Exchange,
+    Routes,
+    WebReply,
+    WebRequest,
+)
+from gpushared.net.identity import Identities, Peer
+from gpushared.net.intake import Intake
+from gpushared.net.selftest import check_identity
+from gpushared.net.unary_json import JsonApi
+from gpushared.pool.coordinator.admin_service import phase_of
+from gpushared.pool.coordinator.connections import Connections, bounds_here
+from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.parts import (
+    Coordinator,
+    Door,
+    Room,
+    Service,
+)
+from gpushared.pool.coordinator.servers import Server
+from gpushared.pool.coordinator.service_factories import (
+    admin_services,
+    audit_services,
+    jobs_services,
+    link_services,
+)
+from gpushared.pool.trust.people import people_of
+from gpushared.pool.trust.trust import CA_FOLDER, Trust
+from gpushared.ports import Clock
+from gpushared.ports.job_store import Store
+from gpushared.storage.audit.audit_log import AuditLog
+from gpushared.storage.audit.sqlite_audit import SqliteAudit
+from gpushared.storage.jobs.sqlite_store import SqliteStore
+
+log = logging.getLogger(__name__)
+
+STORE_NAME = "pool.db"
+AUDIT_NAME = "audit.db"
+MARK_NAME = "high-water.json"
+SOCKET_NAME = "gpushared-pool.sock"
+INNER_SOCKET = "inner/grpc.sock"
+TICK_SECONDS = 1.0
+MARK_SECONDS = 5.0
+PRUNE_SECONDS = 300.0
+ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """Hold the parts of the world that a coordinator uses.
+
+    ``now``: the time of day, for certificates and tokens.
+    """
+
+    store: Store
+    clock: Clock
+    audit: SqliteAudit
+    now: Callable[[], float] = time.time
+
+
+def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
+    """The parts as configured."""
+    folder = Path(config.coordinator.state_dir)
+    return PoolParts(
+        SqliteStore(folder / STORE_NAME),
+        SteadyClock(folder / CLOCK_NAME),
+        SqliteAudit(folder / AUDIT_NAME),
+    )
+
+
+class PoolDaemon:
+    """A pool's coordinator: built from parts, run until it is told to stop."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        parts: PoolParts,
+        notifier: Notifier,
+        rooms: Sequence[Room] = ROOMS,
+    ) -> None:
+        self._config = config
+        self._people = people_of(config.users)
+        self._parts = parts
+        self._notifier = notifier
+        self._rooms = rooms
+        self._stop = asyncio.Event()
+        self._troubles = Troubles()
+        self._identities = AdminIdentities(config.coordinator.trusted_groups)
+        self._runtime_dir = Path(config.coordinator.runtime_dir)
+        self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
+        self._loop: PoolLoop | None = None
+        self._marked = HighWater()
+        self._audit = AuditLog(parts.audit, self._troubles, config.audit)
+        self._of_calls = CallAudit(self._audit.take)
+        self._json = JsonApi({})
+        self._told = ""
+        self.users_port = 0
+        self.nodes_port = 0
+
+    def stop(self) -> None:
+        """End serving; what runs on nodes runs on."""
+        self._stop.set()
+
+    def reload(self, config: CoordinatorConfig) -> None:
+        """Take over what can change at run time: people, projects, figures. Raises ConfigError."""
+        self._people = people_of(config.users)
+        self._config = config
+        self._identities.trusted_groups = frozenset(config.coordinator.trusted_groups)
+        self._identities.forget()
+        if self._loop is not None:
+            self._loop.take_rules(pool_rules_of(config))
+        self._told = ""  # the next tick says again what is served, after what is said about this
+        self._audit.config = config.audit
+        self._audit.told_of_reload()
+        log.info("configuration reloaded")
+
+    def not_reloaded(self, error: GpushareError) -> None:
+        """The old configuration stays."""
+        self._audit.told_of_reload(error)
+
+    async def run(self) -> None:
+        """Run from opening the store to closing the last connection.
+
+        Raise ConfigError if it cannot begin, or Deposed.
+        """
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._parts.store.close)
+            stack.push_async_callback(self._audit.close)
+            watchdog = asyncio.create_task(feed_watchdog(self._notifier))
+            stack.callback(watchdog.cancel)
+            await keep(self._parts.clock, self._troubles)
+            stack.push_async_callback(keep, self._parts.clock, self._troubles)
+            mark = await self._read_mark()
+            epoch = await self._parts.store.lead(above=mark.epoch)
+            front, doors = self._front()
+            trust = self._trust(doors)
+            loop = await self._loop_of(trust, epoch, mark)
+            stack.push_async_callback(self._mark, loop)
+            await stack.enter_async_context(loop.running())
+            await stack.enter_async_context(trust.running())
+            connections = await self._serve(self._coordinator(loop, trust), front, stack)
+            await self._live(loop, connections)
+
+    # --- parts -----------------------------------------------------------------------------------------
+
+    def _trust(self, doors: Doors) -> Trust:
+        trust = Trust(
+            Path(self._config.coordinator.state_dir),
+            self._parts.store,
+            epoch=lambda: 0 if self._loop is None else self._loop.epoch,
+            people=lambda: self._people,
+            now=self._parts.now,
+            hosts=(socket.gethostname(),),
+            enrolled=self._enrolled,
+            doors=doors,
+            audit=self._of_calls,
+        )
+        name = self._config.coordinator.name
+        if name and name != trust.pool:
+            raise ConfigError(
+                f"coordinator.name is {name}, and the authority in the state directory is {trust.pool}'s",
+                hint="is it the right state directory? a pool's name is never changed",
+            )
+        return trust
+
+    async def _read_mark(self) -> HighWater:
+        """Return how far the store was, and mark it as doubted if the store is older than that.
+
+        A store that was begun anew after a loss counts its revisions from 1, so an older store may have more
+        of them. Its epoch is lower all the same. The doubt is written down before anything raises the epoch.
+        """
+        mark = read_high_water(self._mark_path)
+        if await self._parts.store.epoch() < mark.epoch and not mark.doubted:
+            mark = replace(mark, doubted=True)
+            await asyncio.to_thread(write_high_water, self._mark_path, mark)
+        return mark
+
+    async def _loop_of(self, trust: Trust, epoch: int, mark: HighWater) -> PoolLoop:
+        clock = self._parts.clock
+        now, ahead = clock.now(), clock.ahead()
+        enrolled = [
+            Member(one.node, one.enrolled_at - ahead, tuple(sorted({one.node, *one.realms})))
+            for one in trust.members().values()
+        ]
+        with no_collection():
+            state = await restored(
+                self._parts.store,
+                pool_rules_of(self._config),
+                epoch=epoch,
+                now=now,
+                ahead_seconds=ahead,
+                enrolled=enrolled,
+                mark=mark,
+            )
+        log.info(
+            "store loaded epoch=%d revision=%d jobs=%d nodes=%d",
+            *(epoch, state.revision, len(state.jobs), len(state.members)),
+        )
+        self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
+        return self._loop
+
+    def _coordinator(self, loop: PoolLoop, trust: Trust) -> Coordinator:
+        views = JobViews(lambda: loop.state, loop.now)
+        link = LinkService(
+            loop,
+            trust.guard,
+            JobOrigins(lambda: loop.state, views.job),
+            beat=self._beat,
+            troubles=self._troubles,
+            audit=self._of_calls,
+        )
+        loop.subscribe(link.perform)
+        loop.on_new_epoch(link.renew)
+        trust.on_fall(link.drop)
+        trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
+        return Coordinator(
+            config=lambda: self._config,
+            loop=loop,
+            store=self._parts.store,
+            trust=trust,
+            link=link,
+            troubles=self._troubles,
+            audit=self._audit,
+            of_calls=self._of_calls,
+            nodes_port=lambda: self.nodes_port,
+        )
+
+    def _front(self) -> tuple[Front, Doors]:
+        """The unix socket's door, and what tells its gRPC calls who is calling."""
+        inner = self._runtime_dir / INNER_SOCKET
+        routes = Routes(json=self._answer, docker=_no_docker)
+        front = Front(inner, self._identities, routes)
+        return front, Doors(self._identities, front.secret, shares=routes.shares)
+
+    async def _answer(self, request: WebRequest) -> WebReply:
+        return await self._json.answer(request)
+
+    # --- serving ---------------------------------------------------------------------------------------
+
+    async def _serve(self, coordinator: Coordinator, front: Front, stack: AsyncExitStack) -> Connections:
+        services = [service for room in self._rooms for service in room(coordinator)]
+        section, identity = self._config.coordinator, coordinator.trust.identity
+        listener = stack.enter_context(listen(self._runtime_dir / SOCKET_NAME, section.socket_mode))
+        callers = coordinator.trust.callers
+        bounds = bounds_here()
+        intake = Intake(callers.admitted, callers.refuse_unread)
+        users = Server(Door.USERS, section.listen, identity.for_users(), intake, bounds.of_port)
+        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes(), intake, bounds.of_port)
+        self.users_port, self.nodes_port = users.port, nodes.port
+        connections = Connections({users.port, nodes.port}, bounds)
+        callers.met = connections.met
+        await self._serve_locally(services, front, listener, stack)
+        for server in (users, nodes):
+            await stack.enter_async_context(server.serving(services))
+        stack.push_async_callback(coordinator.link.close)
+        return connections
+
+    async def _serve_locally(
+        self, services: Sequence[Service], front: Front, listener: socket.socket, stack: AsyncExitStack
+    ) -> None:
+        inner = self._runtime_dir / INNER_SOCKET
+        inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inner.parent.chmod(0o700)
+        calls = {path: call for service in services for path, call in service.calls.items()}
+        self._json = JsonApi(calls, self._of_calls)
+        server = Server(Door.LOCAL, f"unix:{inner}", None)
+        await stack.enter_async_context(server.serving(services))
+        await stack.enter_async_context(front.serving(listener))
+        await check_identity(listener.getsockname(), _ask_status)
+
+    async def _live(self, loop: PoolLoop, connections: Connections) -> None:
+        """Until the stop, or until this coordinator must not go on: Deposed."""
+        self._notifier.ready(self._status(loop))
+        log.info(
+            "serving pool users_port=%d nodes_port=%d: %s",
+            self.users_port,
+            self.nodes_port,
+            self._status(loop),
+        )
+        await until_one_ends(
+            self._notifier,
+            self._tick(loop),
+            self._keep_mark(loop),
+            self._prune(loop),
+            connections.run(),
+            keep_always(self._parts.clock, self._troubles),
+            keep_aside(),
+            self._audit.run(),
+            loop.ended(),
+            self._stop.wait(),
+        )
+
+    async def _tick(self, loop: PoolLoop) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await loop.send(PoolTick())
+            except GpushareError as error:
+                log.debug("tick refused: %s", error)
+            status = self._status(loop)
+            if status != self._told:
+                self._told = status
+                self._notifier.status(status)
+
+    async def _keep_mark(self, loop: PoolLoop) -> None:
+        while True:
+            await self._mark(loop)
+            await asyncio.sleep(MARK_SECONDS)
+
+    async def _mark(self, loop: PoolLoop) -> None:
+        """Write down how far the store is, in case an old copy of it is put back."""
+        mark = HighWater(loop.epoch, loop.revision)
+        if mark == self._marked:
+            return
+        try:
+            await asyncio.to_thread(write_high_water, self._mark_path, mark)
+        except Unavailable as error:
+            self._troubles.raised("mark", str(error))
+        else:
+            self._marked = mark
+            self._troubles.cleared("mark")
+
+    async def _prune(self, loop: PoolLoop) -> None:
+        while True:
+            section, now = self._config.coordinator, loop.now()
+            try:
+                forgotten = await loop.archive.prune(
+                    loop.write,
+                    keep=section.keep_ended_jobs,
+                    ended_before=now - section.keep_ended_seconds,
+                    now=now,
+                )
+            except GpushareError as error:
+                log.warning("jobs that are over were not forgotten: %s", error)
+            else:
+                if forgotten:
+                    log.info("forgotten jobs=%d", forgotten)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def _enrolled(self, node: NodeName, realms: tuple[str, ...]) -> None:
+        assert self._loop is not None, "nobody joins before it serves"
+        await self._loop.send(NodeEnrolled(node, realms))
+
+    def _beat(self, nodes: int) -> float:
+        section = self._config.nodes
+        return max(section.beat_seconds, nodes / section.beats_per_second)
+
+    def _status(self, loop: PoolLoop) -> str:
+        state = loop.state
+        connected = sum(member.connected for member in state.members.values())
+        waiting = state.queued_count
+        phase = "" if state.settled else f", {phase_of(state)}"
+        return (
+            f"{connected} of {len(state.members)} nodes, {waiting} jobs queued, "
+            f"{len(state.jobs) - waiting} under way{phase}"
+        )
+
+
+async def _no_docker(_: Exchange) -> None:
+    raise NotFound(
+        "this is the coordinator of a pool; it has no containers",
+        hint="DOCKER_HOST is to name a node's socket: unix:///run/gpushared/gpushared.sock",
+    )
+
+
+async def _ask_status(channel: grpc.aio.Channel) -> None:
+    await pool_pb2_grpc.PoolAdminStub(channel).Status(pool_pb2.PoolStatusRequest())
+
+
+class AdminIdentities(Identities):
+    """Root, the members of trusted groups, and the daemon's own user: who owns its files is asked anyway."""
+
+    async def caller(self, peer: Peer) -> Caller:
+        caller = await super().caller(peer)
+        return replace(caller, trusted=True) if peer.uid == os.geteuid() else caller
+
+
+class JobOrigins:
+    """Out of the newest state; ``view``: a job as users see it."""
+
+    def __init__(self, state: Callable[[], PoolState], view: Callable[[Job], jobs_pb2.Job]) -> None:
+        self._state = state
+        self._view = view
+
+    def origin_of(self, job: JobId) -> NodeName:
+        found = self._find(job)
+        return HERE if found is None else found.spec.origin
+
+    def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
+        found = self._find(job)
+        if found is None:
+            return None
+        view = self._view(found).SerializeToString()
+        return link_pb2.JobUpdate(job=view, over=isinstance(found.state, Ended))
+
+    def _find(self, job: JobId) -> Job | None:
+        state = self._state()
+        return state.jobs.get(job) or state.ended.get(job)
+
+
+def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
+    """Return the rules of the pool as configured."""
+    return PoolRules(
+        policy=queue_policy_of(config, stop_grace_seconds=config.queue.stop_grace_seconds),
+        preemption=config.queue.preemption,
+        placement=config.placement.policy,
+        counts_host=config.placement.host is HostMode.AUTO,
+        max_queued=config.queue.max_queued,
+        max_queued_bytes=config.queue.max_queued_bytes,
+        max_queued_per_realm=config.queue.max_queued_per_realm,
+        max_queued_bytes_per_realm=config.queue.max_queued_bytes_per_realm,
+        max_queued_per_person=config.queue.max_queued_per_person,
+        max_queued_bytes_per_person=config.queue.max_queued_bytes_per_person,
+        settle_seconds=float(config.nodes.settle_seconds),
+        beat_seconds=config.nodes.beat_seconds,
+        beats_per_second=config.nodes.beats_per_second,
+        reserve_seconds=config.nodes.reserve_seconds,
+        stop_grace_seconds=config.queue.stop_grace_seconds,
+        when_cut_off=config.quotas.when_cut_off,
+        cut_off_seconds=float(config.quotas.cut_off_seconds),
+        principals={name: one.principals for name, one in config.users.items() if name != EVERYBODY},
+        common_realms=_common_realms(config),
+    )
+
+
+def _common_realms(config: CoordinatorConfig) -> frozenset[str]:
+    everybody = config.users.get(EVERYBODY)
+    return frozenset(one.partition("@")[2] for one in everybody.principals) if everybody else frozenset()

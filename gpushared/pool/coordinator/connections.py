@@ -1,0 +1,282 @@
+"""Bounds on the TCP connections of the coordinator's ports: of each address, of each caller, of strangers.
+
+gRPC accepts connections itself, and can only bound all of a port together; so whoever opens that many keeps
+everybody else out. This process looks through its own descriptors instead, and shuts surplus connections
+down. To gRPC that is a client that hangs up; no byte passes through Python. From an address that has as many
+as it may, the kernel takes no more.
+
+A connection is a stranger's until a call on it was admitted with a token or a certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import stat
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from itertools import islice
+from typing import Any
+
+from gpushared.pool.coordinator.address_filter import Network, drop_from
+
+log = logging.getLogger(__name__)
+
+DESCRIPTORS = "/proc/self/fd"
+LOOK_SECONDS = 0.2
+"""A flood over loopback opens 15 000 connections a second, which is 3000 between two looks."""
+GROWTH = 64
+"""Descriptors are looked through when there are so many more,"""
+SWEEP_SECONDS = 10.0
+"""after this time, because some may have ended while others came,"""
+KEPT_OUT_SECONDS = 1.0
+"""and after this time while an address is kept out."""
+FEW = 4
+"""An address with fewer strangers' connections is never kept out."""
+MOST_KEPT_OUT = 500
+"""Addresses; the kernel takes 4096 instructions, which are five for each."""
+TELL_SECONDS = 60.0
+"""Between two lines of the log about surplus connections."""
+MOST_OF_A_PORT = 8192
+"""Each costs 20 to 120 KiB."""
+_TCP = frozenset({socket.AF_INET, socket.AF_INET6})
+PREFIX_BITS = 64
+"""A machine has so many bits of IPv6 addresses for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """``of_port``: all of a port, which gRPC keeps to. ``strangers``: those that nobody is known behind.
+
+    ``of_address``: strangers from one address. ``of_caller``: of one token or node.
+    """
+
+    of_port: int
+    strangers: int
+    of_address: int
+    of_caller: int
+
+    @classmethod
+    def below(cls, descriptors: int) -> ConnectionBounds:
+        """Two ports have half of the descriptors; of a port's room strangers have half."""
+        port = min(MOST_OF_A_PORT, descriptors // 4)
+        return cls(port, port // 2, max(32, port // 8), max(32, port // 32))
+
+
+def bounds_here() -> ConnectionBounds:
+    """The bounds for the descriptors that this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return ConnectionBounds.below(4 * MOST_OF_A_PORT if soft == resource.RLIM_INFINITY else soft)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An accepted connection. ``peer`` is gRPC's word for the other end, ``address`` what is counted."""
+
+    descriptor: int
+    inode: int
+    port: int
+    peer: str
+    address: Network
+
+
+class Connections:
+    """Counts the connections of some ports, and ends those beyond the bounds, the newest first.
+
+    Where strangers are too many in all, each address has an even share. What is still too much is ended from
+    the oldest on: who means a call has made it within moments.
+    """
+
+    def __init__(self, ports: Collection[int], bounds: ConnectionBounds) -> None:
+        self._ports = frozenset(ports)
+        self._bounds = bounds
+        self._known: dict[str, str] = {}
+        """The callers behind connections, by peer."""
+        self._found: dict[int, Connection] = {}
+        """The connections by inode, in the order in which they were first seen."""
+        self._kept_out: dict[int, frozenset[Network]] = {}
+        """The networks that are kept out, by port."""
+        self._count = 0
+        """The fewest descriptors since the last sweep."""
+        self._swept_at = -SWEEP_SECONDS
+        self._told_at = -TELL_SECONDS
+
+    def met(self, peer: str, caller: str) -> None:
+        """Note that a call of this caller was admitted on the connection."""
+        self._known[peer] = caller
+
+    async def run(self) -> None:
+        """Keep to the bounds for as long as this runs."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.look()
+            except OSError as error:
+                log.warning("connections are not counted: %s", error)
+                await asyncio.sleep(SWEEP_SECONDS)
+
+    async def look(self) -> None:
+        """Sweep if there may be surplus connections."""
+        count, now = open_descriptors(), time.monotonic()
+        self._count = min(self._count, count)
+        rest = KEPT_OUT_SECONDS if any(self._kept_out.values()) else SWEEP_SECONDS
+        if count - self._count >= GROWTH or now - self._swept_at >= rest:
+            surplus = await self._sweep()
+            self._count, self._swept_at = count - len(surplus), now
+            if surplus and now - self._told_at >= TELL_SECONDS:
+                self._told_at = now
+                _tell(surplus)
+
+    async def _sweep(self) -> list[Connection]:
+        """End the surplus connections, and return them."""
+        met = set(self._known)
+        found = await asyncio.to_thread(accepted, self._ports, self._found)
+        for peer in met - {one.peer for one in found}:
+            del self._known[peer]
+        by_inode = {one.inode: one for one in found}
+        self._found = {inode: by_inode.pop(inode) for inode in self._found if inode in by_inode} | by_inode
+        surplus: list[Connection] = []
+        kept_out: dict[int, frozenset[Network]] = {}
+        for port in self._ports:
+            full, beyond = self._judged(port, [one for one in self._found.values() if one.port == port])
+            surplus += beyond
+            kept_out[port] = full
+        await asyncio.to_thread(shut_down, surplus)
+        await self._keep_out(kept_out)
+        return surplus
+
+    def _judged(
+        self, port: int, connections: Sequence[Connection]
+    ) -> tuple[frozenset[Network], list[Connection]]:
+        """The addresses from which a port is to take no more, and the surplus connections."""
+        strangers = Counter(one.address for one in connections if one.peer not in self._known)
+        of_address = self._of_address(strangers)
+        counts: Counter[str | Network] = Counter()
+        surplus, remaining = [], []
+        for one in connections:
+            caller = self._known.get(one.peer)
+            counted = caller or one.address
+            counts[counted] += 1
+            if counts[counted] > (self._bounds.of_caller if caller else of_address):
+                surplus.append(one)
+            elif caller is None:
+                remaining.append(one)
+        before = self._kept_out.get(port, frozenset())
+        full = (one for one, count in strangers.items() if count >= (FEW if one in before else of_address))
+        surplus += remaining[: max(0, len(remaining) - self._bounds.strangers)]
+        return frozenset(islice(full, MOST_KEPT_OUT)), surplus
+
+    def _of_address(self, strangers: Counter[Network]) -> int:
+        """Return how many connections an address may have: an even share if there are too many in all."""
+        most = self._bounds.of_address
+        if strangers.total() <= self._bounds.strangers:
+            return most
+        return min(most, max(FEW, self._bounds.strangers // len(strangers)))
+
+    async def _keep_out(self, networks: dict[int, frozenset[Network]]) -> None:
+        """Have the kernel drop what comes from these networks to the ports."""
+        before = self._kept_out
+        changed = {port: some for port, some in networks.items() if some != before.get(port, frozenset())}
+        if changed:
+            await asyncio.to_thread(keep_out, changed)
+        self._kept_out = networks
+
+
+# --- what the system tells ---
+
+
+def open_descriptors() -> int:
+    """Return how many descriptors this process has; before Linux 6.2 the folder's size does not tell."""
+    return os.stat(DESCRIPTORS).st_size or len(os.listdir(DESCRIPTORS))  # noqa: PTH116, PTH208 - hot
+
+
+def accepted(ports: frozenset[int], found: Mapping[int, Connection]) -> list[Connection]:
+    """All connections that came in at these ports. Those in ``found`` are not asked again."""
+    connections = []
+    for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - thousands of them
+        with suppress(OSError):
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                one = found.get(about.st_ino) or _asked(int(name), about.st_ino)
+                if one is not None and one.port in ports:
+                    connections.append(one)
+    return connections
+
+
+def shut_down(connections: Iterable[Connection]) -> None:
+    """End connections. A descriptor that has become another socket's is left alone."""
+    for one in connections:
+        with suppress(OSError):
+            copy = os.dup(one.descriptor)
+            try:
+                if os.fstat(copy).st_ino == one.inode:
+                    with _borrowed(copy) as sock:
+                        sock.shutdown(socket.SHUT_RDWR)
+            finally:
+                os.close(copy)
+
+
+def keep_out(networks: Mapping[int, Collection[Network]]) -> None:
+    """Let the listening sockets of these ports take nothing from these networks. Raises OSError."""
+    for descriptor, port in _listening():
+        if port in networks:
+            with _borrowed(descriptor) as sock:
+                drop_from(networks[port], sock)
+
+
+def _listening() -> Iterator[tuple[int, int]]:
+    """Yield all descriptors of listening TCP sockets, with their ports."""
+    for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - thousands of them
+        with suppress(OSError), _borrowed(int(name)) as sock:
+            if sock.family in _TCP and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                yield int(name), sock.getsockname()[1]
+
+
+def _asked(descriptor: int, inode: int) -> Connection | None:
+    """The connection at a descriptor; None where it is no TCP. Raises OSError where nobody is connected."""
+    with _borrowed(descriptor) as sock:
+        if sock.family not in _TCP:
+            return None
+        there = sock.getpeername()
+        here = sock.getsockname()
+    host = ip_address(there[0].partition("%")[0])
+    if isinstance(host, IPv6Address):
+        host = host.ipv4_mapped or host
+    return Connection(descriptor, inode, here[1], _peer(host, there), _network_of(host))
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A descriptor as a socket, which stays its owner's."""
+    sock = socket.socket(fileno=descriptor)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def _peer(host: IPv4Address | IPv6Address, there: Sequence[Any]) -> str:
+    """The other end as gRPC names it."""
+    if isinstance(host, IPv4Address):
+        return f"ipv4:{host}:{there[1]}"
+    scope = f"%25{there[3]}" if there[3] else ""
+    return f"ipv6:%5B{host}{scope}%5D:{there[1]}"
+
+
+def _network_of(host: IPv4Address | IPv6Address) -> Network:
+    """The addresses that count as one."""
+    if isinstance(host, IPv4Address):
+        return IPv4Network(host)
+    return IPv6Network((int(host), PREFIX_BITS), strict=False)
+
+
+def _tell(surplus: Sequence[Connection]) -> None:
+    address, most = Counter(one.address for one in surplus).most_common(1)[0]
+    log.warning("%d surplus connections ended, %d of them from %s", len(surplus), most, address)

@@ -1,0 +1,107 @@
+"""``Join``: how a machine gets the certificate of a node, and how a node gets its next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.units import shown
+from gpushared.net.call_audit import Asker, CallAudit
+from gpushared.net.call_checks import Context, abort
+from gpushared.pool.trust.certificates import check_clock
+from gpushared.pool.trust.node_enrolment import Signed
+from gpushared.pool.trust.rates import Rates, host_of
+from gpushared.pool.trust.secret_words import read_join_token
+from gpushared.pool.trust.trust import Trust
+from gpushared.storage.audit.line import NOBODY_HERE
+
+RENEWALS = 20
+RENEWALS_PER_SECOND = 1 / 3600
+"""A node needs one in weeks. Each is a line of the ledger for ever, and is written while others wait."""
+
+
+class JoinService(pool_pb2_grpc.JoinServicer):
+    """On both ports; ``Renew`` finds a certificate only on the nodes'."""
+
+    def __init__(
+        self,
+        trust: Trust,
+        node_port: Callable[[], int],
+        now: Callable[[], float] = time.time,
+        rates: Rates | None = None,
+        audit: CallAudit | None = None,
+    ) -> None:
+        self._audit = audit or CallAudit()
+        self._trust = trust
+        self._node_port = node_port
+        self._now = now
+        self._rates = rates or Rates(time.monotonic)
+        self._renewals = Rates(time.monotonic, burst=RENEWALS, per_second=RENEWALS_PER_SECOND)
+
+    async def GetTrust(  # noqa: N802 - gRPC's name
+        self, request: pool_pb2.GetTrustRequest, context: Context[Any, Any]
+    ) -> pool_pb2.Trust:
+        """Nothing of it is secret, and nobody believes it without the digest in a token."""
+        try:
+            self._rates.spend(host_of(context.peer()))
+        except GpushareError as error:
+            await self._refuse("Join/GetTrust", request, _stranger(context), context, error)
+        return self._told()
+
+    async def Sign(  # noqa: N802 - gRPC's name
+        self, request: pool_pb2.SignRequest, context: Context[Any, Any]
+    ) -> pool_pb2.SignAnswer:
+        try:
+            self._rates.spend(host_of(context.peer()))
+            words = read_join_token(request.token)
+            check_clock(f"the machine that is to be node {shown(request.node)}", request.now, self._now())
+            signed = await self._trust.enlisting.enlist(request.node, request.csr, words)
+        except GpushareError as error:
+            await self._refuse("Join/Sign", request, _stranger(context), context, error)
+        note = f"with the token {words.id}"
+        self._audit.done("Join/Sign", request, replace(_stranger(context), note=note))
+        return self._answer(signed)
+
+    async def Renew(  # noqa: N802 - gRPC's name
+        self, request: pool_pb2.RenewRequest, context: Context[Any, Any]
+    ) -> pool_pb2.SignAnswer:
+        who = _stranger(context)
+        try:
+            node = self._trust.callers.node_of(context)
+            who = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {who.user}")
+            check_clock(f"node {node.node}", request.now, self._now())
+            self._renewals.spend(f"node {node.node}")
+            signed = await self._trust.enlisting.renew(request.csr, node)
+        except GpushareError as error:
+            await self._refuse("Join/Renew", request, who, context, error)
+        self._audit.done("Join/Renew", request, who)
+        return self._answer(signed)
+
+    async def _refuse(
+        self, name: str, request: Message, who: Asker, context: Context[Any, Any], error: GpushareError
+    ) -> NoReturn:
+        self._audit.refused(name, request, who, error)
+        await abort(context, error)
+
+    def _answer(self, signed: Signed) -> pool_pb2.SignAnswer:
+        return pool_pb2.SignAnswer(certificate=signed.pem, trust=self._told(), node_port=self._node_port())
+
+    def _told(self) -> pool_pb2.Trust:
+        authority = self._trust.authority
+        return pool_pb2.Trust(
+            pool=authority.pool,
+            anchors=authority.anchors_pem,
+            generation=authority.generation,
+            now=self._now(),
+        )
+
+
+def _stranger(context: Context[Any, Any]) -> Asker:
+    """Return the asker known by the address alone: nothing else is known of a machine that joins."""
+    return Asker(NOBODY_HERE, host_of(context.peer()))

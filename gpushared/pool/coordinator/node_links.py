@@ -1,0 +1,396 @@
+"""The coordinator's end of the nodes' links: who may connect, one live stream a node, and what goes down.
+
+A stream says nothing durable by itself. What goes down may be lost, and is said again at the next hello; what
+came up is durable before it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import grpc
+
+from gpushared.api.v1 import link_pb2, link_pb2_grpc
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.coordinator_events import (
+    NodeDisconnected,
+    NodeHello,
+    PoolInstruction,
+    Send,
+    TellAllowance,
+    TellOrigin,
+)
+from gpushared.domain.jobs.job import HERE, NodeName
+from gpushared.domain.jobs.protocol import GiveBack, Order, Report
+from gpushared.domain.jobs.staleness_claims import ClaimRefused
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import shown
+from gpushared.jobs.job_ids import is_own_id
+from gpushared.net.call_audit import Asker, CallAudit
+from gpushared.net.call_checks import abort
+from gpushared.pool.coordinator.node_stream import (
+    Context,
+    Guard,
+    Machine,
+    NodeStream,
+    Origins,
+    refuse,
+    usual_beat,
+)
+from gpushared.pool.coordinator.registrations import HelloRead, Hellos
+from gpushared.pool.link import codec, soundness
+from gpushared.pool.trust.rates import host_of
+from gpushared.pool.tunnels.tunnel_frames import Data
+from gpushared.storage.audit.line import NOBODY_HERE
+
+log = logging.getLogger(__name__)
+
+DISCONNECT_RETRY_SECONDS = 1.0
+MAX_REFUSED_KEPT = 1024
+"""Refusals of so many are remembered, so as not to log them again and again."""
+
+TunnelContext = grpc.aio.ServicerContext[Data, Data]
+
+
+class Tunnels(Protocol):
+    """Takes the streams that nodes open because they were asked to with OpenTunnel."""
+
+    async def serve(self, node: NodeName, context: TunnelContext) -> None: ...
+
+
+class LinkService(link_pb2_grpc.NodeLinkServicer):
+    """Serves NodeLink. ``tunnels`` may be set later; until then nodes are told that there are none."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        guard: Guard,
+        origins: Origins,
+        tunnels: Tunnels | None = None,
+        beat: Callable[[int], float] = usual_beat,
+        *,
+        troubles: Troubles | None = None,
+        hellos: Hellos | None = None,
+        audit: CallAudit | None = None,
+    ) -> None:
+        """``beat``: how many seconds are between the beats of each of so many nodes."""
+        self.tunnels = tunnels
+        self._machine = machine
+        self._guard = guard
+        self._origins = origins
+        self._beat_seconds = beat
+        self._streams: dict[NodeName, NodeStream] = {}
+        self._partings: set[asyncio.Task[None]] = set()
+        self._refused: dict[str, str] = {}
+        self._troubles = troubles or Troubles()
+        self.hellos = hellos or Hellos()
+        self._audit = audit or CallAudit()
+        self._closed = False
+
+    # --- what the coordinator says ---------------------------------------------------------------------
+
+    def perform(self, instruction: PoolInstruction) -> None:
+        """Carry out the machine's instruction, after its cause is durable."""
+        match instruction:
+            case Send(node, order):
+                self.tell(node, order)
+            case TellOrigin(job):
+                self.tell_origin(job)
+            case TellAllowance(node):
+                self.tell_allowance(node)
+
+    def tell(self, node: NodeName, order: Order) -> None:
+        """An order; lost where the node is not connected, and in place of the same one that waits."""
+        stream = self._streams.get(node)
+        if isinstance(order, GiveBack) and stream is not None and codec.GIVE_BACK not in stream.capabilities:
+            return  # an older node ends it when its time to be claimed is over
+        if stream is not None:
+            stream.put((type(order), order.key), lambda: link_pb2.Down(order=codec.order_bytes(order)))
+
+    def tell_origin(self, job: JobId) -> None:
+        """Tell the node through which the job came in how the job stands."""
+        origin = self._origins.origin_of(job)
+        if origin != HERE and (stream := self._streams.get(origin)) is not None:
+            stream.update(job)
+
+    def tell_drain(self, node: NodeName) -> None:
+        """Tell the node if it is drained now, and why."""
+        if (stream := self._streams.get(node)) is not None:
+            stream.put(link_pb2.DrainNotice, lambda: self._drain_notice(node))
+
+    def tell_trust(self, trust: link_pb2.NewTrust) -> None:
+        """Tell all connected nodes which anchors to trust from now on.
+
+        The others hear it at their next hello.
+        """
+        for stream in self._streams.values():
+            if codec.TRUST in stream.capabilities:
+                stream.tell_trust(trust)
+
+    def tell_allowance(self, node: NodeName) -> None:
+        """Send the node its allowance as it then stands."""
+        if (stream := self._streams.get(node)) is not None:
+            stream.put(link_pb2.Allowance, lambda: self._allowance(node))
+
+    def _allowance(self, node: NodeName) -> link_pb2.Down | None:
+        member = self._machine.state.members.get(node)
+        if member is None or member.told is None:
+            return None
+        return link_pb2.Down(allowance=codec.allowance_message(member.told))
+
+    def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
+        """Ask a node to call ``Serve``. Raises Unavailable where it is not connected, StateConflict."""
+        stream = self._streams.get(node)
+        if stream is None:
+            raise Unavailable(
+                f"node {node} is not connected to the coordinator",
+                hint="`gpushare nodes` tells since when; it reconnects by itself",
+            )
+        if codec.TUNNEL not in stream.capabilities:
+            raise StateConflict(f"node {node} cannot open tunnels", hint="update gpushared there")
+        subject = (link_pb2.OpenTunnel, tunnel.tunnel_id)
+        stream.put(subject, lambda: link_pb2.Down(tunnel=tunnel))
+
+    def drop(self, node: NodeName, why: GpushareError) -> None:
+        """End a node's stream: it was forgotten, or its certificate revoked."""
+        self._troubles.cleared(_claim_of(node))
+        if (stream := self._streams.get(node)) is not None:
+            stream.end(why)
+
+    def renew(self) -> None:
+        """End all streams because the epoch rose; at their next hello all hear of it."""
+        for stream in self._streams.values():
+            stream.end(Unavailable("this coordinator leads with a new epoch", hint="dialled again by itself"))
+
+    def connected(self) -> frozenset[NodeName]:
+        return frozenset(self._streams)
+
+    async def close(self) -> None:
+        """Tell all nodes that this coordinator ends; they come back by themselves."""
+        self._closed = True
+        for stream in self._streams.values():
+            stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
+        for parting in self._partings:
+            parting.cancel()
+        await asyncio.gather(*self._partings, return_exceptions=True)
+
+    # --- streams ---------------------------------------------------------------------------------------
+
+    async def Connect(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, _requests: object, context: Context
+    ) -> None:
+        """The stubs know only generators; a stream may as well be written to (``context.write``)."""
+        node = NodeName("")
+        try:
+            node = self._guard.node_of(context.auth_context())
+            self._check_member(node)
+            await self._serve(await self._meet(node, context), context)
+        except GpushareError as error:
+            self._tell_of_refusal(node, error, context)
+            await refuse(context, error)
+
+    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, _requests: object, context: TunnelContext
+    ) -> None:
+        """A tunnel's bytes; who may open one is who may connect."""
+        try:
+            node = self._guard.node_of(context.auth_context())
+            self._check_member(node)
+            if self.tunnels is None:
+                raise Unavailable("this coordinator has no tunnels")
+            await self.tunnels.serve(node, context)
+        except GpushareError as error:
+            await abort(context, error)
+
+    def _check_member(self, node: NodeName) -> None:
+        """Raises PermissionRefused."""
+        member = self._machine.state.members.get(node)
+        if member is None or member.forgotten_at is not None:
+            known = "was forgotten by" if member is not None else "is not enrolled in"
+            raise PermissionRefused(
+                f"node {node} {known} the pool {self._guard.pool} as this coordinator knows it",
+                hint="join again: `gpushare pool token` there, then `gpushare node join` here; if the node "
+                "was not to be here at all, is this another coordinator of the same name, or an old copy?",
+            )
+
+    async def _meet(self, node: NodeName, context: Context) -> NodeStream:
+        """Hear a node's hello, have the machine take it, and keep nothing of it but the stream.
+
+        Raises RequestError, StateConflict, PermissionRefused, TimedOut, LimitReached.
+        """
+        async with self.hellos.of(node, context) as hello:
+            event = self._heard(node, hello)
+            stream = self._stream(node, hello.message)
+            self._replace(stream, context)
+            try:
+                await self._hand_on(event, stream)
+            except BaseException:
+                self._leave(stream)
+                raise
+            log.info("node=%s connected from=%s reports=%d", node, context.peer(), len(hello.reports))
+        return stream
+
+    async def _hand_on(self, event: NodeHello, stream: NodeStream) -> None:
+        """Give the hello to the machine.
+
+        Its orders wait in the mailbox, so that the welcome is the first message.
+        """
+        await self._machine.send(event)
+        if stream.ended is not None:
+            # The welcome must not go out with the epoch that just rose for this hello: the node would name
+            # that epoch in its next hello, as one that it has from another coordinator, and so on for ever.
+            raise stream.ended
+
+    def _heard(self, node: NodeName, read: HelloRead) -> NodeHello:
+        """Return the machine's event for a hello. Raise RequestError, StateConflict or PermissionRefused."""
+        hello = read.message
+        if hello.node != node:
+            raise PermissionRefused(
+                f"a node says that it is {shown(hello.node)}, and its certificate that it is {node}",
+                hint="the name is that with which it joined; to change it, join again",
+            )
+        codec.check_generation(f"node {node}", hello.capabilities, hello.version)
+        self._check_epoch(node, hello)
+        return NodeHello(
+            node,
+            inventory=codec.read_inventory(hello.inventory),
+            free=codec.read_free(hello.free),
+            reports=tuple(self._in_its_name(report) for report in read.reports),
+            seen_epoch=hello.seen_epoch,
+            seen_revision=hello.seen_revision,
+        )
+
+    def _check_epoch(self, node: NodeName, hello: link_pb2.Hello) -> None:
+        """Raises RequestError. More than ours makes the pool recover, so the log says whose word that is."""
+        ours, revision = self._machine.state.epoch, self._machine.revision
+        soundness.check_epoch(hello.seen_epoch, ours)
+        if hello.seen_epoch > ours or hello.seen_revision > revision:
+            log.warning(
+                "node=%s has seen more of the pool: epoch %d revision %d, and ours are %d and %d",
+                node, hello.seen_epoch, hello.seen_revision, ours, revision,
+            )  # fmt: skip
+
+    def _in_its_name(self, report: Report) -> Report:
+        """A report whose job's owner is whom the pool knows by that name, whatever the node says of them.
+
+        Of a job that has another's id no more is believed than that there is an attempt.
+        """
+        if report.spec is None:
+            return report
+        try:
+            owner = self._guard.owner_named(report.spec.owner.principal)
+        except RequestError as error:
+            log.warning("attempt=%s nobody can own it: %s", report.key, error)
+            return replace(report, spec=None)
+        spec = replace(report.spec, owner=owner)
+        if not is_own_id(report.key.job, spec):
+            log.warning("attempt=%s it cannot be of a job of %s", report.key, owner.principal)
+            return replace(report, spec=None)
+        return replace(report, spec=spec)
+
+    def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
+        return NodeStream(
+            node, hello, self._machine, self._guard, self._origins, self._beat_seconds, self._audit
+        )
+
+    async def _serve(self, stream: NodeStream, context: Context) -> None:
+        try:
+            self._refused.pop(stream.node, None)
+            self._troubles.cleared(_claim_of(stream.node))
+            await context.write(link_pb2.Down(welcome=self._welcome()))
+            self._tell_standing_drain(stream.node)
+            why = await stream.talk(context)
+            if why is not None:
+                self._tell_of_refusal(stream.node, why, context)
+        finally:
+            self._leave(stream)
+
+    def _leave(self, stream: NodeStream) -> None:
+        if self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+            self._part(stream.node)
+
+    def _replace(self, stream: NodeStream, context: Context) -> None:
+        """The newer one counts: the older may be a half-open remainder that nobody reads any more."""
+        older = self._streams.get(stream.node)
+        self._streams[stream.node] = stream
+        if older is not None:
+            older.end(
+                StateConflict(
+                    f"another stream of node {stream.node} took over, from {context.peer()}",
+                    hint="does a copy of this machine run, with the same certificate?",
+                )
+            )
+
+    def _welcome(self) -> link_pb2.Welcome:
+        return link_pb2.Welcome(
+            pool=self._guard.pool,
+            epoch=self._machine.state.epoch,
+            revision=self._machine.revision,
+            beat_seconds=self._beat_seconds(len(self._machine.state.members)),
+            now=time.time(),
+            capabilities=codec.CAPABILITIES,
+        )
+
+    def _tell_standing_drain(self, node: NodeName) -> None:
+        member = self._machine.state.members.get(node)
+        if member is not None and member.drained_by:
+            self.tell_drain(node)
+
+    def _drain_notice(self, node: NodeName) -> link_pb2.Down | None:
+        member = self._machine.state.members.get(node)
+        if member is None:
+            return None
+        return link_pb2.Down(drain=link_pb2.DrainNotice(reason=member.drain_reason, by=member.drained_by))
+
+    def _part(self, node: NodeName) -> None:
+        """A task of its own, because the call that ends is being cancelled."""
+        if self._closed:
+            return
+        task = asyncio.create_task(self._disconnected(node))
+        self._partings.add(task)
+        task.add_done_callback(self._partings.discard)
+
+    async def _disconnected(self, node: NodeName) -> None:
+        while node not in self._streams:
+            try:
+                await self._machine.send(NodeDisconnected(node))
+            except (Unavailable, TimedOut, LimitReached):
+                await asyncio.sleep(DISCONNECT_RETRY_SECONDS)
+            except GpushareError as error:
+                log.warning("node=%s its parting was not noted: %s", node, error)
+                return
+            else:
+                log.info("node=%s disconnected", node)
+                return
+
+    def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
+        """Log a node's refusal once, until its reason changes: nodes come back all the time."""
+        if isinstance(error, ClaimRefused):
+            self._troubles.raised(_claim_of(node), str(error))
+        who, host = node or host_of(context.peer()), host_of(context.peer())
+        asker = Asker(NOBODY_HERE, f"node {node}" if node else host, note=f"from {host}")
+        self._audit.refused("NodeLink/Connect", None, asker, error)
+        if self._refused.get(who) != str(error):
+            log.warning("node=%s from=%s refused: %s", node or "?", context.peer(), error)
+        if who in self._refused or len(self._refused) < MAX_REFUSED_KEPT:
+            self._refused[who] = str(error)
+
+
+def _claim_of(node: NodeName) -> str:
+    """The trouble of a node that says too often that it has seen more of the pool."""
+    return f"claim-{node}"

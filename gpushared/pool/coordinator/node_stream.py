@@ -1,0 +1,388 @@
+"""One node's live stream, as the coordinator holds it: what comes up is handled, what is to go down waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.jobs.coordinator_events import (
+    CancelAsked,
+    ClientGone,
+    JobSubmitted,
+    NodeBeat,
+    PoolEvent,
+    Reported,
+)
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.job import Job, NodeName, Owner
+from gpushared.domain.jobs.liveness import beat_seconds
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import shown
+from gpushared.jobs import bounds
+from gpushared.jobs.job_ids import is_own_id
+from gpushared.jobs.mailbox import Mailbox
+from gpushared.net.call_audit import Asker, CallAudit
+from gpushared.pool.link import codec, soundness
+from gpushared.storage.audit.line import NOBODY_HERE
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[link_pb2.Up, link_pb2.Down]
+
+MAX_WAITING = 32_768
+"""This many subjects may wait to be sent to one node."""
+BUSY = 1024
+"""With this many subjects waiting, nothing more is read from a node until it has read some of them."""
+IN_WORK = 32
+"""This many of a node's messages are handled at a time."""
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 8.0
+_JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
+LINGER_SECONDS = 5.0
+SILENCE_SECONDS = 40.0
+"""A stream whose connection lives is given up when nothing was heard for so long, but not before three beats:
+the node's gRPC answers pings also where its daemon hangs."""
+LOOKS = 4
+"""Within that time it is looked so often, so that a pause of ours is not taken for one of the node's."""
+MAX_GRACE_SECONDS = 24 * 3600
+
+_PASSING = (Unavailable, TimedOut, LimitReached)
+"""Errors after which the same message is handled once more: they say nothing of it."""
+
+
+class Book(Protocol):
+    """Give links the part of the machine's state that they look at."""
+
+    @property
+    def members(self) -> Mapping[NodeName, Member]: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+class Machine(Protocol):
+    """The coordinator's loop."""
+
+    @property
+    def state(self) -> Book: ...
+    @property
+    def revision(self) -> int:
+        """Return the revision of the newest change in the store."""
+        ...
+
+    async def send(self, event: PoolEvent) -> Job | None:
+        """Comes back when what the event changed is durable. Errors are those of the tree."""
+        ...
+
+
+class Guard(Protocol):
+    """Tell which node is at the other end, and for which users the node may speak."""
+
+    @property
+    def pool(self) -> str: ...
+
+    def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
+        """The node whose certificate this is (gRPC's ``auth_context``).
+
+        Raises PermissionRefused: of another pool, revoked, no node's.
+        """
+        ...
+
+    def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
+        """The user for whom a node vouches. Raises PermissionRefused."""
+        ...
+
+    def owner_named(self, principal: str) -> Owner:
+        """Return the owner that a principal names, never an admin. Raise RequestError if it can be nobody."""
+        ...
+
+    def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
+        """Return the anchors that a node is to trust from now on, or None if it has the newest already."""
+        ...
+
+
+class Origins(Protocol):
+    """Jobs, as the nodes through which they came in are told of them."""
+
+    def origin_of(self, job: JobId) -> NodeName:
+        """HERE for none."""
+        ...
+
+    def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
+        """Return how the job stands now, or None if the job is no longer known."""
+        ...
+
+
+def usual_beat(nodes: int) -> float:
+    """Return the seconds between beats for this many nodes, by the rules without configuration."""
+    return beat_seconds(nodes, PoolRules())
+
+
+class NodeStream:
+    """A stream that was welcomed. ``talk`` lasts as long as it does."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        hello: link_pb2.Hello,
+        machine: Machine,
+        guard: Guard,
+        origins: Origins,
+        beat: Callable[[int], float] = usual_beat,
+        audit: CallAudit | None = None,
+    ) -> None:
+        self.node = node
+        self._audit = audit or CallAudit()
+        self.capabilities = frozenset(hello.capabilities)
+        self.mailbox: Mailbox[link_pb2.Down] = Mailbox(MAX_WAITING)
+        self._machine = machine
+        self._guard = guard
+        self._origins = origins
+        self._beat_seconds = beat
+        self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._trust: tuple[int, bool] | None = None
+        self._messages = 0
+        self._listens = False
+        self._slots = asyncio.Semaphore(IN_WORK)
+        self._work: set[asyncio.Task[None]] = set()
+
+    def end(self, why: GpushareError) -> None:
+        """Close it from this side; the node is told why."""
+        if not self._why.done():
+            self._why.set_result(why)
+
+    @property
+    def ended(self) -> GpushareError | None:
+        """Return why this side closed the stream, or None if it did not."""
+        return self._why.result() if self._why.done() else None
+
+    def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
+        """Have it sent. Where the node reads too slowly for it, the stream ends: its next hello tells all."""
+        if not self.mailbox.put(subject, word):
+            self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
+
+    async def talk(self, context: Context) -> GpushareError | None:
+        """Read and write until either side ends it; why, where it was this side, and the node was told."""
+        works = (self._read(context), self._write(context), self._watch())
+        ways = [asyncio.create_task(work) for work in works]
+        ends: list[asyncio.Future[Any]] = [*ways, self._why]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._why.done():
+                await self._part(context, self._why.result())
+                return self._why.result()
+            for way in ways:
+                if way.done() and (error := way.exception()) is not None:
+                    log.info("node=%s its stream broke: %s", self.node, error)
+            return None
+        finally:
+            for task in (*ways, *self._work):
+                task.cancel()
+            await asyncio.gather(*ways, *self._work, return_exceptions=True)
+
+    async def _part(self, context: Context, why: GpushareError) -> None:
+        """Only one write may be under way, and a node that does not read holds it up for ever."""
+        try:
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+        await refuse(context, why)
+
+    # --- down ------------------------------------------------------------------------------------------
+
+    async def _write(self, context: Context) -> None:
+        while not self._why.done():
+            message = await self.mailbox.take()
+            self._idle.clear()
+            await context.write(message)
+            self._idle.set()
+
+    def update(self, job: JobId) -> None:
+        """Tell how a job stands that came in through this node."""
+        self.put((link_pb2.JobUpdate, job), lambda: self._update(job))
+
+    def _update(self, job: JobId) -> link_pb2.Down | None:
+        update = self._origins.update_of(job)
+        return None if update is None else link_pb2.Down(update=update)
+
+    # --- up --------------------------------------------------------------------------------------------
+
+    async def _read(self, context: Context) -> None:
+        while isinstance(message := await self._next(context), link_pb2.Up):
+            await self.mailbox.room(BUSY)
+            await self._slots.acquire()
+            task = asyncio.create_task(self._guarded(message))
+            self._work.add(task)
+            task.add_done_callback(self._finished)
+
+    async def _next(self, context: Context) -> object:
+        self._listens = True
+        try:
+            return await context.read()
+        finally:
+            self._listens = False
+            self._messages += 1
+
+    async def _watch(self) -> None:
+        """Until nothing was heard for too long, though it was listened for."""
+        missed, silence = 0, SILENCE_SECONDS
+        while missed < LOOKS:
+            silence = max(SILENCE_SECONDS, 3 * self._beat_seconds(len(self._machine.state.members)))
+            before = self._messages
+            await asyncio.sleep(silence / LOOKS)
+            missed = missed + 1 if self._listens and self._messages == before else 0
+        self.end(TimedOut(f"node {self.node} said nothing for {silence:.0f} s"))
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("node=%s a message was not handled", self.node, exc_info=error)
+
+    async def _guarded(self, message: link_pb2.Up) -> None:
+        try:
+            await self._take(message)
+        except GpushareError as error:
+            log.warning("node=%s a message was not taken: %s", self.node, error)
+
+    async def _take(self, message: link_pb2.Up) -> None:
+        bounds.check_message(message)
+        match message.WhichOneof("what"):
+            case "beat":
+                await self._beat(message.beat)
+            case "report":
+                # Only a hello makes jobs known that were not, and says whose they are.
+                report = replace(codec.read_report(message.report), spec=None, request=None)
+                await self._deliver(Reported(self.node, report))
+            case "stale":
+                stale = codec.read_stale(message.stale)
+                soundness.check_epoch(stale.epoch, self._machine.state.epoch)
+                await self._deliver(Reported(self.node, stale))
+            case "job":
+                await self._job(message.job)
+            case "cancel":
+                await self._cancel(message.cancel)
+            case "client_gone":
+                await self._client_gone(message.client_gone)
+            case "trust_seen":
+                self._trust_seen(message.trust_seen)
+            case other:
+                log.debug("node=%s said %s, which this version does not know", self.node, other)
+
+    async def _beat(self, beat: link_pb2.Beat) -> None:
+        """Acknowledged only once the machine knows of it: the node counts on that."""
+        inventory = codec.read_inventory(beat.inventory) if beat.inventory else None
+        free = codec.read_free(beat.free) if beat.free else None
+        await self._machine.send(NodeBeat(self.node, inventory, free))
+        self.put(link_pb2.BeatAck, lambda: self._beat_ack(beat.seq))
+
+    def _beat_ack(self, seq: int) -> link_pb2.Down:
+        seconds = self._beat_seconds(len(self._machine.state.members))
+        return link_pb2.Down(
+            beat_ack=link_pb2.BeatAck(seq=seq, revision=self._machine.revision, beat_seconds=seconds)
+        )
+
+    async def _deliver(self, event: PoolEvent) -> None:
+        """Until the store has it: a node says it only once in the life of a stream."""
+        seconds = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await self._machine.send(event)
+            except _PASSING as error:
+                log.info("node=%s not taken yet: %s", self.node, error)
+                await asyncio.sleep(seconds)
+                seconds = min(2 * seconds, LAST_RETRY_SECONDS)
+            else:
+                return
+
+    async def _job(self, asked: link_pb2.OutboxJob) -> None:
+        job = JobId(asked.job_id)
+        try:
+            await self._deliver(self._submitted(job, asked))
+        except GpushareError as error:
+            self._audit.refused("Jobs/Submit", asked, self._asker(None), error)
+            self._acknowledge(job, error, cancel=False)
+        else:
+            self._acknowledge(job, None, cancel=False)
+            self.update(job)
+
+    def _submitted(self, job: JobId, asked: link_pb2.OutboxJob) -> JobSubmitted:
+        if _JOB_ID.fullmatch(job) is None:
+            raise RequestError(f"{shown(job)} is no name of a job")
+        spec = codec.read_spec(asked.spec)
+        owner = self._guard.owner_of(self.node, asked.assertion, codec.job_digest(job, asked.spec))
+        ours = replace(spec, owner=owner, origin=self.node)
+        if not is_own_id(job, ours):
+            raise RequestError(
+                f"{shown(job)} is not the id of a job of {owner.principal}",
+                hint="gpushared of the node gives jobs their ids; is it of this version (`gpushare nodes`)?",
+            )
+        return JobSubmitted(job, ours, held=asked.held, priority=asked.priority, old=asked.old)
+
+    async def _cancel(self, asked: link_pb2.OutboxCancel) -> None:
+        job, owner = JobId(asked.job_id), None
+        try:
+            grace = min(max(0, asked.grace_seconds), MAX_GRACE_SECONDS)
+            digest = codec.cancel_digest(job, asked.grace_seconds)
+            owner = self._guard.owner_of(self.node, asked.assertion, digest)
+            await self._deliver(CancelAsked(job, owner, grace))
+        except GpushareError as error:
+            self._audit.refused("Jobs/Cancel", asked, self._asker(owner), error)
+            self._acknowledge(job, error, cancel=True)
+        else:
+            self._audit.done("Jobs/Cancel", asked, self._asker(owner))
+            self._acknowledge(job, None, cancel=True)
+
+    async def _client_gone(self, told: link_pb2.ClientGone) -> None:
+        job = JobId(told.job_id)
+        owner = self._guard.owner_of(self.node, told.assertion, codec.gone_digest(job))
+        await self._machine.send(ClientGone(job, owner))
+
+    def _asker(self, owner: Owner | None) -> Asker:
+        """None: nobody for whom the node may speak."""
+        user = f"node {self.node}" if owner is None else owner.principal
+        return Asker(NOBODY_HERE, user, note=f"by node {self.node}")
+
+    def _acknowledge(self, job: JobId, error: GpushareError | None, *, cancel: bool) -> None:
+        ack = link_pb2.OutboxAck(job_id=job, cancel=cancel)
+        if error is not None:
+            log.info("node=%s job=%s refused: %s", self.node, shown(job), error)
+            ack.code, ack.message, ack.hint = error.code, error.message, error.hint
+        self.put((link_pb2.OutboxAck, job, cancel), lambda: link_pb2.Down(outbox_ack=ack))
+
+    def _trust_seen(self, seen: link_pb2.TrustSeen) -> None:
+        trust = self._guard.newer_trust(self.node, seen.generation)
+        if trust is not None:
+            self.tell_trust(trust)
+
+    def tell_trust(self, trust: link_pb2.NewTrust) -> None:
+        """Once the same: until a node has renewed its certificate, it is always behind."""
+        if self._trust != (trust.generation, trust.renew_now):
+            self._trust = (trust.generation, trust.renew_now)
+            self.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
+
+
+async def refuse(context: Context, why: GpushareError) -> None:
+    """Say why the call ends, and give the node a moment to hang up.
+
+    A call that ends while its client still writes shows it the end, and not what was said before.
+    """
+    await context.write(link_pb2.Down(refuse=codec.refusal(why)))
+    await asyncio.sleep(LINGER_SECONDS)

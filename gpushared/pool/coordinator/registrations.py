@@ -1,0 +1,163 @@
+"""Reading what nodes say first, which can be long, and may be meant to be too much.
+
+Whoever has taken over a node can say hello without end. So each node says a few at a time, and no more in a
+while than one whose link is bad would; few long ones are held in memory at once; and each has its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.jobs.coordinator_rules import TOLD_BYTES, TOLD_JOBS
+from gpushared.domain.jobs.job import NodeName, names_bytes
+from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.model.errors import LimitReached, RequestError, TimedOut
+from gpushared.jobs import bounds
+from gpushared.pool.coordinator.node_stream import Context
+from gpushared.pool.link import codec
+from gpushared.pool.trust.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class HelloBounds:
+    """Seconds: ``message`` for each message, ``whole`` for all of a hello.
+
+    ``most_bytes``: of its reports. Of those that have more than ``long_bytes``, ``long_at_once`` are read at
+    a time. ``at_once``: hellos of one node; an older one may be half-open and not know it yet. ``burst`` of
+    them come in a row, and then ``per_second``. Of all that a hello tells of its jobs ``specs`` are kept,
+    with ``spec_bytes``.
+    """
+
+    message: float = 30.0
+    whole: float = 60.0
+    most_bytes: int = 128 << 20
+    long_bytes: int = 4 << 20
+    long_at_once: int = 2
+    at_once: int = 3
+    burst: int = 60
+    per_second: float = 1.0
+    specs: int = TOLD_JOBS
+    spec_bytes: int = TOLD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRead:
+    """All of it."""
+
+    message: link_pb2.Hello
+    reports: tuple[Report, ...]
+
+
+class _Share:
+    """Bound the part of a hello that is kept while the rest is read.
+
+    No node can have more attempts under way.
+    """
+
+    def __init__(self, bounds: HelloBounds) -> None:
+        self._bounds = bounds
+        self._specs, self._bytes = 0, 0
+
+    def kept(self, report: Report) -> Report:
+        """The report, without what it says of its job where there is too much of that."""
+        if report.spec is None and report.request is None:
+            return report
+        self._specs += 1
+        self._bytes += report.spec.size_bytes if report.spec is not None else 0
+        self._bytes += names_bytes(report.request) if report.request is not None else 0
+        if self._specs <= self._bounds.specs and self._bytes <= self._bounds.spec_bytes:
+            return report
+        return replace(report, spec=None, request=None)
+
+
+class Hellos:
+    """Reads them; ``now`` is a clock that only goes forward."""
+
+    def __init__(
+        self, bounds: HelloBounds | None = None, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bounds = bounds or HelloBounds()
+        self._rates = Rates(now, burst=self._bounds.burst, per_second=self._bounds.per_second)
+        self._open: Counter[NodeName] = Counter()
+        self._long = asyncio.Semaphore(self._bounds.long_at_once)
+        self._long_of: set[NodeName] = set()
+        self._news = asyncio.Event()
+
+    async def long_one(self, node: NodeName) -> None:
+        """Wait until a hello of this node turns out to be a long one."""
+        while node not in self._long_of:
+            self._news.clear()
+            await self._news.wait()
+
+    @asynccontextmanager
+    async def of(self, node: NodeName, context: Context) -> AsyncIterator[HelloRead]:
+        """A hello, which counts as being read while the block runs.
+
+        Raises RequestError, TimedOut, LimitReached.
+        """
+        self._rates.spend(f"node {node}")
+        if self._open[node] >= self._bounds.at_once:
+            raise LimitReached(f"node {node} says {self._bounds.at_once} hellos at a time already")
+        self._open[node] += 1
+        try:
+            async with AsyncExitStack() as stack:
+                yield await self._read(node, context, stack)
+        finally:
+            self._open[node] -= 1
+            if not self._open[node]:
+                del self._open[node]
+
+    async def _read(self, node: NodeName, context: Context, stack: AsyncExitStack) -> HelloRead:
+        try:
+            async with asyncio.timeout(self._bounds.whole):
+                message = await self._next(context)
+                if message.WhichOneof("what") != "hello":
+                    raise RequestError("the first message of a link is not a hello")
+                return HelloRead(message.hello, await self._reports(node, message.hello, context, stack))
+        except TimeoutError:
+            raise TimedOut(f"a hello took longer than {self._bounds.whole:.0f} s") from None
+
+    async def _next(self, context: Context) -> link_pb2.Up:
+        """The next message of a hello. Raises TimedOut, RequestError."""
+        try:
+            async with asyncio.timeout(self._bounds.message):
+                message = await context.read()
+        except TimeoutError:
+            raise TimedOut(f"no hello in {self._bounds.message:.0f} s") from None
+        if not isinstance(message, link_pb2.Up):
+            raise RequestError("the link ended within its hello")
+        bounds.check_message(message)
+        return message
+
+    async def _reports(
+        self, node: NodeName, hello: link_pb2.Hello, context: Context, stack: AsyncExitStack
+    ) -> tuple[Report, ...]:
+        """All reports of a hello; those that follow it too."""
+        share = _Share(self._bounds)
+        reports = [share.kept(codec.read_report(data)) for data in hello.reports]
+        size, is_long = 0, False
+        for _ in range(hello.more_reports):
+            message = await self._next(context)
+            size += len(message.report)
+            if message.WhichOneof("what") != "report" or size > self._bounds.most_bytes:
+                raise RequestError("a hello whose reports do not follow it, or are too many")
+            if size > self._bounds.long_bytes and not is_long:
+                await self._wait_for_room(node, stack)
+                is_long = True
+            reports.append(share.kept(codec.read_report(message.report)))
+        return tuple(reports)
+
+    async def _wait_for_room(self, node: NodeName, stack: AsyncExitStack) -> None:
+        """Until it is its turn to be held in memory. Raises LimitReached while another of the node is."""
+        if node in self._long_of:
+            raise LimitReached(f"another long hello of node {node} is being read")
+        self._long_of.add(node)
+        self._news.set()
+        stack.callback(self._long_of.discard, node)
+        await stack.enter_async_context(self._long)

@@ -1,0 +1,273 @@
+"""``Jobs`` of a coordinator, at all its doors: for nodes in their users' names, tokens, administrators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import audit_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
+from gpushared.domain.jobs.job import Owner
+from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
+from gpushared.domain.model.request import Caller
+from gpushared.jobs.archive import Archive
+from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.jobs_service import JobsService
+from gpushared.jobs.node_views import has_simulated, nodes_of, notices_of
+from gpushared.net.audit_service import AuditApi
+from gpushared.net.call_checks import Context
+from gpushared.pool.coordinator.admin_service import Admin
+from gpushared.pool.coordinator.job_streams import JobStreams
+from gpushared.pool.coordinator.join_service import JoinService
+from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.parts import Coordinator, Door, Service
+from gpushared.pool.coordinator.unary_service import Handler, unary_service
+from gpushared.pool.trust.callers import PoolCaller, unless
+from gpushared.pool.trust.token_records import Scope
+from gpushared.pool.trust.token_service import TrustAdmin
+from gpushared.pool.tunnels.coordinator_tunnels import Tunnels
+from gpushared.pool.tunnels.tunnel_frames import from_wire, to_wire
+from gpushared.storage.audit.line import NOBODY_HERE
+
+_JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
+_FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
+"""A client at a node's gate can do everything that these scopes permit, with all containers of the
+account."""
+FIRST_SECONDS = 30.0
+"""A tunnel may be open this long before its first message says where it leads."""
+NOTICED = 5
+"""A notice names at most this many nodes."""
+_Asked = TypeVar("_Asked", bound=Message)
+_Answered = TypeVar("_Answered", bound=Message)
+
+
+def jobs_services(coordinator: Coordinator) -> Sequence[Service]:
+    """The unary calls, and the streams that have no JSON."""
+    tunnels = Tunnels(lambda: coordinator.link)
+    coordinator.link.tunnels = tunnels
+    room = _Room(coordinator, JobStreams(tunnels))
+    unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Door))
+
+    def add(server: grpc.aio.Server) -> None:
+        unary.add(server)
+        server.add_generic_rpc_handlers((room.streams(),))
+
+    return (Service(unary.name, unary.doors, add, unary.calls),)
+
+
+class _Room:
+    def __init__(self, coordinator: Coordinator, streams: JobStreams) -> None:
+        self._coordinator = coordinator
+        self._streams = streams
+        self._callers = coordinator.trust.callers
+        loop = coordinator.loop
+        self._service = JobsService(
+            loop,
+            Archive(coordinator.store),
+            JobViews(lambda: loop.state, loop.now),
+            presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
+            notices=self._notices,
+            lacks=lambda: next(iter(self._notices()), ""),
+            simulated=lambda: has_simulated(loop.state),
+        )
+
+    # --- unary -----------------------------------------------------------------------------------------
+
+    def handlers(self) -> dict[str, Handler]:
+        service = self._service
+        return {
+            "Submit": _for(Scope.SUBMIT, service.submit),
+            "SubmitBatch": _for(Scope.SUBMIT, service.submit_batch),
+            "Get": _for(Scope.READ, service.get),
+            "List": _for(Scope.READ, service.list_jobs),
+            "Wait": _for(Scope.READ, service.wait),
+            "Cancel": _for(Scope.CANCEL, service.cancel),
+            "Hold": _for(Scope.CANCEL, service.hold),
+            "SetPriority": _for(Scope.CANCEL, service.set_priority),
+            "Explain": _for(Scope.READ, service.explain),
+            "Nodes": _for(Scope.READ, self._nodes),
+        }
+
+    async def _nodes(self, _: jobs_pb2.NodesRequest, owner: Owner) -> jobs_pb2.NodesResponse:
+        loop = self._coordinator.loop
+        async with self._service.turn(owner):
+            return jobs_pb2.NodesResponse(
+                nodes=nodes_of(loop.state, loop.now()),
+                pool=self._coordinator.trust.pool,
+                notices=[*self._notices(), *notices_of(loop.state, loop.now())],
+            )
+
+    def _notices(self) -> list[str]:
+        """Return the reasons why the listed state is uncertain."""
+        state = self._coordinator.loop.state
+        if state.settled:
+            return []
+        missing = state.missing()
+        names = ", ".join(missing[:NOTICED]) + (
+            f" and {len(missing) - NOTICED} more" if missing[NOTICED:] else ""
+        )
+        waits = f"; not heard of yet: {names}" if names else ""
+        if state.recovering_since is not None:
+            return [f"the pool lost some of its memory and asks its nodes what they have{waits}"]
+        return [f"the pool has just begun and asks its nodes what they have{waits}"]
+
+    # --- streams ---------------------------------------------------------------------------------------
+
+    def streams(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            _JOBS.full_name,
+            {
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    self._watch, jobs_pb2.JobRef.FromString, jobs_pb2.Job.SerializeToString
+                ),
+                "Logs": grpc.unary_stream_rpc_method_handler(
+                    self._logs, jobs_pb2.LogsRequest.FromString, jobs_pb2.LogChunk.SerializeToString
+                ),
+                "Tunnel": grpc.stream_stream_rpc_method_handler(
+                    self._tunnel, from_wire(jobs_pb2.TunnelChunk), to_wire(jobs_pb2.TunnelChunk)
+                ),
+            },
+        )
+
+    async def _watch(
+        self, message: jobs_pb2.JobRef, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.Job]:
+        async for view in self._callers.stream(self._watched, message, context, "Jobs/Watch"):
+            yield view
+
+    async def _watched(self, message: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[jobs_pb2.Job]:
+        caller.require(Scope.READ)
+        async for view in self._service.watch(message, caller.owner):
+            yield view
+
+    async def _logs(
+        self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
+    ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        async for chunk in self._callers.stream(self._written, message, context, "Jobs/Logs"):
+            yield chunk
+
+    async def _written(
+        self, message: jobs_pb2.LogsRequest, caller: PoolCaller
+    ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        caller.require(Scope.LOGS)
+        job = await self._service.find(message.job_id, caller.owner)
+        async for chunk in self._streams.logs(job, message, caller.owner):
+            yield chunk
+
+    async def _tunnel(self, _: object, context: Context[Any, Any]) -> None:
+        """Written to and read from by hand, because both ways end by themselves."""
+        caller: PoolCaller | None = None
+        first: object = None
+        try:
+            first = await _first_message(context)
+            if not isinstance(first, jobs_pb2.TunnelChunk):
+                raise RequestError("a tunnel begins with the job that it leads to")
+            caller = await self._callers.caller_of(context, first)
+            for scope in _FOR_TUNNELS:
+                caller.require(scope)
+            job = await self._service.find(first.job_id, caller.owner)
+            with self._callers.watching(caller) as gone:
+                await unless(gone, self._streams.tunnel(job, first, caller.owner, context))
+        except GpushareError as error:
+            asked = first if isinstance(first, jobs_pb2.TunnelChunk) else None
+            await self._callers.refuse("Jobs/Tunnel", asked, caller, context, error)
+
+
+async def _first_message(context: Context[Any, Any]) -> object:
+    """Read what a stream begins with. Raises TimedOut."""
+    try:
+        async with asyncio.timeout(FIRST_SECONDS):
+            return await context.read()
+    except TimeoutError:
+        raise TimedOut(f"no message came in {FIRST_SECONDS:.0f} s", hint="try again") from None
+
+
+def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:
+    """The call for those who may."""
+
+    async def handler(message: Any, caller: PoolCaller) -> Message:
+        caller.require(scope)
+        return await call(message, caller.owner)
+
+    return handler
+
+
+EVERYWHERE = frozenset(Door)
+BY_TLS = frozenset({Door.NODES, Door.USERS})
+
+
+def admin_services(coordinator: Coordinator) -> Sequence[Service]:
+    """Return the services that administrators call, and the one for machines that join."""
+    admin = Admin(
+        coordinator.loop,
+        coordinator.trust.enlisting,
+        coordinator.troubles,
+        pool=coordinator.trust.pool,
+        drained=coordinator.link.tell_drain,
+    )
+    join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.of_calls)
+    return (
+        unary_service(
+            pool_pb2.DESCRIPTOR.services_by_name["PoolAdmin"],
+            {**admin.handlers(), **TrustAdmin(coordinator.trust).handlers()},
+            coordinator.trust.callers,
+            EVERYWHERE,
+        ),
+        Service(
+            "gpushare.v1.Join", BY_TLS, lambda server: pool_pb2_grpc.add_JoinServicer_to_server(join, server)
+        ),
+    )
+
+
+def audit_services(coordinator: Coordinator) -> Sequence[Service]:
+    """Return the service that lists administrators' changes to the pool and the calls that were refused."""
+    api = AuditApi(coordinator.audit, simulated=False)
+
+    async def list_lines(
+        message: audit_pb2.ListAuditRequest, caller: PoolCaller
+    ) -> audit_pb2.ListAuditResponse:
+        caller.require_admin()
+        admin = Caller(NOBODY_HERE, NOBODY_HERE, caller.owner.principal, trusted=True)
+        return await api.list_lines(message, admin)
+
+    return (
+        unary_service(
+            audit_pb2.DESCRIPTOR.services_by_name["Audit"],
+            {"List": list_lines},
+            coordinator.trust.callers,
+            frozenset(Door),
+        ),
+    )
+
+
+_LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
+
+
+def link_services(coordinator: Coordinator) -> Sequence[Service]:
+    """Return the service that nodes dial."""
+    link = coordinator.link
+    return (
+        Service(
+            _LINK,
+            frozenset({Door.NODES}),
+            lambda server: server.add_generic_rpc_handlers((link_handlers(link),)),
+        ),
+    )
+
+
+def link_handlers(link: LinkService) -> grpc.GenericRpcHandler:
+    """Its calls, the tunnels' with a reader of their own."""
+    return grpc.method_handlers_generic_handler(
+        _LINK,
+        {
+            "Connect": grpc.stream_stream_rpc_method_handler(
+                link.Connect, link_pb2.Up.FromString, link_pb2.Down.SerializeToString
+            ),
+            "Serve": grpc.stream_stream_rpc_method_handler(
+                link.Serve, from_wire(link_pb2.TunnelData), to_wire(link_pb2.TunnelData)
+            ),
+        },
+    )

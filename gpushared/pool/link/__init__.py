@@ -1,0 +1,1 @@
+"""Speak the protocol between a coordinator and its nodes."""

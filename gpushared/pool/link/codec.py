@@ -1,0 +1,242 @@
+"""Convert the domain's records of a node's link to bytes and back, and name what both sides know.
+
+The two sides may be one version apart, either way. Fields that only one side knows are ignored or take their
+default. A new kind of message has a capability, and is sent only to a side that announced that capability.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.jobs.job import JobSpec
+from gpushared.domain.jobs.member import Free, Inventory, Told
+from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.errors import (
+    GpushareError,
+    RequestError,
+    StateConflict,
+    Unavailable,
+    kind_of_code,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.units import MAX_GPUS, shown
+from gpushared.domain.scheduling.allowance import Share
+from gpushared.jobs import bounds
+from gpushared.pool.link import soundness
+from gpushared.storage.records import RecordError, from_json, to_json
+
+GENERATION = 1
+"""This is the generation of the link's protocol. It is raised only if added fields do not suffice; then
+both sides speak both."""
+SPOKEN = (1,)
+_GENERATION = "link-"
+_LISTED = re.compile(rf"{_GENERATION}([0-9]{{1,9}})")
+"""Python refuses to read a number of thousands of digits."""
+
+TUNNEL = "tunnel"
+TRUST = "trust"
+ALLOWANCE = "allowance"
+GIVE_BACK = "give-back"
+CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOWANCE, GIVE_BACK)
+
+HELLO_BYTES = 256 * 1024
+"""One message carries at most this much of a hello; more would keep the reader's event loop for too long."""
+MAX_INVENTORY_BYTES = 128 * 1024
+"""The inventory is a part of its node's record in the store, so its size is bounded."""
+MAX_HOLDINGS = 65_536
+
+
+class Unreadable(RequestError):
+    """The other side sent what this version cannot read, or what cannot be so."""
+
+
+# --- capabilities --------------------------------------------------------------------------------------
+
+
+def check_generation(who: str, theirs: Iterable[str], version: str) -> None:
+    """Refuse those who speak no generation of the link that we speak. Raises StateConflict.
+
+    Who lists none at all speaks the first.
+    """
+    generations = {int(listed[1]) for one in theirs if (listed := _LISTED.fullmatch(one))} or {1}
+    if generations.isdisjoint(SPOKEN):
+        older = who if max(generations) < min(SPOKEN) else "this side"
+        raise StateConflict(
+            f"{who} (version {shown(version)}) speaks generation {max(generations)} of the link, "
+            f"and this side {', '.join(map(str, SPOKEN))}",
+            hint=f"update {older}; versions that follow each other understand each other",
+        )
+
+
+# --- records -------------------------------------------------------------------------------------------
+
+
+def inventory_bytes(inventory: Inventory) -> bytes:
+    return to_json(Inventory, inventory).encode()
+
+
+def read_inventory(data: bytes) -> Inventory:
+    """Raises Unreadable, for what no machine can have too."""
+    if len(data) > MAX_INVENTORY_BYTES:
+        raise Unreadable(f"an inventory of {len(data)} bytes")
+    inventory: Inventory = _read(Inventory, data, "an inventory")
+    ids = {gpu.id for gpu in inventory.gpus}
+    if len(inventory.gpus) > MAX_GPUS or len(ids) < len(inventory.gpus):
+        raise Unreadable(f"an inventory of {len(inventory.gpus)} GPUs with {len(ids)} names")
+    for gpu in inventory.gpus:
+        if gpu.leasable_bytes > gpu.memory_total_bytes:
+            raise Unreadable(
+                f"GPU {shown(gpu.id)} cannot lease {gpu.leasable_bytes} of {gpu.memory_total_bytes} bytes"
+            )
+    return inventory
+
+
+def free_bytes(free: Free) -> bytes:
+    return to_json(Free, free).encode()
+
+
+def read_free(data: bytes) -> Free:
+    """Raises Unreadable."""
+    free: Free = _read(Free, data, "what is held")
+    if len(free.holdings) > MAX_HOLDINGS:
+        raise Unreadable(f"{len(free.holdings)} leases on one node")
+    if free.allowed is not None:
+        soundness.check_allowed(free.allowed)
+    return free
+
+
+def allowance_message(told: Told) -> link_pb2.Allowance:
+    """Return the message that tells a node what it may give by itself."""
+    return link_pb2.Allowance(
+        revision=told.revision,
+        valid_seconds=told.now.valid_seconds,
+        projects=[
+            link_pb2.ProjectAllowance(project=one.project, model=one.model, permille=one.permille)
+            for one in told.now.shares
+        ],
+        users=[
+            link_pb2.AllowedUser(principal=principal, projects=projects)
+            for principal, projects in told.now.users.items()
+        ],
+    )
+
+
+def read_shares(message: link_pb2.Allowance) -> tuple[Share, ...]:
+    """Less than nothing is nothing."""
+    return tuple(Share(one.project, one.model, max(0, one.permille)) for one in message.projects)
+
+
+def order_bytes(order: Order) -> bytes:
+    return to_json(Order, order).encode()
+
+
+def read_order(data: bytes) -> Order:
+    """Raises Unreadable, RequestError for what no coordinator of ours says."""
+    order: Order = _read(Order, data, "an order")
+    soundness.check_order(order)
+    return order
+
+
+def report_bytes(report: Report) -> bytes:
+    return to_json(Report, report).encode()
+
+
+def read_report(data: bytes) -> Report:
+    """Raises Unreadable, RequestError for what cannot be so."""
+    report: Report = _read(Report, data, "a report")
+    soundness.check_report(report)
+    ending = report.ending
+    return report if ending is None else replace(report, ending=ending.cut_short())
+
+
+def stale_bytes(stale: StaleEpoch) -> bytes:
+    return to_json(StaleEpoch, stale).encode()
+
+
+def read_stale(data: bytes) -> StaleEpoch:
+    """Raises Unreadable, RequestError for what cannot be so."""
+    stale: StaleEpoch = _read(StaleEpoch, data, "an answer")
+    soundness.check_key(stale.key)
+    return stale
+
+
+def spec_bytes(spec: JobSpec) -> bytes:
+    """The same for the same spec, so that it can be signed by its digest."""
+    return to_json(JobSpec, spec).encode()
+
+
+def read_spec(data: bytes) -> JobSpec:
+    """Raises Unreadable, RequestError for what no user can have asked for."""
+    spec: JobSpec = _read(JobSpec, data, "a job")
+    soundness.check_spec(spec)
+    return spec
+
+
+def _read(kind: object, data: bytes, what: str) -> Any:
+    try:
+        record = from_json(kind, soundness.read_text(data))
+    except (RecordError, RequestError) as error:
+        raise _unreadable(what, error) from error
+    bounds.check_record(record)
+    return record
+
+
+def _unreadable(what: str, error: Exception) -> Unreadable:
+    return Unreadable(
+        f"{what} that this version cannot read: {shown(str(error))}",
+        hint="are both sides of the pool's link of the same version, or of one that follows the other?",
+    )
+
+
+# --- what users' orders are signed for ------------------------------------------------------------------
+
+
+def job_digest(job: JobId, spec: bytes) -> bytes:
+    """Return the digest for which the assertion of a submitted job vouches."""
+    return sha256(b"\0".join((b"submit", job.encode(), spec))).digest()
+
+
+def cancel_digest(job: JobId, grace_seconds: int) -> bytes:
+    """Return the digest for which the assertion of a cancellation vouches."""
+    return sha256(b"\0".join((b"cancel", job.encode(), str(grace_seconds).encode()))).digest()
+
+
+def gone_digest(job: JobId) -> bytes:
+    """Return the digest for which the assertion of a lost client vouches."""
+    return sha256(b"\0".join((b"gone", job.encode()))).digest()
+
+
+# --- hellos --------------------------------------------------------------------------------------------
+
+
+def hello_messages(hello: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
+    """The hello with the first of the reports, and the others as messages that follow it."""
+    first, size = 0, 0
+    for report in reports:
+        data = report_bytes(report)
+        size += len(data)
+        if size > HELLO_BYTES:
+            break
+        hello.reports.append(data)
+        first += 1
+    hello.more_reports = len(reports) - first
+    yield link_pb2.Up(hello=hello)
+    for report in reports[first:]:
+        yield link_pb2.Up(report=report_bytes(report))
+
+
+# --- refusals ------------------------------------------------------------------------------------------
+
+
+def refusal(error: GpushareError) -> link_pb2.Refuse:
+    return link_pb2.Refuse(code=error.code, message=error.message, hint=error.hint)
+
+
+def refused(code: str, message: str, hint: str) -> GpushareError:
+    """The error that the other side sent; with a code that this version does not know, it is Unavailable."""
+    return kind_of_code(code, Unavailable)(message, hint=hint)

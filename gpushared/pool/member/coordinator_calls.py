@@ -1,0 +1,95 @@
+"""Calls of a node's users to the coordinator, each with the node's word on who asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import jobs_pb2_grpc
+from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.request import Caller
+from gpushared.net.call_checks import error_of
+from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
+
+MAX_CALLS_PER_USER = 512
+"""At a time: they share the connection with everybody else on this node."""
+Metadata = tuple[tuple[str, bytes], ...]
+
+
+class CoordinatorCalls:
+    """The coordinator's services, ``Jobs`` unless said, over one connection that all calls share."""
+
+    def __init__(
+        self,
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        asserter: Callable[[], Asserter],
+        principal_of: Callable[[Caller], str],
+        groups_of: Callable[[Caller], tuple[str, ...]],
+        now: Callable[[], float],
+    ) -> None:
+        """``channel`` is ``Dial.kept``; it and ``asserter`` raise StateConflict where there is no pool."""
+        self._channel = channel
+        self._asserter = asserter
+        self._principal_of = principal_of
+        self._groups_of = groups_of
+        self._now = now
+        self._open: Counter[int] = Counter()
+
+    async def call(
+        self,
+        name: str,
+        message: Message,
+        caller: Caller,
+        timeout_seconds: float,
+        *,
+        stub: Callable[[grpc.aio.Channel], Any] = jobs_pb2_grpc.JobsStub,
+    ) -> Any:
+        """A unary call by its name. Raises Unavailable, TimedOut, LimitReached, what the coordinator says."""
+        with self._counted(caller):
+            channel = await self._channel()
+            call = getattr(stub(channel), name)
+            try:
+                return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error, "the pool's coordinator") from error
+
+    async def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
+        """The messages of a call that streams its answer, while somebody reads. Raises as ``call``."""
+        with self._counted(caller):
+            stub = jobs_pb2_grpc.JobsStub(await self._channel())
+            call = getattr(stub, name)(message, metadata=self.word(message, caller))
+            try:
+                async for answer in call:
+                    yield answer
+            except grpc.aio.AioRpcError as error:
+                raise error_of(error, "the pool's coordinator") from error
+            finally:
+                call.cancel()
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """Raises LimitReached."""
+        if self._open[caller.uid] >= MAX_CALLS_PER_USER:
+            raise LimitReached(
+                f"{caller.name} waits for {MAX_CALLS_PER_USER} answers of the pool already",
+                hint="each `gpushare wait` and `gpushare logs` is one",
+            )
+        self._open[caller.uid] += 1
+        try:
+            yield
+        finally:
+            self._open[caller.uid] -= 1
+            if not self._open[caller.uid]:
+                del self._open[caller.uid]
+
+    def word(self, message: Message, caller: Caller) -> Metadata:
+        """The metadata of a call whose first message this is, once."""
+        signed = self._asserter().sign(
+            self._principal_of(caller), self._groups_of(caller), request_digest(message), self._now()
+        )
+        return ((ASSERTION_METADATA, signed),)

@@ -1,0 +1,54 @@
+"""The beats of one stream: which are under way, what they told, and what came back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpushared.api.v1 import link_pb2
+from gpushared.daemon.clocks import boottime
+from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.pool.member.node_ports import Facts
+
+FIRST_SECONDS = 5.0
+
+
+class Beats:
+    def __init__(self) -> None:
+        self.seconds = FIRST_SECONDS
+        self.told: tuple[Inventory, Free] | None = None
+        self.acknowledged = boottime()
+        """When the newest one that was acknowledged was sent; before the first one, the stream's begin."""
+        self.revision = 0
+        self._seq = 0
+        self._sent: dict[int, float] = {}
+
+    def next(self, at: float) -> int:
+        self._seq += 1
+        self._sent[self._seq] = at
+        return self._seq
+
+    def acknowledge(self, ack: link_pb2.BeatAck) -> bool:
+        """Take the acknowledgement of a beat, and return True if it is new."""
+        sent_at = self._sent.get(ack.seq)
+        if sent_at is None:
+            return False
+        self._sent = {seq: at for seq, at in self._sent.items() if seq > ack.seq}
+        self.acknowledged = sent_at
+        self.revision = max(self.revision, ack.revision)
+        self.seconds = ack.beat_seconds or self.seconds
+        return True
+
+    def silent_seconds(self) -> float:
+        """Return for how long no beat that was sent was acknowledged."""
+        return boottime() - self.acknowledged if self._sent else 0.0
+
+    def has_news(self, facts: Facts) -> bool:
+        """Return True if facts changed for which others wait.
+
+        Stray memory alone always changes, and can wait.
+        """
+        if self.told is None:
+            return True
+        inventory, free = self.told
+        now = facts.free()
+        return facts.inventory() != inventory or replace(now, stray_bytes=()) != replace(free, stray_bytes=())

@@ -1,0 +1,432 @@
+"""One stream to the coordinator, from its hello to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.daemon.clocks import boottime
+from gpushared.domain.jobs.job import NodeName
+from gpushared.domain.jobs.protocol import Report, StaleEpoch
+from gpushared.domain.model.errors import (
+    GpushareError,
+    StateConflict,
+    TimedOut,
+    Unavailable,
+)
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.units import shown
+from gpushared.jobs import bounds
+from gpushared.jobs.mailbox import Mailbox
+from gpushared.pool.link import codec
+from gpushared.pool.member.heartbeats import Beats
+from gpushared.pool.member.node_ports import (
+    Desk,
+    Facts,
+    Guests,
+    Outbox,
+)
+
+log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+Call = grpc.aio.StreamStreamCall[link_pb2.Up, link_pb2.Down]
+
+MAX_WAITING = 1 << 20
+"""This many subjects may wait to be sent: more than the attempts and jobs of a node."""
+BUSY = 1024
+"""With this many subjects waiting, no more of the outbox is added."""
+ORDERS_IN_WORK = 64
+MAX_TOLD = 4096
+"""This many messages on jobs may wait to be written; beyond them nothing more is read from the
+coordinator."""
+JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Name this node and its pool."""
+
+    pool: str
+    node: NodeName
+    boot_id: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds. ``answer``: for each message of a hello and for its answer.
+
+    ``silence``: without an acknowledged beat the stream is given up, but not before three beats.
+    ``news``: how soon after another beat what is free is told where it changed; ``settle``: and how long
+    changes are gathered before. ``look``: how old the newest look at the fences may be when anything is sent.
+    """
+
+    answer: float = 30.0
+    silence: float = 40.0
+    news: float = 0.05
+    settle: float = 0.02
+    look: float = 1.0
+
+
+class Session:
+    """A stream. Everything that waits to be sent waits here, and only the newest word of each subject."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        call: Call,
+        desk: Desk,
+        facts: Facts,
+        outbox: Outbox,
+        guests: Guests,
+        timing: Timing,
+        random: Random,
+    ) -> None:
+        self.welcome = link_pb2.Welcome()
+        self.acknowledged_at: float | None = None
+        """The newest acknowledgement came at this time (``boottime``), for people."""
+        self.clock_difference_seconds = 0.0
+        """The coordinator's clock was ahead by this much at its welcome, as far as it could be told."""
+        self._identity = identity
+        self._call = call
+        self._desk = desk
+        self._facts = facts
+        self._outbox = outbox
+        self._guests = guests
+        self._timing = timing
+        self._random = random
+        self._mailbox: Mailbox[link_pb2.Up] = Mailbox(MAX_WAITING)
+        self._beats = Beats()
+        self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
+        self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
+        self.undecided: set[asyncio.Task[None]] = set()
+        """Orders that were heard and are being written, or not; they go on when the stream ends."""
+        self._acked = asyncio.Event()
+        self._untaken: set[JobId] = set()
+        self._backlog: tuple[JobId, ...] = ()
+        self._looked = 0.0
+        self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+
+    # --- from hello to end -----------------------------------------------------------------------------
+
+    async def greet(self) -> None:
+        """Say hello and be welcomed. Raises what the coordinator refuses with, StateConflict, TimedOut."""
+        self._backlog = self._outbox.jobs()
+        await self._look()
+        began = boottime()
+        answer = await self._answer_to_hello()
+        if not isinstance(answer, link_pb2.Down):
+            raise Unavailable("the coordinator ended the link within the hello")
+        _refused(answer)
+        bounds.check_message(answer)
+        self.welcome = answer.welcome
+        if self.welcome.pool != self._identity.pool:
+            raise StateConflict(
+                f"this node is of the pool {self._identity.pool}, and the coordinator of "
+                f"{shown(self.welcome.pool)}",
+                hint="set `pool.coordinator` to the address of its own, or join the other pool",
+            )
+        codec.check_generation("the coordinator", self.welcome.capabilities, "")
+        self._beats.seconds = self.welcome.beat_seconds
+        # Before any order is taken: those of a lower epoch are none.
+        await self._desk.contact_made(began, self.welcome.epoch, self.welcome.revision)
+        self.acknowledged_at = boottime()
+        self.clock_difference_seconds = self.welcome.now - time.time()
+
+    async def talk(self) -> None:
+        """Run until the stream ends, which is always by an error of the tree or of gRPC."""
+        works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
+        tasks = [asyncio.create_task(work) for work in works]
+        self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+        ends: list[asyncio.Future[Any]] = [*tasks, self._why]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            raise self._why.result() if self._why.done() else _cause(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # The error that ends the stream holds this frame, and the tasks the error: a circle that would
+            # keep the call, and with it the connection, until somebody collects garbage.
+            tasks.clear()
+            ends.clear()
+
+    def end(self, why: GpushareError) -> None:
+        """Close it from this side."""
+        if not self._why.done():
+            self._why.set_result(why)
+
+    async def _answer_to_hello(self) -> object:
+        """Return the answer to the hello.
+
+        An answer that comes while the hello is still being sent is a refusal.
+        """
+        reading = asyncio.ensure_future(self._call.read())
+        writing = asyncio.create_task(self._say_hello())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            return await self._in_time(reading)
+        finally:
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+            del reading, writing  # as in ``talk``
+
+    async def _say_hello(self) -> None:
+        for message in codec.hello_messages(self._hello(), self._desk.reports()):
+            await self._in_time(self._call.write(message))
+
+    def _hello(self) -> link_pb2.Hello:
+        contact = self._desk.contact()
+        inventory, free = self._facts.inventory(), self._facts.free()
+        self._beats.told = (inventory, free)
+        return link_pb2.Hello(
+            node=self._identity.node,
+            version=self._identity.version,
+            boot_id=self._identity.boot_id,
+            capabilities=codec.CAPABILITIES,
+            inventory=codec.inventory_bytes(inventory),
+            free=codec.free_bytes(free),
+            seen_epoch=contact.epoch,
+            seen_revision=contact.revision,
+            now=time.time(),
+        )
+
+    async def _in_time(self, work: Awaitable[_Answer]) -> _Answer:
+        try:
+            async with asyncio.timeout(self._timing.answer):
+                return await work
+        except TimeoutError:
+            raise TimedOut(f"the coordinator did not answer in {self._timing.answer:.0f} s") from None
+        finally:
+            del work  # as in ``talk``
+
+    # --- up --------------------------------------------------------------------------------------------
+
+    def report(self, key: AttemptKey) -> None:
+        """Tell how an attempt stands when it is its turn."""
+        self._mailbox.put((Report, key), lambda: self._report(key))
+
+    def _report(self, key: AttemptKey) -> link_pb2.Up | None:
+        report = self._desk.report(key)
+        return None if report is None else link_pb2.Up(report=codec.report_bytes(report))
+
+    def submit(self, job: JobId, *, old: bool = False) -> None:
+        """Tell of a job in the outbox. ``old``: it may have been sent in an earlier stream."""
+        self._untaken.add(job)
+        self._mailbox.put((link_pb2.OutboxJob, job), lambda: self._outbox_job(job, old=old))
+
+    def _outbox_job(self, job: JobId, *, old: bool) -> link_pb2.Up | None:
+        kept = self._outbox.job(job)
+        if kept is None:
+            return None
+        spec = codec.spec_bytes(kept.spec)
+        assertion = self._outbox.vouch(job, codec.job_digest(job, spec))
+        return link_pb2.Up(
+            job=link_pb2.OutboxJob(
+                job_id=job, spec=spec, held=kept.held, priority=kept.priority, old=old, assertion=assertion
+            )
+        )
+
+    def cancel(self, job: JobId) -> None:
+        """Tell of a cancellation in the outbox; after the job itself, where that is on its way too."""
+        if job not in self._untaken:
+            self._mailbox.put((link_pb2.OutboxCancel, job), lambda: self._outbox_cancel(job))
+
+    def _outbox_cancel(self, job: JobId) -> link_pb2.Up | None:
+        grace = self._outbox.cancels().get(job)
+        if grace is None:
+            return None
+        assertion = self._outbox.vouch_cancel(job, codec.cancel_digest(job, grace))
+        return link_pb2.Up(cancel=link_pb2.OutboxCancel(job_id=job, grace_seconds=grace, assertion=assertion))
+
+    def client_gone(self, job: JobId) -> None:
+        """Tell that nobody waits for an interactive job any more; not before the coordinator has the job."""
+        if job not in self._untaken:
+            self._mailbox.put((link_pb2.ClientGone, job), lambda: self._client_gone(job))
+
+    def _client_gone(self, job: JobId) -> link_pb2.Up | None:
+        if self._outbox.job(job) is None:
+            return None
+        assertion = self._outbox.vouch(job, codec.gone_digest(job))
+        return link_pb2.Up(client_gone=link_pb2.ClientGone(job_id=job, assertion=assertion))
+
+    async def _send_outbox(self) -> None:
+        """All that was there before the hello; what comes later is told by ``submit`` and ``cancel``."""
+        for job in self._backlog:
+            await self._mailbox.room(BUSY)
+            self.submit(job, old=True)
+        for job in self._outbox.cancels():
+            self.cancel(job)
+        await asyncio.Event().wait()
+
+    def _trust_seen(self) -> link_pb2.Up:
+        return link_pb2.Up(trust_seen=link_pb2.TrustSeen(generation=self._guests.trust_generation()))
+
+    async def _write(self) -> None:
+        while True:
+            message = await self._mailbox.take()
+            # A machine that slept ends what must not run any more before anybody hears of it again.
+            if boottime() - self._looked > self._timing.look:
+                await self._look()
+            await self._call.write(message)
+
+    async def _look(self) -> None:
+        self._looked = boottime()
+        try:
+            await self._desk.look()
+        except GpushareError as error:
+            log.warning("what must end for want of contact was not looked at: %s", error)
+
+    # --- beats -----------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """A beat when it is time, or when something is to be told with it."""
+        while True:
+            seconds = self._beats.seconds * (1 + self._random.uniform(-JITTER, JITTER))
+            await self._pause(asyncio.get_running_loop().time() + seconds)
+            silence = max(self._timing.silence, 3 * self._beats.seconds)
+            if self._beats.silent_seconds() > silence:
+                raise TimedOut(f"the coordinator acknowledged nothing for {silence:.0f} s")
+            self._mailbox.put(link_pb2.Beat, self._make_beat)
+
+    async def _pause(self, until: float) -> None:
+        """Until then, or until there are news."""
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(min(self._timing.news, until - now()))
+        while (left := until - now()) > 0 and not self._beats.has_news(self._facts):
+            if await self._facts.changed(left):
+                await asyncio.sleep(self._timing.settle)
+
+    def _make_beat(self) -> link_pb2.Up:
+        inventory, free = self._facts.inventory(), self._facts.free()
+        told_inventory, told_free = self._beats.told or (None, None)
+        beat = link_pb2.Beat(seq=self._beats.next(boottime()))
+        if inventory != told_inventory:
+            beat.inventory = codec.inventory_bytes(inventory)
+        if free != told_free:
+            beat.free = codec.free_bytes(free)
+        self._beats.told = (inventory, free)
+        return link_pb2.Up(beat=beat)
+
+    async def _note(self) -> None:
+        """Write down what was acknowledged, the newest only: this may be slower than beats."""
+        while True:
+            await self._acked.wait()
+            self._acked.clear()
+            try:
+                await self._desk.contact_made(
+                    self._beats.acknowledged, self.welcome.epoch, self._beats.revision
+                )
+            except GpushareError as error:
+                log.warning("contact with the coordinator was not noted: %s", error)
+
+    # --- down ------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while isinstance(message := await self._call.read(), link_pb2.Down):
+            await self._heard(message)
+        status, details = await self._call.code(), await self._call.details()
+        raise Unavailable(f"the coordinator ended the link: {status.name} {details or ''}".rstrip())
+
+    async def _heard(self, message: link_pb2.Down) -> None:
+        bounds.check_message(message)
+        match message.WhichOneof("what"):
+            case "beat_ack":
+                self._acknowledged(message.beat_ack)
+            case "order":
+                await self._begin_order(message.order)
+            case "outbox_ack":
+                await self._told.put(partial(self._outbox_ack, message.outbox_ack))
+            case "update":
+                await self._told.put(partial(self._outbox.updated, message.update))
+            case "trust":
+                await self._told.put(partial(self._trust, message.trust))
+            case "tunnel":
+                self._guests.open_tunnel(message.tunnel)
+            case "drain":
+                self._guests.drained(message.drain)
+            case "allowance":
+                await self._told.put(partial(self._guests.allowance, message.allowance))
+            case "refuse":
+                _refused(message)
+            case other:
+                log.debug("the coordinator said %s, which this version does not know", other)
+
+    def _acknowledged(self, ack: link_pb2.BeatAck) -> None:
+        if self._beats.acknowledge(ack):
+            self.acknowledged_at = boottime()
+            self._acked.set()
+
+    async def _begin_order(self, data: bytes) -> None:
+        await self._slots.acquire()
+        task = asyncio.create_task(_guarded(partial(self._order, data)))
+        self.undecided.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self.undecided.discard(task)
+        self._slots.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an order was not handled", exc_info=error)
+
+    async def _order(self, data: bytes) -> None:
+        """Take an order and answer it. An order that cannot be written is not answered: it comes again."""
+        order = codec.read_order(data)
+        answer = await self._desk.take(order)
+        if isinstance(answer, StaleEpoch):
+            stale = link_pb2.Up(stale=codec.stale_bytes(answer))
+            self._mailbox.put((StaleEpoch, order.key), lambda: stale)
+        else:
+            self.report(order.key)
+
+    async def _tell(self) -> None:
+        """One after the other, because the newest word on a job is to be the last."""
+        while True:
+            await _guarded(await self._told.get())
+
+    async def _outbox_ack(self, ack: link_pb2.OutboxAck) -> None:
+        job = JobId(ack.job_id)
+        refusal = codec.refused(ack.code, ack.message, ack.hint) if ack.code else None
+        if ack.cancel:
+            await self._outbox.cancelled(job, refusal)
+            return
+        await self._outbox.taken(job, refusal)
+        self._untaken.discard(job)
+        if job in self._outbox.cancels():
+            self.cancel(job)
+
+    async def _trust(self, trust: link_pb2.NewTrust) -> None:
+        before = self._guests.trust_generation()
+        if await self._guests.new_trust(trust) != before:
+            self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+
+
+async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except GpushareError as error:
+        log.warning("what the coordinator said was not done: %s", error)
+
+
+def _refused(message: link_pb2.Down) -> None:
+    if message.HasField("refuse"):
+        refuse = message.refuse
+        raise codec.refused(refuse.code, refuse.message, refuse.hint)
+
+
+def _cause(tasks: Iterable[asyncio.Task[None]]) -> BaseException:
+    """Return the most telling error of the stream's tasks; the bare news of the end comes last."""
+    errors = [error for task in tasks if task.done() and (error := task.exception()) is not None]
+    errors.sort(key=lambda error: isinstance(error, asyncio.InvalidStateError))
+    return errors[0] if errors else Unavailable("the link to the coordinator ended")

@@ -1,0 +1,97 @@
+"""Keep a node's record of its pool in one secret file, replaced whole so that key and certificate agree."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from gpushared.daemon.files import (
+    make_private_folder,
+    read_private,
+    sync_folder,
+    telling,
+    write_private,
+)
+from gpushared.domain.model.errors import ConfigError, GpushareError
+from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
+
+MEMBERSHIP_FILE = "membership.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Keys and certificates are PEM. ``address`` is of the users' port, ``node_address`` of the nodes'."""
+
+    pool: str
+    node: str
+    address: str
+    node_address: str
+    joined_at: float
+    generation: int
+    anchors: str
+    certificate: str
+    key: str
+    assertion_key: str
+
+    def __repr__(self) -> str:
+        """Leave out the keys, which have no place in logs and traces."""
+        return f"Membership(pool={self.pool!r}, node={self.node!r}, generation={self.generation})"
+
+    @property
+    def facts(self) -> NodeCertificate:
+        """Return the facts in the certificate."""
+        return read_node_certificate(self.certificate.encode())
+
+    @property
+    def speaks(self) -> Ed25519PrivateKey:
+        """The key by which the node gives its word for its users."""
+        return _assertion_key(self.assertion_key)
+
+    def renewed(self, key: str, certificate: str, anchors: str, generation: int) -> Membership:
+        return replace(self, key=key, certificate=certificate, anchors=anchors, generation=generation)
+
+
+@functools.lru_cache(maxsize=4)
+def _assertion_key(pem: str) -> Ed25519PrivateKey:
+    key = serialization.load_pem_private_key(pem.encode(), password=None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError("the node's key for its users is of another kind", hint="join the pool again")
+    return key
+
+
+class MembershipFile:
+    """Read and write the membership's file in the folder ``<state_dir>/pool``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / MEMBERSHIP_FILE
+
+    def load(self) -> Membership | None:
+        """None where the node is in no pool. Raises ConfigError."""
+        with telling(self._path, "cannot be read"):
+            if not self._path.exists():
+                return None
+        hint = "put it back from a backup, or join the pool again: gpushare node leave, gpushare node join"
+        try:
+            membership = Membership(**json.loads(read_private(self._path)))
+            membership.facts, membership.speaks  # noqa: B018 - both are read, to find out now
+        except (ValueError, TypeError, GpushareError) as error:
+            raise ConfigError(f"{self._path} is damaged: {error}", hint=hint) from error
+        return membership
+
+    def save(self, membership: Membership) -> None:
+        """Durably. Raises ConfigError, Unavailable."""
+        make_private_folder(self._folder)
+        write_private(self._path, json.dumps(asdict(membership)).encode())
+
+    def delete(self) -> None:
+        """Durably, the keys with it. Raises ConfigError."""
+        with telling(self._path, "cannot be deleted"):
+            self._path.unlink(missing_ok=True)
+            if self._folder.exists():
+                sync_folder(self._folder)

@@ -1,0 +1,377 @@
+"""Tunnels that begin on this node: a Docker endpoint for each job that runs elsewhere.
+
+``DOCKER_HOST`` can only name a socket. So each job that somebody wants to reach gets one of its own here,
+which only its user may connect to, and each connection to it is a tunnel to the gate of the job's node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, NamedTuple
+
+import grpc
+
+from gpushared.api.v1 import jobs_pb2
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LimitReached,
+    NotFound,
+    RequestError,
+    Unavailable,
+    http_status,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import shown
+from gpushared.net.error_answers import docker_error
+from gpushared.net.identity import peer_of
+from gpushared.pool.member.dial import Backoff, Retry
+from gpushared.pool.tunnels.tunnel_frames import Chunk, from_wire, to_wire
+from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, TunnelStream
+
+log = logging.getLogger(__name__)
+
+MAX_DOORS = 1024
+MAX_DOORS_PER_USER = 256
+MAX_CONNECTIONS_PER_USER = 256
+"""Through all of a user's doors; the daemon's files are everybody's."""
+IDLE_SECONDS = 3600.0
+"""A door that nobody used for this long is closed; the next request makes it anew."""
+READY_TUNNELS = 3
+"""``docker run`` makes this many connections. The tunnels are ready when a client is told of a door, since
+most clients use it at once."""
+READY_SECONDS = 5.0
+MAX_READY_PER_USER = 12
+"""They count where the coordinator counts a person's tunnels: few enough to leave room for those in use."""
+BACKLOG = 128
+TAKE_UP_SECONDS = 600.0
+"""A connection whose call broke is taken up again for so long: coordinators are upgraded and rebooted."""
+RETRY = Retry(first=0.2, last=5.0)
+FINAL = frozenset(
+    {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
+)
+"""Refusals that no later try changes; a coordinator that begins anew may say any other."""
+REFUSAL = (
+    b"HTTP/1.1 %d Refused\r\nConnection: close\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+_JOB_ID = re.compile(r"[0-9A-Za-z]{1,32}(_[0-9]{1,7})?")
+"""A socket's name may hold only these characters: the coordinator chooses the names of jobs."""
+Call = grpc.aio.StreamStreamCall[Chunk, Chunk]
+Metadata = tuple[tuple[str, bytes], ...]
+Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[Metadata]]
+"""The node's word for its user, as the metadata of a call."""
+
+
+_Key = tuple[JobId, int, int, int]
+"""Job, attempt (0 = the one that is), rank, user."""
+
+
+class Tunnel(NamedTuple):
+    """A call to the coordinator, and the secret name of the connection that it carries."""
+
+    call: Call
+    stream_id: str
+
+
+@dataclass(slots=True, eq=False)
+class _Ready:
+    """A tunnel that nobody uses yet."""
+
+    tunnel: Tunnel
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Door:
+    path: Path
+    caller: Caller
+    first: jobs_pb2.TunnelChunk
+    """Each tunnel of the door begins with this message."""
+    listener: socket.socket
+    accepting: asyncio.Task[None] | None = None
+    open: int = 0
+    used_at: float = 0.0
+    ready: deque[_Ready] = field(default_factory=deque)
+
+
+class TunnelDoors:
+    """Makes and keeps the sockets, one a job and user."""
+
+    def __init__(
+        self,
+        folder: Path,
+        channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        vouch: Vouch,
+        fault: Callable[[grpc.aio.AioRpcError], GpushareError],
+    ) -> None:
+        """``channel``: one to the coordinator for tunnels. ``fault``: its failed calls as our errors."""
+        self._folder = folder
+        self._channel = channel
+        self._vouch = vouch
+        self._fault = fault
+        self._doors: dict[_Key, _Door] = {}
+        self._open: Counter[int] = Counter()
+        self._ready: Counter[int] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
+        """The path of the socket through which this caller reaches the job's node.
+
+        Raises LimitReached, and RequestError for what is no job.
+        """
+        if _JOB_ID.fullmatch(job) is None:
+            raise RequestError(f"{shown(job)} is no name of a job")
+        self._close_idle()
+        key = (job, attempt, rank, caller.uid)
+        door = self._doors.get(key)
+        if door is None:
+            of_user = sum(uid == caller.uid for _, _, _, uid in self._doors)
+            if len(self._doors) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
+                raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
+            door = self._doors[key] = self._made(key, caller)
+        door.used_at = asyncio.get_running_loop().time()
+        self._prepare(door)
+        return str(door.path)
+
+    async def close(self) -> None:
+        """End all tunnels, and take the sockets away."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._doors.clear()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _made(self, key: _Key, caller: Caller) -> _Door:
+        job, attempt, rank, uid = key
+        self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        tried, part = f"@{attempt}" if attempt else "", f".{rank}" if rank else ""
+        path = self._folder / f"{job}{tried}{part}-{uid}.sock"
+        path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.bind(str(path))
+        path.chmod(0o600)
+        os.chown(path, caller.uid, caller.gid)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        first = jobs_pb2.TunnelChunk(job_id=job, attempt=attempt, rank=rank)
+        door = _Door(path, caller, first, sock)
+        door.accepting = self._in_background(self._accept(key, door))
+        return door
+
+    async def _accept(self, key: _Key, door: _Door) -> None:
+        """Bare sockets, because asyncio's transports read before they are asked to.
+
+        The listener is closed here alone: the event loop would go on to look at its number, which the next
+        socket gets, and would then never look at that one.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                sock, _ = await loop.sock_accept(door.listener)
+                self._in_background(self._serve(door, sock))
+        except OSError as error:
+            log.warning("door=%s is closed: %s", door.path.name, error)
+        finally:
+            door.listener.close()
+            if self._doors.get(key) is door:
+                self._forget(key, door)
+
+    def _forget(self, key: _Key, door: _Door) -> None:
+        door.path.unlink(missing_ok=True)
+        del self._doors[key]
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _close_idle(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for key, door in list(self._doors.items()):
+            if not door.open and now - door.used_at > IDLE_SECONDS:
+                self._forget(key, door)
+                assert door.accepting is not None, "made with it"
+                door.accepting.cancel()
+
+    async def _serve(self, door: _Door, sock: socket.socket) -> None:
+        uid = door.caller.uid
+        if peer_of(sock).uid not in {uid, 0}:
+            sock.close()
+            return
+        if self._open[uid] >= MAX_CONNECTIONS_PER_USER:
+            await _refuse(sock, LimitReached(f"{door.caller.name} has too many connections to other nodes"))
+            sock.close()
+            return
+        door.open += 1
+        self._open[uid] += 1
+        try:
+            await self._tunnel(door, sock)
+        finally:
+            self._open[uid] -= 1
+            door.open -= 1
+            door.used_at = asyncio.get_running_loop().time()
+
+    async def _tunnel(self, door: _Door, sock: socket.socket) -> None:
+        stream: TunnelStream | None = None
+        try:
+            tunnel = self._taken(door) or await self._opened(door)
+            stream = TunnelStream(sock, opened_here=True)
+            try:
+                await _carry(stream, tunnel.call)
+            except CALL_ERRORS:
+                if not stream.is_kept_there:
+                    raise
+            if stream.is_kept_there and not stream.is_over:
+                await self._take_up(door, stream, tunnel.stream_id)
+        except GpushareError as error:
+            await self._give_up(door, sock, stream, error)
+        except grpc.aio.AioRpcError as error:
+            await self._give_up(door, sock, stream, self._fault(error))
+        except asyncio.InvalidStateError as error:
+            log.info("tunnel to job=%s ended: %s", door.first.job_id, error)
+        finally:
+            if stream is not None:
+                await stream.close()
+            sock.close()
+
+    async def _give_up(
+        self, door: _Door, sock: socket.socket, stream: TunnelStream | None, error: GpushareError
+    ) -> None:
+        """Refuse in words only where nothing was passed on: after that they would stand in an answer."""
+        log.info("tunnel to job=%s ended: %s", door.first.job_id, error.message)
+        if stream is None or not (stream.received or stream.is_done):
+            await _refuse(sock, error)
+
+    async def _opened(self, door: _Door, stream_id: str = "", received: int | None = None) -> Tunnel:
+        """A tunnel of which the coordinator has been told; what it says to it is read.
+
+        With the name of a connection and how many of its bytes came, the connection is taken up again.
+        """
+        first = jobs_pb2.TunnelChunk()
+        first.CopyFrom(door.first)
+        first.stream_id = stream_id or secrets.token_hex(16)
+        if received is not None:
+            first.received = received
+        metadata = await self._vouch(door.caller, first)
+        call = _called(await self._channel(), metadata)
+        try:
+            await call.write(first)
+        except BaseException:
+            call.cancel()
+            raise
+        return Tunnel(call, first.stream_id)
+
+    # --- connections that outlive their calls --------------------------------------------------------------
+
+    async def _take_up(self, door: _Door, stream: TunnelStream, stream_id: str) -> None:
+        """Go on with the connection whenever there is a call for it. Raises Unavailable where that fails."""
+        backoff = Backoff(RETRY, SystemRandom())
+        until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
+        while not stream.is_over:
+            log.info("tunnel to job=%s broke, and is taken up again", door.first.job_id)
+            try:
+                async with asyncio.timeout_at(until):
+                    await asyncio.sleep(backoff.seconds(0.0))
+                    tunnel = await self._opened(door, stream_id, stream.received)
+                    received = await _count(tunnel.call)
+            except (*CALL_ERRORS, Unavailable) as error:
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL:
+                    raise
+                log.debug("tunnel to job=%s is not there yet: %s", door.first.job_id, error)
+                continue
+            except TimeoutError:
+                raise Unavailable("the coordinator was away for too long") from None
+            backoff.after_success()
+            with suppress(*CALL_ERRORS):
+                await _carry(stream, tunnel.call, received)
+            if not stream.is_done:
+                until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
+
+    # --- tunnels that are ready --------------------------------------------------------------------------
+
+    def _prepare(self, door: _Door) -> None:
+        """Whoever was told of a door is likely to come in a moment: meanwhile the way is made."""
+        uid = door.caller.uid
+        for _ in range(len(door.ready), READY_TUNNELS):
+            if self._ready[uid] < MAX_READY_PER_USER:
+                self._ready[uid] += 1
+                self._in_background(self._keep_ready(door))
+
+    async def _keep_ready(self, door: _Door) -> None:
+        """Until somebody takes it, or nobody did for a while."""
+        try:
+            ready = _Ready(await self._opened(door))
+            door.ready.append(ready)
+            try:
+                async with asyncio.timeout(READY_SECONDS):
+                    await ready.taken.wait()
+            finally:
+                if not ready.taken.is_set():
+                    door.ready.remove(ready)
+                    ready.tunnel.call.cancel()
+        except (TimeoutError, GpushareError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.debug("no tunnel to job=%s is ready: %s", door.first.job_id, error)
+        finally:
+            self._ready[door.caller.uid] -= 1
+
+    def _taken(self, door: _Door) -> Tunnel | None:
+        """One that is ready, and did not fail meanwhile."""
+        while door.ready:
+            ready = door.ready.popleft()
+            ready.taken.set()
+            if not ready.tunnel.call.done():
+                return ready.tunnel
+        return None
+
+
+def _called(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
+    """``Jobs.Tunnel``."""
+    return channel.stream_stream(
+        "/gpushare.v1.Jobs/Tunnel",
+        request_serializer=to_wire(jobs_pb2.TunnelChunk),
+        response_deserializer=from_wire(jobs_pb2.TunnelChunk),
+    )(metadata=metadata)
+
+
+async def _carry(stream: TunnelStream, call: Call, sent_from: int = 0) -> None:
+    try:
+        await stream.carry(CallCarrier(call, jobs_pb2.TunnelChunk), sent_from)
+    finally:
+        call.cancel()
+
+
+async def _count(call: Call) -> int:
+    """Return how many bytes the other end has.
+
+    Raise NotFound if it no longer has the connection, or CALL_ERRORS.
+    """
+    message = await call.read()
+    if isinstance(message, jobs_pb2.TunnelChunk) and message.HasField("received"):
+        return message.received
+    call.cancel()
+    if isinstance(message, jobs_pb2.TunnelChunk) and message.over:
+        raise NotFound("the node does not have this connection any more")
+    raise Unavailable("the coordinator ended the call")
+
+
+async def _refuse(sock: socket.socket, error: GpushareError) -> None:
+    """Send the refusal in Docker's format, because docker reads it."""
+    with suppress(OSError):
+        body = docker_error(str(error))
+        head = REFUSAL % (http_status(error), len(body))
+        await asyncio.get_running_loop().sock_sendall(sock, head + body)
+        sock.shutdown(socket.SHUT_WR)

@@ -1,0 +1,65 @@
+"""Beginning a pool: the state directory of its coordinator, with a certificate authority in it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.daemon.files import make_private_folder, telling
+from gpushared.domain.model.errors import ConfigError
+from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.trust import CA_FOLDER
+
+POOL_USER = "gpushared-pool"
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """``user``: whose the files are now."""
+
+    pool: str
+    state_dir: Path
+    digest: str
+    user: str
+
+
+def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> Founded:
+    """Raises RequestError (its name), StateConflict (there is one already), ConfigError.
+
+    ``user`` is who is to own it; empty is the coordinator's own where root asks and there is one.
+    """
+    owner = user or _coordinators_user()
+    account = _account(owner)
+    make_private_folder(state_dir)
+    authority = Authority.found(state_dir / CA_FOLDER, pool, now)
+    if os.geteuid() == 0:
+        _give_to(state_dir, account)
+    return Founded(pool, state_dir, authority.digest, owner)
+
+
+def _coordinators_user() -> str:
+    own = pwd.getpwuid(os.geteuid()).pw_name
+    if os.geteuid() != 0:
+        return own
+    try:
+        return pwd.getpwnam(POOL_USER).pw_name
+    except KeyError:
+        return own
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError as error:
+        raise ConfigError(f"there is no user {user}", hint="install the coordinator first") from error
+
+
+def _give_to(state_dir: Path, account: pwd.struct_passwd) -> None:
+    """Give the files that were made now to the account; other files keep their owner."""
+    folder = state_dir / CA_FOLDER
+    with telling(folder, f"cannot be given to {account.pw_name}"):
+        for path in (state_dir, folder, *folder.iterdir()):
+            shutil.chown(path, account.pw_uid, account.pw_gid)

@@ -1,0 +1,225 @@
+"""Keep the audit's file: blocking, for one thread only."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.domain.model.errors import AuditUnavailable, Code
+from gpushared.storage.audit.line import AuditLine, Origin
+from gpushared.storage.sqlite.file import SqliteFile
+from gpushared.storage.sqlite.migrations import Schema
+from gpushared.storage.sqlite.trouble import Words
+
+WORDS = Words(
+    noun="the audit",
+    program="the daemon",
+    error=AuditUnavailable,
+    if_busy="is another gpushared running on this node?",
+    if_damaged="move it away and restart: a new one is begun",
+    if_newer="install the newer gpushared again, or move the audit away to begin an empty one",
+)
+
+
+APPLICATION_ID = 0x67706175
+"""The number is ``gpau`` in ASCII."""
+
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    # 1: lines
+    (
+        """CREATE TABLE line (
+            number INTEGER PRIMARY KEY,
+            at REAL NOT NULL,
+            uid INTEGER NOT NULL,
+            user TEXT NOT NULL,
+            pid INTEGER NOT NULL,
+            executable TEXT NOT NULL,
+            method TEXT NOT NULL,
+            endpoint TEXT NOT NULL,
+            container TEXT NOT NULL,
+            name TEXT NOT NULL,
+            digest TEXT NOT NULL,
+            status INTEGER NOT NULL,
+            code TEXT NOT NULL,
+            text TEXT NOT NULL,
+            more INTEGER NOT NULL
+        )""",
+        "CREATE INDEX line_uid ON line (uid, number)",
+        "CREATE INDEX line_at ON line (at)",
+        "CREATE INDEX line_container ON line (container) WHERE container != ''",
+        "CREATE INDEX line_name ON line (name) WHERE name != ''",
+    ),
+)
+
+SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+VERSION = SCHEMA.version
+
+
+MAX_PAGE = 1000
+PRUNE_EVERY = 500
+PRUNE_STEP = 2000
+"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+DAY_SECONDS = 86400.0
+
+_COLUMNS = (
+    "number, at, uid, user, pid, executable, method, endpoint, container, name, digest, status, code, text, "
+    "more"
+)
+# A line whose write answered too late is written again by the next call.
+_PUT = f"INSERT OR IGNORE INTO line ({_COLUMNS}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - constants
+_FULLEST = "SELECT uid FROM line GROUP BY uid ORDER BY count(*) DESC, uid LIMIT 1"
+_PRUNE_UID = (
+    "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE uid = ? ORDER BY number LIMIT ?)"
+)
+# Callers without a uid here are told apart by name; the table has no index for it, and hardly ever has many
+# of them.
+_FULLEST_USER = "SELECT user FROM line WHERE uid = ? GROUP BY user ORDER BY count(*) DESC, user LIMIT 1"
+_PRUNE_USER = """DELETE FROM line WHERE number IN
+    (SELECT number FROM line WHERE uid = ? AND user = ? ORDER BY number LIMIT ?)"""
+_PRUNE_OLD = "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE at < ? ORDER BY at LIMIT ?)"
+
+Numbered = tuple[int, AuditLine]
+"""Lines are numbered as they come, over restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Bound the lines that stay, by age and number."""
+
+    days: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Select lines; empty and None select all. The newest ``limit`` count, or with ``after`` the oldest."""
+
+    uid: int | None = None
+    user: str = ""
+    """A name, or a uid in digits."""
+    since: float | None = None
+    refused: bool = False
+    container: str = ""
+    """A container's name or (beginning of an) id, or another name in a line."""
+    after: int | None = None
+    before: int | None = None
+    limit: int = 100
+    told: bool = False
+    """Leave out looks at others' objects. A look at a missing object makes no line, so a user who searches
+    their own lines would otherwise find out which objects exist."""
+
+
+class Store(SqliteFile):
+    """Keep lines in the file.
+
+    Raises AuditUnavailable (nothing happened), or ConfigError for another version.
+    """
+
+    def __init__(self, path: Path, *, busy_seconds: float) -> None:
+        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+        self._since_prune = 0
+
+    def newest(self) -> int:
+        """Return the number of the newest line, 0 without any."""
+        with self._reading() as db:
+            (number,) = db.execute("SELECT coalesce(max(number), 0) FROM line").fetchone()
+            return int(number)
+
+    def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
+        """Write all lines in one transaction."""
+        with self._writing() as db:
+            db.executemany(_PUT, [_row(*line) for line in lines])
+            self._since_prune += len(lines)
+            if self._since_prune >= PRUNE_EVERY:
+                _prune(db, keep, now)
+        if self._since_prune >= PRUNE_EVERY:
+            self._since_prune = 0
+
+    def prune(self, keep: Keep, now: float) -> None:
+        """Forget lines that are too old or too many, some of them at a time."""
+        with self._writing() as db:
+            _prune(db, keep, now)
+
+    def search(self, wanted: Search) -> tuple[Numbered, ...]:
+        """Return the lines, oldest first."""
+        where, values = _conditions(wanted)
+        order = "DESC" if wanted.after is None else "ASC"
+        text = f"SELECT {_COLUMNS} FROM line WHERE {where} ORDER BY number {order} LIMIT ?"  # noqa: S608 - only conditions of ours; the values are bound
+        with self._reading() as db:
+            rows = db.execute(text, (*values, min(max(wanted.limit, 1), MAX_PAGE))).fetchall()
+        return tuple(map(_line, rows if wanted.after is not None else reversed(rows)))
+
+
+def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
+    """Forget old lines first, then lines of the user with the most.
+
+    So no user can push out other users' lines.
+    """
+    db.execute(_PRUNE_OLD, (now - keep.days * DAY_SECONDS, PRUNE_STEP))
+    (count,) = db.execute("SELECT count(*) FROM line").fetchone()
+    if count > keep.rows:
+        (uid,) = db.execute(_FULLEST).fetchone()
+        rows = min(PRUNE_STEP, count - keep.rows)
+        if uid >= 0:
+            db.execute(_PRUNE_UID, (uid, rows))
+            return
+        (user,) = db.execute(_FULLEST_USER, (uid,)).fetchone()
+        db.execute(_PRUNE_USER, (uid, user, rows))
+
+
+def _conditions(wanted: Search) -> tuple[str, list[object]]:
+    chosen: list[tuple[str, Sequence[object]]] = [("1", ())]
+    if wanted.uid is not None:
+        chosen.append(("uid = ?", (wanted.uid,)))
+    if wanted.user:
+        number = int(wanted.user) if wanted.user.isascii() and wanted.user.isdigit() else None
+        chosen.append(("(user = ? OR uid = ?)", (wanted.user, number and min(number, 2**63 - 1))))
+    if wanted.since is not None:
+        chosen.append(("at >= ?", (wanted.since,)))
+    if wanted.refused:
+        chosen.append(("code != ''", ()))
+    if wanted.told:
+        chosen.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
+    if wanted.container:
+        chosen.append(_about(wanted.container))
+    if wanted.after is not None:
+        chosen.append(("number > ?", (wanted.after,)))
+    if wanted.before is not None:
+        chosen.append(("number < ?", (wanted.before,)))
+    return " AND ".join(text for text, _ in chosen), [value for _, values in chosen for value in values]
+
+
+def _about(name: str) -> tuple[str, Sequence[object]]:
+    """Select lines with this name, or about the container of this id, or about one that had this name."""
+    return (
+        """(name = ? OR (container >= ? AND container < ?) OR container IN
+            (SELECT container FROM line WHERE name = ? AND container != ''))""",
+        (name, name, f"{name}\U0010ffff", name),
+    )
+
+
+def _row(number: int, line: AuditLine) -> tuple[object, ...]:
+    return (
+        number,
+        line.at,
+        line.uid,
+        line.user,
+        line.origin.pid,
+        line.origin.executable,
+        line.method,
+        line.endpoint,
+        line.container,
+        line.name,
+        line.digest,
+        line.status,
+        line.code,
+        line.text,
+        line.more,
+    )
+
+
+def _line(row: tuple[object, ...]) -> Numbered:
+    number, at, uid, user, pid, executable, *rest = row
+    return number, AuditLine(at, uid, user, Origin(pid, executable), *rest)  # type: ignore[arg-type,return-value]  # as the table has them

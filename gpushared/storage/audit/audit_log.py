@@ -1,0 +1,189 @@
+"""Carry the audit's lines to their stores without ever holding up the writer.
+
+A line goes to journald at once, or to the ordinary log if there is no journald, and within a second to the
+file. While the file cannot be written, lines wait, and then are lost and counted; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpushared.config.audit import AuditConfig
+from gpushared.daemon.journald import Journald, is_logged_to
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.model.errors import (
+    AuditUnavailable,
+    ConfigError,
+    GpushareError,
+    TimedOut,
+    http_status,
+)
+from gpushared.storage.audit.audit_file import Keep, Numbered, Search
+from gpushared.storage.audit.audit_sentences import fields_of, sentence
+from gpushared.storage.audit.folding import Folding
+from gpushared.storage.audit.line import (
+    MAX_TEXT,
+    AuditLine,
+    Origin,
+    bounded,
+)
+from gpushared.storage.audit.sqlite_audit import SqliteAudit
+
+log = logging.getLogger("gpushared.storage.audit")
+
+WRITE_SECONDS = 1.0
+BATCH = 100
+"""So many lines are written at once, before the second has passed."""
+MAX_BATCH = 1000
+MAX_WAITING = 20_000
+"""So many lines, about 20 MB, may wait; further ones are lost."""
+PRUNE_SECONDS = 3600.0
+PART = "audit"
+OK = 200
+
+
+class AuditLog:
+    """Take lines from all parts by ``take``, and write them by ``run`` as long as the daemon runs."""
+
+    def __init__(
+        self,
+        file: SqliteAudit,
+        troubles: Troubles,
+        config: AuditConfig,
+        journald: Journald | None = None,
+        folding: Folding | None = None,
+    ) -> None:
+        self._file = file
+        self._troubles = troubles
+        self.config = config
+        """The configuration may be replaced at any time."""
+        self._journald = journald or (Journald() if is_logged_to() else None)
+        self._folding = folding or Folding(time.monotonic())
+        self._waiting: deque[AuditLine] = deque()
+        self._in_doubt: tuple[Numbered, ...] = ()
+        self._next: int | None = None
+        self._lost = 0
+        self._lost_told = 0
+        self._enough = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._prune_at = 0.0
+
+    def take(self, line: AuditLine) -> None:
+        """Take a line as it happens; many alike from one user are written together later."""
+        if self._folding.passes(line, time.monotonic()):
+            self._keep(line)
+
+    def told(self, uid: int, user: str, what: str, container: str, text: str) -> None:
+        """Write a line about a user's container that the daemon found by itself; ``what`` names the event."""
+        origin, said = Origin(), bounded(text, MAX_TEXT)
+        self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=said))
+
+    def told_of_reload(self, error: GpushareError | None = None) -> None:
+        """The configuration, and with it who may do what, was read anew, or is not as it should be.
+
+        A signal does not tell its sender, who is root, or the user as whom the daemon runs.
+        """
+        line = AuditLine(
+            time.time(), 0, "root", Origin(), "SIGHUP", "configuration", status=OK, text="reloaded"
+        )
+        if error is not None:
+            text = bounded(f"not reloaded, the old one stays: {error}", MAX_TEXT)
+            line = replace(line, status=http_status(error), code=error.code, text=text)
+        self.take(line)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await self._enough.wait()
+            except TimeoutError:
+                pass
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what waits; a file that cannot be written is a trouble, and not an error."""
+        async with self._writing:
+            for line in self._folding.due(time.monotonic()):
+                self._keep(line)
+            self._enough.clear()
+            try:
+                await self._write_all()
+            except (AuditUnavailable, TimedOut, ConfigError) as error:
+                self._troubles.raised(PART, self._told(str(error)))
+                return
+            self._troubles.cleared(PART)
+
+    async def search(self, wanted: Search) -> tuple[Numbered, ...]:
+        """Search the file, including lines from before this call. Raises AuditUnavailable, TimedOut."""
+        await self.flush()
+        return await self._file.search(wanted)
+
+    @property
+    def trouble(self) -> str:
+        return self._troubles.of(PART)
+
+    async def close(self) -> None:
+        """Write the rest, also what is still counted."""
+        for line in self._folding.due(0.0, all_of_them=True):
+            self._keep(line)
+        await self.flush()
+        await self._file.close()
+        if self._journald is not None:
+            self._journald.close()
+
+    # --- pieces ---
+
+    def _keep(self, line: AuditLine) -> None:
+        if self._journald is None or not self._journald.send(fields_of(line)):
+            log.info("%s", sentence(line))
+        if len(self._waiting) >= MAX_WAITING:
+            self._lost += 1
+            return
+        self._waiting.append(line)
+        if len(self._waiting) >= BATCH:
+            self._enough.set()
+
+    async def _write_all(self) -> None:
+        if self._next is None:
+            self._next = await self._file.newest() + 1
+        if lost := self._lost + self._folding.lost - self._lost_told:
+            self._waiting.append(_of_lost(lost))
+            self._lost_told += lost
+        while self._in_doubt or self._waiting:
+            # Numbers are given once: a batch that may or may not be there is written again as it was.
+            batch = self._in_doubt or self._numbered()
+            self._in_doubt = batch
+            await self._file.write(batch, self._kept(), time.time())
+            self._in_doubt = ()
+        await self._prune_now_and_then()
+
+    def _numbered(self) -> tuple[Numbered, ...]:
+        assert self._next is not None, "the newest number is read first"
+        lines: Sequence[AuditLine] = [
+            self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))
+        ]
+        first, self._next = self._next, self._next + len(lines)
+        return tuple(enumerate(lines, first))
+
+    async def _prune_now_and_then(self) -> None:
+        if time.monotonic() >= self._prune_at:
+            self._prune_at = time.monotonic() + PRUNE_SECONDS
+            await self._file.prune(self._kept(), time.time())
+
+    def _kept(self) -> Keep:
+        return Keep(self.config.keep_days, self.config.max_rows)
+
+    def _told(self, error: str) -> str:
+        waiting = len(self._waiting) + len(self._in_doubt)
+        lost = self._lost + self._folding.lost - self._lost_told
+        return f"the audit is behind: {error}; {waiting} lines wait" + (f", {lost} are lost" if lost else "")
+
+
+def _of_lost(count: int) -> AuditLine:
+    text = f"{count} lines before this one were lost: the audit could not be written"
+    return AuditLine(time.time(), 0, "gpushared", Origin(), "LOST", "audit", text=text)

@@ -1,0 +1,1 @@
+"""Keep jobs in one SQLite file: the ``JobStore`` port of a coordinator."""

@@ -1,0 +1,286 @@
+"""The pool's store in one SQLite file: blocking, for one thread only."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gpushared.ports.job_store import (
+    Change,
+    Conflict,
+    Contents,
+    Deposed,
+    Record,
+    StoreUnavailable,
+    Transaction,
+)
+from gpushared.storage.sqlite.file import SqliteFile
+from gpushared.storage.sqlite.migrations import Schema
+from gpushared.storage.sqlite.trouble import Words, is_for_want_of_room, translated
+
+APPLICATION_ID = 0x6770706C
+"""``gppl`` in ASCII."""
+AFTER_ALL = "\U0010ffff"
+"""Behind every key that begins with what stands before it."""
+
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE record (key TEXT PRIMARY KEY NOT NULL, revision INTEGER NOT NULL, value BLOB NOT NULL)",
+        "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) WITHOUT ROWID",
+        "INSERT INTO meta VALUES ('revision', 0), ('epoch', 0)",
+    ),
+)
+SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+VERSION = SCHEMA.version
+
+WORDS = Words(
+    noun="the store",
+    program="the coordinator",
+    error=StoreUnavailable,
+    if_busy="does something else hold it open?",
+    if_damaged="restore a copy, or move it away and restart: "
+    "nodes then report what runs, and outboxes what waits",
+    if_newer="install the newer gpushared again",
+)
+NODES_WORDS = replace(
+    WORDS,
+    noun="the node's book of jobs",
+    program="the daemon",
+    if_busy="is another gpushared running on this node?",
+    if_damaged="restore a copy, or move it away and restart: "
+    "jobs that run are found again, those that wait are lost",
+)
+
+_PUT = """
+    INSERT INTO record (key, revision, value) VALUES (?, ?, ?)
+    ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, value = excluded.value"""
+_SELECT = "SELECT key, revision, value FROM record WHERE key >= ? AND key < ?"
+
+
+class StoreFile(SqliteFile):
+    """Whoever leads holds a lock on a file beside it, which the kernel drops with the process.
+
+    Every method raises StoreUnavailable (nothing happened) or, where the file is not for this version,
+    ConfigError.
+    """
+
+    def __init__(
+        self, path: Path, *, busy_seconds: float, words: Words = WORDS, leads_unwritten: bool = False
+    ) -> None:
+        """``leads_unwritten``: lead on a full disk, too; the epoch is then written with the next commit."""
+        super().__init__(path, SCHEMA, words, busy_seconds=busy_seconds)
+        self._lock: int | None = None
+        self._leads_unwritten = leads_unwritten
+        self._epoch_to_write = 0
+
+    def lead(self, above: int) -> int:
+        if self._lock is None:
+            self._lock = self._locked()
+        try:
+            with self._writing() as db:
+                epoch = max(_meta(db, "epoch"), above, self._epoch_to_write) + 1
+                _write_epoch(db, epoch)
+        except StoreUnavailable as error:
+            if not self._leads_unwritten or not is_for_want_of_room(error.__cause__, self._path):
+                raise
+            with self._reading() as db:
+                epoch = max(_meta(db, "epoch"), above, self._epoch_to_write) + 1
+            self._epoch_to_write = epoch
+        else:
+            self._epoch_to_write = 0
+        return epoch
+
+    def epoch(self) -> int:
+        with self._reading() as db:
+            return _meta(db, "epoch")
+
+    def revision(self) -> int:
+        with self._reading() as db:
+            return _meta(db, "revision")
+
+    def load(self, prefix: str) -> Contents:
+        with self._reading() as db:
+            rows = db.execute(_SELECT, (prefix, prefix + AFTER_ALL)).fetchall()
+            records = {key: Record(value, revision) for key, revision, value in rows}
+            return Contents(_meta(db, "revision"), records)
+
+    def page(self, prefix: str, limit: int, after: str, *, reverse: bool) -> tuple[tuple[str, Record], ...]:
+        lowest, highest = prefix, prefix + AFTER_ALL
+        if after and reverse:
+            highest = min(highest, after)
+        elif after:
+            lowest = max(lowest, after + "\0")
+        order = f"{_SELECT} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
+        with self._reading() as db:
+            rows = db.execute(order, (lowest, highest, max(0, limit))).fetchall()
+        return tuple((key, Record(value, revision)) for key, revision, value in rows)
+
+    def count(self, prefix: str) -> int:
+        with self._reading() as db:
+            query = "SELECT count(*) FROM record WHERE key >= ? AND key < ?"
+            (count,) = db.execute(query, (prefix, prefix + AFTER_ALL)).fetchone()
+            assert isinstance(count, int)
+            return count
+
+    def commit(self, transaction: Transaction) -> tuple[int, Sequence[Change]]:
+        """The revision, and what changed. Raises Deposed, Conflict."""
+        if self._lock is None:
+            raise Deposed("this coordinator does not lead", hint="it must lead before it writes")
+        with self._writing() as db:
+            if self._epoch_to_write:
+                _write_epoch(db, self._epoch_to_write)
+            _check_epoch(db, transaction.epoch)
+            _compare(db, transaction)
+            revision = _meta(db, "revision")
+            deleted = [key for key in transaction.deletes if _revision_of(db, key)]
+            if not transaction.puts and not deleted:
+                return revision, ()
+            revision += 1
+            db.executemany(_PUT, [(key, revision, value) for key, value in transaction.puts.items()])
+            db.executemany("DELETE FROM record WHERE key = ?", [(key,) for key in deleted])
+            db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (revision,))
+        self._epoch_to_write = 0
+        return revision, changes_of(transaction.puts, deleted, revision)
+
+    def close(self) -> None:
+        """Let go of file and lock; errors do not matter any more, everything committed is safe."""
+        super().close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def _locked(self) -> int:
+        """The lock's file, open and locked. Raises Deposed where another process has it."""
+        path = Path(f"{self._path}.lock")
+        with translated(self._path, self._words):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
+                os.close(lock)
+                raise Deposed(
+                    f"another coordinator leads with {self._path} (process {holder})",
+                    hint="one store serves one coordinator: stop that one, "
+                    "or give this one a state directory of its own",
+                ) from None
+            except OSError:
+                os.close(lock)
+                raise
+            with suppress(OSError):  # only for people; a full disk keeps nobody from leading
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+            return lock
+
+
+def _meta(db: sqlite3.Connection, key: str) -> int:
+    (value,) = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    assert isinstance(value, int)
+    return value
+
+
+def _write_epoch(db: sqlite3.Connection, epoch: int) -> None:
+    db.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
+
+
+def _check_epoch(db: sqlite3.Connection, epoch: int) -> None:
+    newest = _meta(db, "epoch")
+    if epoch != newest:
+        raise Deposed(
+            f"this coordinator leads no more: its epoch is {epoch}, the store's is {newest}",
+            hint="is the same store used twice?",
+        )
+
+
+def _compare(db: sqlite3.Connection, transaction: Transaction) -> None:
+    for key, expected in (transaction.compares or {}).items():
+        found = _revision_of(db, key)
+        if found != expected:
+            raise Conflict(
+                f"{key} is at revision {found}, not at {expected}", hint="it was changed; load it again"
+            )
+
+
+def _revision_of(db: sqlite3.Connection, key: str) -> int:
+    """0 where there is none."""
+    row = db.execute("SELECT revision FROM record WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else 0
+
+
+MAX_CHANGES = 4096
+MAX_CHANGE_BYTES = 16 * 1024 * 1024
+
+
+class ChangeLog:
+    """Lives on one event loop. ``base``: the revision that everything in it came after."""
+
+    def __init__(self, base: int, *, limit: int = MAX_CHANGES, limit_bytes: int = MAX_CHANGE_BYTES) -> None:
+        self._base = base
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._newest: deque[Change] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Add the changes of one transaction."""
+        for change in changes:
+            self._newest.append(change)
+            self._bytes += _size(change)
+        while self._newest and (len(self._newest) > self._limit or self._bytes > self._limit_bytes):
+            self._forget_oldest()
+        self._wake()
+
+    def close(self) -> None:
+        """Followers get StoreUnavailable."""
+        self._closed = True
+        self._wake()
+
+    async def follow(self, prefix: str, after: int) -> AsyncIterator[Change]:
+        """Follow the changes below a prefix, as ``Store.watch`` does."""
+        while True:
+            changed = self._changed
+            for change in self._since(after):
+                after = change.revision
+                if change.key.startswith(prefix):
+                    yield change
+            if changed is self._changed:
+                await changed.wait()
+
+    def _since(self, after: int) -> list[Change]:
+        if self._closed:
+            raise StoreUnavailable("the store is closed", hint="the daemon is stopping")
+        if after < self._base:
+            raise Conflict(f"changes after revision {after} are not kept any more", hint="load again")
+        return [change for change in self._newest if change.revision > after]
+
+    def _forget_oldest(self) -> None:
+        """All of one transaction's: half of it would be worth nothing."""
+        self._base = self._newest[0].revision
+        while self._newest and self._newest[0].revision == self._base:
+            self._bytes -= _size(self._newest.popleft())
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def changes_of(puts: Mapping[str, bytes], deleted: Sequence[str], revision: int) -> tuple[Change, ...]:
+    """Return the changes of one transaction."""
+    return (
+        *(Change(key, value, revision) for key, value in puts.items()),
+        *(Change(key, None, revision) for key in deleted),
+    )
+
+
+def _size(change: Change) -> int:
+    return len(change.key) + len(change.value or b"")

@@ -1,0 +1,211 @@
+"""Keep a database in one file: blocking, for one thread only."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from gpushared.storage.sqlite.migrations import Schema, checked_version, migrate
+from gpushared.storage.sqlite.trouble import (
+    Words,
+    is_beyond_this_connection,
+    is_for_want_of_room,
+    translated,
+)
+
+WAL_KEPT_BYTES = 16 * 1024 * 1024
+
+
+class SqliteFile:
+    """Hold one connection, opened when first needed and again after trouble that is tied to it.
+
+    Reads and writes inside ``_reading`` and ``_writing`` raise the error of the file's words (nothing
+    happened) or, if the file is not for this version, ConfigError. ``before_wal``, ``after_wal``: pragmas of
+    the connection, besides those that every file has.
+
+    If a file cannot be opened because its disk is full, a copy of it in memory is read; each write tries to
+    open the file again.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        words: Words,
+        *,
+        busy_seconds: float,
+        before_wal: Sequence[str] = (),
+        after_wal: Sequence[str] = (),
+    ) -> None:
+        self._path = path
+        self._schema = schema
+        self._words = words
+        self._busy_seconds = busy_seconds
+        self._before_wal = before_wal
+        self._after_wal = after_wal
+        self._connection: sqlite3.Connection | None = None
+        self._copy: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    def close(self) -> None:
+        """Let go of the file; errors do not matter any more, everything committed is safe."""
+        self._disconnect()
+
+    # --- transactions ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Open a read transaction, in which all reads see the same moment."""
+        with self._guarded():
+            db = self._readable()
+            db.execute("BEGIN")
+            try:
+                yield db
+            finally:
+                if db.in_transaction:  # some errors end it
+                    db.execute("ROLLBACK")
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._guarded():
+            db = self._opened()
+            self._check_same_file()
+            db.execute("BEGIN IMMEDIATE")
+            with db:
+                yield db
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Translate errors of SQLite and of the file system, and close a connection that cannot recover.
+
+        After a full disk or a failed write the connection is kept: the uncommitted part is then overwritten
+        in the log, while reopening could find that part whole and bring it back to life.
+        """
+        try:
+            with translated(self._path, self._words):
+                yield
+        except self._words.error as error:
+            if is_beyond_this_connection(error.__cause__):
+                self._disconnect()
+            raise
+
+    # --- the connection --------------------------------------------------------------------------------
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if self._file is None:
+                _create_file(self._path)
+            else:
+                self._check_same_file()
+            self._connection = self._connect()
+            self._file = _identity(self._path)
+            self._drop_copy()
+        return self._connection
+
+    def _readable(self) -> sqlite3.Connection:
+        if self._copy is None:
+            try:
+                return self._opened()
+            except (sqlite3.Error, OSError) as error:
+                if not is_for_want_of_room(error, self._path):
+                    raise
+                self._copy = self._copied()
+                if self._copy is None:
+                    raise
+        return self._copy
+
+    def _copied(self) -> sqlite3.Connection | None:
+        """Return a copy of the file, migrated to this schema; None if the file holds nothing yet.
+
+        Alone with the file SQLite needs no shared memory, which would need room on the disk.
+        """
+        source = self._raw_connection()
+        try:
+            source.execute("PRAGMA locking_mode = EXCLUSIVE")
+            if checked_version(source, self._path, self._schema, self._words) == 0:
+                return None
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            source.backup(copy)
+        finally:
+            source.close()
+        migrate(copy, self._path, self._schema, self._words)
+        return copy
+
+    def _drop_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = self._raw_connection()
+        try:
+            self._prepare(connection)
+            migrate(connection, self._path, self._schema, self._words)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _raw_connection(self) -> sqlite3.Connection:
+        # mode=rw: a file that vanished must not come back as an empty one.
+        return sqlite3.connect(
+            f"file:{quote(str(self._path))}?mode=rw",
+            uri=True,
+            timeout=self._busy_seconds,
+            isolation_level=None,
+        )
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        for pragma in self._before_wal:
+            connection.execute(f"PRAGMA {pragma}")
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise self._words.error(
+                f"{self._path} cannot have a write-ahead log (mode {mode})",
+                hint="put the state directory on a local disk",
+            )
+        for pragma in ("synchronous = FULL", f"journal_size_limit = {WAL_KEPT_BYTES}", *self._after_wal):
+            connection.execute(f"PRAGMA {pragma}")
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise self._words.damaged(self._path, str(verdict))
+
+    def _disconnect(self) -> None:
+        self._drop_copy()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _check_same_file(self) -> None:
+        """Raise if the file was moved or deleted: writing on would be writing into nothing."""
+        try:
+            same = _identity(self._path) == self._file
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise self._words.trouble(
+                self._path,
+                "was moved, replaced or deleted while in use",
+                f"put it back, or restart {self._words.program} to begin with what is there",
+            )
+
+
+def _create_file(path: Path) -> None:
+    """Make an empty file that survives a power cut, readable by its owner only."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

@@ -1,0 +1,83 @@
+"""Call a file that lives in a thread of its own, without ever blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from gpushared.domain.model.errors import TimedOut, Unavailable
+from gpushared.storage.sqlite.trouble import Words
+from gpushared.storage.sqlite.worker import Worker
+
+T = TypeVar("T")
+
+MAX_WAITING_CALLS = 256
+MAX_READS = 64
+"""So many reads wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
+
+
+class Calls:
+    """Offer a file's methods as coroutines.
+
+    ``open_seconds``: how long the first call may take, if that is more than ``timeout_seconds``.
+    """
+
+    def __init__(
+        self, name: str, path: Path, words: Words, *, timeout_seconds: float, open_seconds: float = 0.0
+    ) -> None:
+        self._path = path
+        self._words = words
+        self._timeout_seconds = timeout_seconds
+        self._open_seconds = open_seconds
+        self._worker = Worker(name, limit=MAX_WAITING_CALLS)
+        self._reads = asyncio.Semaphore(MAX_READS)
+        self._answered = False
+        self._closed = False
+
+    async def _close(self, close: Callable[[], None]) -> None:
+        """Finish the earlier calls, then let go of the file. Later calls are refused."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._in_thread(close)
+        # Full: as many calls came back late as the queue holds; the thread is a daemon and ends with us.
+        with suppress(queue.Full):
+            self._worker.finish()
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        async with self._reads:
+            return await self._call(work)
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise self._words.error(f"{self._words.noun} is closed", hint="the daemon is stopping")
+        return await self._in_thread(work)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            future = self._worker.submit(work)
+        except queue.Full:
+            raise self._too_slow(f"{MAX_WAITING_CALLS} calls wait for {self._words.noun}") from None
+        seconds = self._timeout_seconds if self._answered else max(self._open_seconds, self._timeout_seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await asyncio.wrap_future(future)
+                self._answered = True
+                return answer
+        except TimeoutError:
+            if future.cancel():
+                raise self._too_slow(f"{self._words.noun} is busy with an earlier call") from None
+            raise TimedOut(
+                f"{self._words.noun} did not answer in {seconds:g} s", hint=self._disk_hint
+            ) from None
+
+    @property
+    def _disk_hint(self) -> str:
+        return f"is the disk of {self._path} healthy? see `dmesg`"
+
+    def _too_slow(self, message: str) -> Unavailable:
+        return self._words.error(message, hint=self._disk_hint)
