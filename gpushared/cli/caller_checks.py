@@ -13,7 +13,7 @@ from gpushared import __version__
 from gpushared.cli.config import MAIN_FILE
 from gpushared.cli.docker import find_docker
 from gpushared.client import Client, DoctorReport, NodeStatus
-from gpushared.doctor.checkup import (
+from gpushared.domain.model.checkup import (
     Check,
     Finding,
     failed,

@@ -9,13 +9,13 @@ from gpushared.doctor import engine_checks as engine
 from gpushared.doctor import gpu_checks as gpu
 from gpushared.doctor import host_checks as host
 from gpushared.doctor import pool_checks as pool
-from gpushared.doctor.checkup import (
+from gpushared.doctor.facts import Facts, Unread
+from gpushared.domain.model.checkup import (
     Check,
     Finding,
     skipped,
     warning,
 )
-from gpushared.doctor.facts import Facts, Unread
 
 T = TypeVar("T")
 

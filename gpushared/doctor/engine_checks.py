@@ -7,14 +7,14 @@ that lose their GPUs when systemd reloads its units.
 
 from __future__ import annotations
 
-from gpushared.doctor.checkup import (
+from gpushared.doctor.facts import DaemonView, EngineReport, Facts, Groups, Host, Toolkit, Unread
+from gpushared.doctor.versions import Version, is_rebuilt, numbers
+from gpushared.domain.model.checkup import (
     Finding,
     failed,
     ok,
     warning,
 )
-from gpushared.doctor.facts import DaemonView, EngineReport, Facts, Groups, Host, Toolkit, Unread
-from gpushared.doctor.versions import Version, is_rebuilt, numbers
 from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
 
 OLDEST_API: Version = (1, 41)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushared.doctor.checkup import (
+from gpushared.doctor.facts import DaemonView, Facts, Host, MpsReport, UnmanagedProcess, Unread
+from gpushared.doctor.versions import numbers
+from gpushared.domain.leases.memory_watchdog import UNSEEN
+from gpushared.domain.model.checkup import (
     Finding,
     failed,
     ok,
     skipped,
     warning,
 )
-from gpushared.doctor.facts import DaemonView, Facts, Host, MpsReport, UnmanagedProcess, Unread
-from gpushared.doctor.versions import numbers
-from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.units import format_memory
 from gpushared.ports import DriverFacts, GpuSettings
 

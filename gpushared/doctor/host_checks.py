@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gpushared.doctor.checkup import (
+from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Host, SocketFile, Unread
+from gpushared.doctor.pool_checks import TOLD_HERE
+from gpushared.domain.leases.memory_watchdog import UNSEEN
+from gpushared.domain.model.checkup import (
     Finding,
     failed,
     ok,
     warning,
 )
-from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Host, SocketFile, Unread
-from gpushared.doctor.pool_checks import TOLD_HERE
-from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.units import format_memory
 

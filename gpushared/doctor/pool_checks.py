@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gpushared.doctor.checkup import (
+from gpushared.doctor.facts import DaemonView
+from gpushared.domain.model.checkup import (
     Finding,
     failed,
     ok,
     warning,
 )
-from gpushared.doctor.facts import DaemonView
 from gpushared.domain.model.units import format_duration
 
 LATE = 0.1

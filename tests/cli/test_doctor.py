@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpushared.cli.caller_checks import CallerFacts, DockerCli, docker_group
-from gpushared.doctor.checkup import Status
+from gpushared.domain.model.checkup import Status
 from gpushared.domain.model.errors import DaemonUnavailable
 from tests.cli.answers import QUEUED
 from tests.cli.process import GPUSHARE, Gpushare

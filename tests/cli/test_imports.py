@@ -52,7 +52,7 @@ BASE = {
     "gpushared.light",
     *(f"gpushared.cli{name}" for name in ("", ".main", ".faults", ".text")),
 }
-BASE |= {"gpushared.domain", "gpushared.domain.model.errors"}
+BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.errors"}
 CLIENT = {"gpushared.client"} | {
     f"gpushared.client.{name}"
     for name in ("api", "faults", "http", "messages", "retries", "submit_words", "wishes")

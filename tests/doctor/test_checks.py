@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gpushared.doctor.checks import CHECKS
-from gpushared.doctor.checkup import Result, Status, examine
 from gpushared.doctor.facts import (
     DaemonView,
     EngineReport,
@@ -21,6 +20,7 @@ from gpushared.doctor.facts import (
     UnmanagedProcess,
     Unread,
 )
+from gpushared.domain.model.checkup import Result, Status, examine
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.ports import DeviceMechanism
 from tests.doctor.healthy import HEALTHY, UUID, also, but, with_gpu, with_part

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gpushared.doctor.checkup import is_well
 from gpushared.doctor.facts import Facts
 from gpushared.doctor.probe import FRESH_SECONDS, Doctor
+from gpushared.domain.model.checkup import is_well
 from tests.doctor.healthy import HEALTHY
 
 

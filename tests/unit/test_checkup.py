@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.doctor.checkup import (
+from gpushared.domain.model.checkup import (
     Check,
     Finding,
     Result,

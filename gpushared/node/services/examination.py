@@ -10,9 +10,9 @@ from gpushared.config.load import Loaded
 from gpushared.config.model import Config
 from gpushared.config.show import settings
 from gpushared.daemon.troubles import Troubles
-from gpushared.doctor.checkup import Result
 from gpushared.doctor.facts import DaemonView, KnownGpu, PoolView, UnmanagedProcess
 from gpushared.doctor.probe import Doctor, MachineProbe, Places
+from gpushared.domain.model.checkup import Result
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.request import Caller
 from gpushared.node.runtime.loop import Loop
