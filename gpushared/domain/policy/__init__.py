@@ -1,1 +1,0 @@
-"""Decide who goes next: projects and their quotas, fair share over time, order, reservations, preemption."""

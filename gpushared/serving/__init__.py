@@ -1,1 +1,0 @@
-"""Serve in both daemons: identify callers, speak the protocols, and live as a service."""
