@@ -1,1 +1,1 @@
-"""The Docker Engine API on the daemon's own socket: parsed, judged, and passed on to the engine."""
+"""Serve the Docker Engine API on the daemon's socket: judge each request, and pass it on to the engine."""

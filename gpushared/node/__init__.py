@@ -1,1 +1,1 @@
-"""The daemon: the loop around the pure core, the parts it drives, and the socket people reach it by."""
+"""Run the daemon of a node: wire its parts, and live from its start to its end."""

@@ -1,1 +1,1 @@
-"""The pool: the coordinator's daemon, and in ``member`` the node's side of it."""
+"""Pool several nodes: the coordinator's daemon, the node's side of the pool, their trust and their tunnels."""

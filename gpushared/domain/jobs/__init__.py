@@ -1,5 +1,5 @@
-"""Jobs: what is to run somewhere, sometime; who decides where, and how nobody runs twice.
+"""Run a coordinator's state machine: where each job runs, and how none runs twice.
 
-``coordinator`` decides for many nodes (or for one: its own), ``attempts`` is what a node answers. Both are
-pure; what goes between them may be lost, doubled, delayed or reordered.
+``coordinator`` decides for many nodes, or for its own node alone; ``attempt_log`` answers on a node. Both are
+pure. Messages between them may be lost, doubled, delayed or reordered.
 """

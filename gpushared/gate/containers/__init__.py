@@ -1,1 +1,1 @@
-"""Know the containers of callers."""
+"""Know whose each container is, put leases into containers, and compare containers with their leases."""

@@ -1,1 +1,1 @@
-"""Files copied into and out of confined callers' containers, by a process with the rights of the caller."""
+"""Copy files into and out of confined callers' containers, with the rights of the caller."""

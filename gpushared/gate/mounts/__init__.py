@@ -1,1 +1,1 @@
-"""Hold mount sources in place for containers, and copy files of containers."""
+"""Hold the sources of users' mounts in place, as mounts that nobody can replace."""

@@ -1,1 +1,1 @@
-"""Judge a confined caller's requests to the engine: the table of fields, the site's rules, the judge."""
+"""Judge a confined caller's requests to the engine, by the table of fields and the site's rules."""

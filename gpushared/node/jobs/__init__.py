@@ -1,1 +1,1 @@
-"""Run jobs on this node."""
+"""Run jobs on a node: images, containers, a coordinator's orders, and the node's own jobs."""

@@ -1,1 +1,1 @@
-"""Be a member of a pool."""
+"""Connect a node's daemon with its pool."""

@@ -1,1 +1,1 @@
-"""Serve a node's API."""
+"""Serve a node's API: leases, GPUs, projects, jobs, the policy, the doctor."""

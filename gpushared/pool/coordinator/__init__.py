@@ -1,1 +1,1 @@
-"""Run the coordinator of a pool."""
+"""Run the coordinator of a pool: its services, its links to nodes, its servers."""

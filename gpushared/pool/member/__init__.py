@@ -1,1 +1,1 @@
-"""A node's side of its pool: joining it, the link to its coordinator, and what comes over it."""
+"""Be a node of a pool: join it, keep the link to its coordinator, and handle what comes over the link."""
