@@ -26,7 +26,7 @@ from gpushared.domain.jobs.job import (
     NodeName,
     Owner,
 )
-from gpushared.domain.jobs.member import Free, Holding, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import Place, Report
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
@@ -54,7 +54,7 @@ class World:
             self._join(NodeName(f"n{number:04}"))
         self.now += 120.0
         for name in self._free:
-            self.do(m.NodeBeat(name))
+            self.do(m.NodeHeartbeat(name))
 
     def _join(self, name: NodeName) -> None:
         gpus = tuple(
@@ -62,7 +62,9 @@ class World:
         )
         self._free[name], self._held[name] = deque(gpus), {}
         self.do(m.NodeEnrolled(name))
-        self.do(m.NodeHello(name, Inventory(gpus, 128_000, 1024 * GIB, "10.0.0.1"), Free(), ()))
+        self.do(
+            m.NodeRegistered(name, Inventory(gpus, 128_000, 1024 * GIB, "10.0.0.1"), HeartbeatReport(), ())
+        )
 
     def do(self, event: m.PoolEvent) -> None:
         """One event, and at once what the nodes make of the orders that it leads to."""
@@ -93,7 +95,7 @@ class World:
         self._held[node][order.key] = Holding(lease, (grant,), person, person, True, order.key)
         self._running.append((node, order.key))
         self.placed += 1
-        self.do(m.Reported(node, Report(order.key, S.RUNNING, 2, lease)))
+        self.do(m.AttemptReported(node, Report(order.key, S.RUNNING, 2, lease)))
         self._beat(node)
 
     def end_one(self) -> None:
@@ -102,11 +104,11 @@ class World:
         gpus = self.state.members[node].inventory
         assert gpus is not None
         self._free[node].append(next(gpu for gpu in gpus.gpus if gpu.id == grant.gpu))
-        self.do(m.Reported(node, Report(key, S.ENDED, 3, LeaseId(f"l-{key.job}"), EXITED)))
+        self.do(m.AttemptReported(node, Report(key, S.ENDED, 3, LeaseId(f"l-{key.job}"), EXITED)))
         self._beat(node)
 
     def _beat(self, node: NodeName) -> None:
-        self.do(m.NodeBeat(node, None, Free(tuple(self._held[node].values()))))
+        self.do(m.NodeHeartbeat(node, None, HeartbeatReport(tuple(self._held[node].values()))))
 
     def shuffle(self, chance: random.Random) -> None:
         """Jobs do not end in the order of the nodes."""

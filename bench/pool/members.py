@@ -17,9 +17,9 @@ from gpushared.api.v1 import link_pb2
 from gpushared.daemon.process import allow_many_files
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
-from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.attempt_log import AttemptLog
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
@@ -46,8 +46,8 @@ class Node:
             for index in range(8)
         )
         self._inventory = Inventory(gpus, 128_000, 1024 * GIB, "10.0.0.1", "0.1.0", simulated=True)
-        self._free = Free()
-        self._book = Attempts()
+        self._free = HeartbeatReport()
+        self._book = AttemptLog()
         self._seen = Contact()
 
     async def take(self, order: Order) -> Report | StaleEpoch:
@@ -74,7 +74,7 @@ class Node:
     def inventory(self) -> Inventory:
         return self._inventory
 
-    def free(self) -> Free:
+    def free(self) -> HeartbeatReport:
         return self._free
 
     async def changed(self, timeout_seconds: float) -> bool:

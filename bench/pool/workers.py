@@ -19,9 +19,9 @@ from members import AT_ONCE, Node, link_of, tell
 
 from gpushared.daemon.process import allow_many_files
 from gpushared.domain.jobs import attempt_log
-from gpushared.domain.jobs.attempt_log import Todo
+from gpushared.domain.jobs.attempt_log import OrderWork
 from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
-from gpushared.domain.jobs.member import Free, Holding
+from gpushared.domain.jobs.member import HeartbeatReport, Holding
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
 from gpushared.pool.member.coordinator_link import MemberLink
@@ -62,7 +62,7 @@ class Worker(Node):
                 self._begin(order)
             else:
                 self._told[0].refused += 1
-        if taken.todo is Todo.END and order.key in self._held:
+        if taken.todo is OrderWork.END and order.key in self._held:
             self._end(order.key, Ending(EndKind.CANCELLED, "cancelled"))
         return taken.report
 
@@ -100,7 +100,7 @@ class Worker(Node):
             attempt_log.changed(self._book, key, AttemptState.ENDED, ending=ending, now=time.time()), key
         )
 
-    def _note(self, book: attempt_log.Attempts, key: AttemptKey) -> None:
+    def _note(self, book: attempt_log.AttemptLog, key: AttemptKey) -> None:
         self._book = book
         if self.link is not None:
             self.link.report(key)
@@ -109,7 +109,7 @@ class Worker(Node):
         self._free = replace(self._free, holdings=tuple(self._held.values()))
         self._news.set()
 
-    def free(self) -> Free:
+    def free(self) -> HeartbeatReport:
         return self._free
 
     async def changed(self, timeout_seconds: float) -> bool:

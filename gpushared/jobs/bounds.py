@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from gpushared.domain.jobs.job import Ending, JobSpec
 from gpushared.domain.jobs.job_commands import MAX_NODES
-from gpushared.domain.jobs.member import Allowed, Free, Inventory
+from gpushared.domain.jobs.member import AllowanceNeed, HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import (
     CancelPart,
     Commit,
@@ -84,9 +84,12 @@ RECORDS: Mapping[type, Mapping[str, Bounds]] = {
     Inventory: {"cpu_milli": _CPUS, "memory_bytes": _MEMORY},
     Gpu: {"index": _INDEX, "memory_total_bytes": _MEMORY, "leasable_bytes": _MEMORY, "link_group": _INDEX},
     MigInstance: {"index": _INDEX, "memory_permille": _SHARE, "compute_permille": _SHARE},
-    Free: {"stray_bytes": _MEMORY, "waiting": Bounds(0, MAX_NUMBER, "a number of requests that wait")},
+    HeartbeatReport: {
+        "stray_bytes": _MEMORY,
+        "waiting": Bounds(0, MAX_NUMBER, "a number of requests that wait"),
+    },
     Grant: {"memory_bytes": _MEMORY, "compute_permille": _SHARE, "compute_limit_permille": _SHARE},
-    Allowed: {"revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance")},
+    AllowanceNeed: {"revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance")},
     Want: {"least_permille": _OF_PROJECT, "all_permille": _OF_PROJECT},
     AttemptKey: {"number": Bounds(1, MAX_NUMBER, "a number of an attempt")},
     Report: {"revision": _REVISION, "started_at": _MOMENT, "ended_at": _MOMENT},

@@ -110,7 +110,7 @@ class PoolLoop:
                 return await self._over(job, spec.owner)
             case m.JobSubmitted(spec=spec) if spec.after:
                 event = await self._with_past(event)
-            case m.NodeHello():
+            case m.NodeRegistered():
                 event = await self._without_forgotten(event)
             case _:
                 pass
@@ -226,7 +226,7 @@ class PoolLoop:
             await asyncio.sleep(DAY_TIME_SECONDS)
             if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
                 with contextlib.suppress(GpushareError):
-                    await self._handled(m.DayTimeSet(ahead))
+                    await self._handled(m.PoolDayTimeSet(ahead))
 
     def _seconds_to_look(self) -> float | None:
         at = self.state.look_again_at
@@ -263,7 +263,7 @@ class PoolLoop:
         check_whose(found, owner)
         return found
 
-    async def _without_forgotten(self, hello: m.NodeHello) -> m.NodeHello:
+    async def _without_forgotten(self, hello: m.NodeRegistered) -> m.NodeRegistered:
         over = await self._forgotten(report.key.job for report in hello.reports)
         if not over:
             return hello

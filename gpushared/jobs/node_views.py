@@ -8,7 +8,7 @@ from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
 from gpushared.domain.jobs.job import HERE, NodeName, Running
 from gpushared.domain.jobs.liveness import presence, silent_since
-from gpushared.domain.jobs.member import Free, Inventory, Member, Presence
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member, Presence
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.units import format_duration
 
@@ -20,7 +20,7 @@ def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
 
 
 def lone_node(
-    name: str, inventory: Inventory, free: Free, book: PoolState, *, heard_at: float
+    name: str, inventory: Inventory, free: HeartbeatReport, book: PoolState, *, heard_at: float
 ) -> jobs_pb2.PoolNode:
     """A node in no pool, as it sees itself. ``book``: its own jobs; ``heard_at``: the time of day."""
     view = jobs_pb2.PoolNode(

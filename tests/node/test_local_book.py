@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
-from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.attempt_log import AttemptLog
 from gpushared.domain.jobs.coordinator_events import JobSubmitted
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import (
@@ -45,7 +45,7 @@ class Desk:
     """A node whose containers do what a test says."""
 
     def __init__(self) -> None:
-        self.book = Attempts()
+        self.book = AttemptLog()
         self._tell: Callable[[AttemptKey], None] = lambda _: None
 
     async def take(self, order: Order, _: str) -> Report | StaleEpoch:

@@ -11,7 +11,7 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import (
     JobSubmitted,
     NodeEnrolled,
-    NodeHello,
+    NodeRegistered,
     PoolInstruction,
     PoolTick,
     Send,
@@ -23,7 +23,7 @@ from gpushared.domain.jobs.job import (
     NodeName,
     Owner,
 )
-from gpushared.domain.jobs.member import Free, Inventory, Member
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import LeaseClass, Request
@@ -70,7 +70,7 @@ class Pool:
 
     async def join(self, node: NodeName = NODE) -> None:
         await self.loop.send(NodeEnrolled(node))
-        await self.loop.send(NodeHello(node, INVENTORY, Free()))
+        await self.loop.send(NodeRegistered(node, INVENTORY, HeartbeatReport()))
 
     async def until_placed(self, number: int) -> Place:
         """The order for a job, once it has been given."""

@@ -9,11 +9,11 @@ import pytest
 
 from gpushared.api.v1 import pool_pb2
 from gpushared.domain.jobs.coordinator_events import (
+    AttemptReported,
     NodeDisconnected,
     NodeEnrolled,
-    NodeHello,
+    NodeRegistered,
     PoolTick,
-    Reported,
 )
 from gpushared.domain.jobs.job import (
     AttemptState,
@@ -21,7 +21,7 @@ from gpushared.domain.jobs.job import (
     Owner,
     Queued,
 )
-from gpushared.domain.jobs.member import Free, Inventory, Member
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -77,7 +77,7 @@ class Office:
     async def run_job(self, number: int) -> None:
         await self.pool.submit(number)
         order = await self.pool.until_placed(number)
-        await self.pool.loop.send(Reported(NODE, Report(order.key, AttemptState.RUNNING, 1)))
+        await self.pool.loop.send(AttemptReported(NODE, Report(order.key, AttemptState.RUNNING, 1)))
 
 
 @pytest.fixture
@@ -199,8 +199,8 @@ async def test_a_recovery_need_not_wait_for_a_node_whose_certificate_was_revoked
 
 
 async def test_administrators_are_told_on_whose_word_all_nodes_were_asked_anew(office: Office) -> None:
-    inventory, free = Inventory(()), Free()
-    await office.pool.loop.send(NodeHello(NODE, inventory, free, seen_epoch=90))
+    inventory, free = Inventory(()), HeartbeatReport()
+    await office.pool.loop.send(NodeRegistered(NODE, inventory, free, seen_epoch=90))
     (trouble,) = (await office.status()).troubles
     assert "node n1 said that it has seen more of this pool" in trouble
     assert "gpushare pool revoke --node n1" in trouble

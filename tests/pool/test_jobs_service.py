@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
-from gpushared.domain.jobs.coordinator_events import JobSubmitted, Reported
+from gpushared.domain.jobs.coordinator_events import AttemptReported, JobSubmitted
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import (
     AttemptState,
@@ -383,11 +383,11 @@ async def test_a_job_that_runs_tells_where_and_how_it_ended(jobs: Jobs) -> None:
     assert (await jobs.seen(name)).state == "placing"
     key = next(iter(jobs.pool.told)).order.key  # type: ignore[union-attr]
     for revision, state in enumerate((AttemptState.RESERVED, AttemptState.RUNNING), start=1):
-        await jobs.pool.loop.send(Reported(NODE, Report(key, state, revision, LeaseId("l-7f3k"))))
+        await jobs.pool.loop.send(AttemptReported(NODE, Report(key, state, revision, LeaseId("l-7f3k"))))
     running = await jobs.seen(name)
     assert (running.state, running.parts[0].lease_id, bool(running.started_at)) == ("running", "l-7f3k", True)
     ended = Report(key, AttemptState.ENDED, 9, LeaseId("l-7f3k"), Ending(EndKind.EXITED, exit_code=3))
-    await jobs.pool.loop.send(Reported(NODE, ended))
+    await jobs.pool.loop.send(AttemptReported(NODE, ended))
     over = await jobs.seen(name)
     assert (over.state, over.exit_code, over.reason) == ("failed", 3, "exit code 3")
     told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)

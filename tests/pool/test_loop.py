@@ -11,15 +11,15 @@ from itertools import count
 import pytest
 
 from gpushared.domain.jobs.coordinator_events import (
+    AttemptReported,
     CancelAsked,
     JobSubmitted,
-    NodeBeat,
     NodeEnrolled,
     NodeForgotten,
-    NodeHello,
+    NodeHeartbeat,
+    NodeRegistered,
     PoolInstruction,
     PoolTick,
-    Reported,
     Send,
 )
 from gpushared.domain.jobs.coordinator_rules import PoolRules
@@ -36,7 +36,7 @@ from gpushared.domain.jobs.job import (
     Queued,
     Running,
 )
-from gpushared.domain.jobs.member import Free, Member
+from gpushared.domain.jobs.member import HeartbeatReport, Member
 from gpushared.domain.jobs.protocol import CancelPart, Place, Report, StaleEpoch
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -111,7 +111,7 @@ async def test_what_a_stranger_told_of_a_job_is_in_the_store_no_more_once_its_ow
         REQUEST,
     )
     async with coordinator(enrolled=(Member(NODE, 0.0),)) as pool:
-        await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), reports=(told,)))
+        await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), reports=(told,)))
         pool.clock.advance(PoolRules().recover_seconds)
         await pool.loop.send(PoolTick())
         assert pool.kept(ENDED) == [ENDED + job_id(1)]
@@ -186,9 +186,9 @@ async def test_beats_are_taken_while_nothing_can_be_written(pool: Pool) -> None:
     with pytest.raises(StoreUnavailable):
         await pool.submit(2)
     for _ in range(5):
-        await pool.loop.send(NodeBeat(NODE, free=Free(waiting=1)))
-        await pool.loop.send(NodeBeat(NODE, free=Free(waiting=2)))
-    assert pool.loop.state.members[NODE].free == Free(waiting=2)
+        await pool.loop.send(NodeHeartbeat(NODE, free=HeartbeatReport(waiting=1)))
+        await pool.loop.send(NodeHeartbeat(NODE, free=HeartbeatReport(waiting=2)))
+    assert pool.loop.state.members[NODE].free == HeartbeatReport(waiting=2)
     assert isinstance(pool.loop.state.jobs[job_id(1)].state, Queued)
 
 
@@ -197,7 +197,7 @@ async def test_beats_write_nothing(pool: Pool) -> None:
     before = len(pool.store.world.transactions)
     for _ in range(5):
         pool.clock.advance(5)
-        await pool.loop.send(NodeBeat(NODE, free=Free(waiting=1)))
+        await pool.loop.send(NodeHeartbeat(NODE, free=HeartbeatReport(waiting=1)))
     assert len(pool.store.world.transactions) == before
     assert pool.loop.state.members[NODE].heard_at == pool.clock.now()
 
@@ -376,7 +376,7 @@ async def test_whoever_floods_the_pool_with_jobs_does_not_keep_nodes_from_being_
     await pool.join()
     flood = [asyncio.create_task(pool.submit(number)) for number in range(MAX_PENDING + 10)]
     await asyncio.sleep(0)
-    await pool.loop.send(NodeBeat(NODE))
+    await pool.loop.send(NodeHeartbeat(NODE))
     assert any(isinstance(one, LimitReached) for one in await asyncio.gather(*flood, return_exceptions=True))
 
 
@@ -398,7 +398,7 @@ async def test_beats_wake_nobody(pool: Pool) -> None:
     await pool.join()
     waiting = asyncio.create_task(pool.loop.changed(SECONDS))
     await asyncio.sleep(0)
-    await pool.loop.send(NodeBeat(NODE))
+    await pool.loop.send(NodeHeartbeat(NODE))
     await asyncio.sleep(0)
     assert not waiting.done()
     await pool.submit(1)
@@ -412,7 +412,7 @@ async def test_the_epoch_rises_above_what_a_node_has_seen(pool: Pool) -> None:
     renewed: list[int] = []
     pool.loop.on_new_epoch(lambda: renewed.append(pool.loop.state.epoch))
     await pool.loop.send(NodeEnrolled(NODE))
-    await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), seen_epoch=41))
+    await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), seen_epoch=41))
     assert pool.loop.state.epoch == pool.loop.epoch > 41
     assert renewed == [pool.loop.epoch]
     await pool.submit(1)
@@ -432,7 +432,7 @@ async def test_an_epoch_of_which_nothing_was_heard_is_asked_for_again(
 
     pool.store.lead = once  # type: ignore[method-assign]
     await pool.loop.send(NodeEnrolled(NODE))
-    await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), seen_epoch=41))
+    await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), seen_epoch=41))
     assert pool.loop.epoch > 42
     await pool.submit(1)
 
@@ -441,7 +441,7 @@ async def test_an_order_that_was_of_too_low_an_epoch_raises_it(pool: Pool) -> No
     await pool.join()
     await pool.submit(1)
     order = await pool.until_placed(1)
-    await pool.loop.send(Reported(NODE, StaleEpoch(order.key, 99)))
+    await pool.loop.send(AttemptReported(NODE, StaleEpoch(order.key, 99)))
     assert pool.loop.epoch > 99
 
 
@@ -450,9 +450,9 @@ async def test_a_node_that_saw_what_others_wrote_is_no_sign_of_lost_memory(pool:
     await pool.join()
     revision = await pool.loop.write({"token/api/x": b"1"})
     assert pool.loop.revision == revision
-    await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), seen_revision=revision))
+    await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), seen_revision=revision))
     assert pool.loop.state.recovering_since is None
-    await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), seen_revision=revision + 1))
+    await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), seen_revision=revision + 1))
     assert pool.loop.state.recovering_since is not None
     assert pool.kept(RECOVERING) == [RECOVERING]
 
@@ -488,7 +488,7 @@ async def test_everything_is_there_after_a_restart() -> None:
         await pool.join()
         await pool.submit(1)
         order = await pool.until_placed(1)
-        await pool.loop.send(Reported(NODE, report(order, AttemptState.RUNNING, 1)))
+        await pool.loop.send(AttemptReported(NODE, report(order, AttemptState.RUNNING, 1)))
         ended = await pool.submit(2)
         ended_job = await pool.loop.send(CancelAsked(ended.id, ADA))
         before = pool.loop.state
@@ -523,7 +523,7 @@ async def test_killed_after_any_write_it_begins_with_what_was_written() -> None:
         for number in range(6):
             order = await pool.until_placed(number)
             over = report(order, AttemptState.ENDED, 2, Ending(EndKind.EXITED, exit_code=0))
-            await pool.loop.send(Reported(NODE, over))
+            await pool.loop.send(AttemptReported(NODE, over))
     writes = len(world.transactions)
     assert writes > 6
     for killed_after in range(writes + 1):
@@ -543,7 +543,9 @@ async def test_a_recovery_is_not_forgotten_over_a_restart() -> None:
         await pool.join()
         await pool.submit(1)
         await pool.loop.send(NodeEnrolled(NodeName("n2")))
-        await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), seen_epoch=7, seen_revision=10_000))
+        await pool.loop.send(
+            NodeRegistered(NODE, INVENTORY, HeartbeatReport(), seen_epoch=7, seen_revision=10_000)
+        )
         assert pool.loop.state.recovering_since is not None
     async with coordinator(world) as pool:
         assert pool.loop.state.recovering_since is not None
@@ -618,7 +620,7 @@ async def ended_jobs(pool: Pool, count: int) -> list[Place]:
         order = await pool.until_placed(number)
         orders.append(order)
         over = report(order, AttemptState.ENDED, 2, Ending(EndKind.EXITED, exit_code=0))
-        job = await pool.loop.send(Reported(NODE, over))
+        job = await pool.loop.send(AttemptReported(NODE, over))
         pool.clock.advance(1)
         assert job is None or isinstance(job.state, Ended)
     return orders
@@ -631,7 +633,7 @@ async def test_attempts_of_jobs_that_were_over_long_ago_are_not_taken_for_new_on
         lost = [report(orders[0], AttemptState.ENDED, 9, Ending(EndKind.LOST, "rebooted"), full=True)]
         running = [report(orders[1], AttemptState.RUNNING, 9, full=True)]
         pool.told.clear()
-        await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), reports=(*lost, *running)))
+        await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), reports=(*lost, *running)))
         assert dict(pool.loop.state.jobs) == {}
         (said,) = pool.told
         assert isinstance(said, Send)
@@ -664,7 +666,7 @@ async def test_who_waits_for_a_job_that_was_over_long_ago_goes_by_how_it_ended(
         await pool.submit(1)
         order = await pool.until_placed(1)
         over = report(order, AttemptState.ENDED, 2, Ending(EndKind.EXITED, exit_code=code))
-        await pool.loop.send(Reported(NODE, over))
+        await pool.loop.send(AttemptReported(NODE, over))
         await ended_jobs(pool, 1)
         assert job_id(1) not in pool.loop.state.ended
         later = await pool.submit(2, after=(After(job_id(1), kind),))
@@ -682,7 +684,7 @@ async def test_how_a_job_ended_counts_after_a_restart_too_however_long_ago_it_wa
         await pool.submit(2, after=(After(job_id(1), AfterKind.OK),))
         over = report(order, AttemptState.ENDED, 2, Ending(EndKind.EXITED, exit_code=1))
         before = len(world.transactions)
-        await pool.loop.send(Reported(NODE, over))
+        await pool.loop.send(AttemptReported(NODE, over))
         world = world.after(before + 1)
     async with coordinator(world, rules=PoolRules(ended_kept=0)) as pool:
         await pool.loop.send(PoolTick())
@@ -700,7 +702,7 @@ async def test_of_forgotten_jobs_it_stays_known_that_they_are_over() -> None:
         with pytest.raises(StateConflict, match="so long ago"):
             await pool.loop.send(JobSubmitted(job_id(0), spec(), old=True))
         old = report(orders[0], AttemptState.ENDED, 9, Ending(EndKind.LOST, "rebooted"), full=True)
-        await pool.loop.send(NodeHello(NODE, INVENTORY, Free(), reports=(old,)))
+        await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), reports=(old,)))
         assert dict(pool.loop.state.jobs) == {}
         later = now + GONE_KEPT_SECONDS + 10
         await archive.prune(pool.loop.write, keep=2, ended_before=0.0, now=later)
@@ -744,7 +746,9 @@ async def test_a_node_s_words_are_kept_as_far_as_there_is_room_for_them(pool: Po
     job = await pool.submit(1)
     await pool.until_placed(1)
     ending = Ending(EndKind.FAILED, "no such program: " + "x" * 300_000)
-    await pool.loop.send(Reported(NODE, Report(AttemptKey(job.id, 1), AttemptState.REFUSED, 1, None, ending)))
+    await pool.loop.send(
+        AttemptReported(NODE, Report(AttemptKey(job.id, 1), AttemptState.REFUSED, 1, None, ending))
+    )
     state = pool.loop.state.ended[job.id].state
     assert isinstance(state, Ended)
     assert "no such program: xxx" in str(state.outcome)

@@ -23,7 +23,7 @@ from gpushared.domain.jobs.job import (
     Owner,
     Placing,
 )
-from gpushared.domain.jobs.member import Free, Inventory, Member, Told
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member, SentAllowance
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.leases.events import AllowanceKnown, ReleaseAsked, RequestSubmitted
 from gpushared.domain.leases.granting import decisions
@@ -61,8 +61,8 @@ class Node:
 
     name: NodeName
     state: NodeState
-    up: deque[Free] = field(default_factory=deque)
-    down: deque[Told] = field(default_factory=deque)
+    up: deque[HeartbeatReport] = field(default_factory=deque)
+    down: deque[SentAllowance] = field(default_factory=deque)
     told: Allowance | None = None
     linked: bool = False
 
@@ -74,7 +74,7 @@ class Node:
     def waits(self) -> int:
         return len(self.state.waiting())
 
-    def free(self) -> Free:
+    def free(self) -> HeartbeatReport:
         found = {one.lease: one for one in decisions(self.state, START)}
         return free_of(self.state, POOL, found)
 
@@ -132,7 +132,7 @@ class World:
             (only,) = job.parts
             ending = Ending(EndKind.EXITED, exit_code=0)
             key = AttemptKey(job.id, job.state.attempt)
-            self._do(pool.Reported(only.node, Report(key, AttemptState.ENDED, 9, ending=ending)))
+            self._do(pool.AttemptReported(only.node, Report(key, AttemptState.ENDED, 9, ending=ending)))
 
     # --- the network -----------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class World:
         """A new stream: what was under way in the one before is lost."""
         self.cut(node)
         node.linked = True
-        self._do(pool.NodeHello(node.name, Inventory(tuple(node.state.gpus.values())), node.free()))
+        self._do(pool.NodeRegistered(node.name, Inventory(tuple(node.state.gpus.values())), node.free()))
 
     def cut(self, node: Node) -> None:
         node.up.clear()
@@ -151,7 +151,7 @@ class World:
 
     def hear_up(self, node: Node) -> None:
         if node.up:
-            self._do(pool.NodeBeat(node.name, free=node.up.popleft()))
+            self._do(pool.NodeHeartbeat(node.name, free=node.up.popleft()))
 
     def hear_down(self, node: Node, *, again: bool = False) -> None:
         """The node writes down what it is told before it goes by it. ``again``: it comes twice."""

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs import coordinator_events as m
-from gpushared.domain.jobs.attempt_log import Attempt, Attempts
+from gpushared.domain.jobs.attempt_log import Attempt, AttemptLog
 from gpushared.domain.jobs.coordinator import handle, restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
@@ -33,7 +33,7 @@ from gpushared.domain.jobs.job import (
     Owner,
     Queued,
 )
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
@@ -130,7 +130,7 @@ class NodeSide:
     ``cut``: it was off, and nothing comes to it before it has a new connection.
     """
 
-    book: Attempts
+    book: AttemptLog
     off: bool = False
     cut: bool = False
 
@@ -265,7 +265,7 @@ class Search:
         sides = []
         for name in self.names:
             number, _ = self._handled(number, ("enroll", name, 0))
-            sides.append(self._side(NodeSide(Attempts(coordinator=POOL))))
+            sides.append(self._side(NodeSide(AttemptLog(coordinator=POOL))))
         for at, name in enumerate(self.names):
             sides[at] = self._heard(sides[at], self.coordinators.values[number].epoch)
             number, _ = self._handled(number, ("hello", name, sides[at]))
@@ -412,12 +412,12 @@ class Search:
                 message = self.messages.values[number][1]
                 assert node is not None
                 assert isinstance(message, Report | StaleEpoch)
-                return m.Reported(node, message)
+                return m.AttemptReported(node, message)
             case "hello":
                 assert node is not None
                 book = self.sides.values[number].book
                 told = attempt_log.reports(book)
-                return m.NodeHello(node, inventory(node), Free(), told, seen_epoch=book.epoch)
+                return m.NodeRegistered(node, inventory(node), HeartbeatReport(), told, seen_epoch=book.epoch)
             case "submit":
                 return m.JobSubmitted(JOB, self.story.spec, old=number < self.story.restores)
             case "cancel":
@@ -433,7 +433,7 @@ class Search:
                 return m.NodeForgotten(node, ADA, only_waive=True)
             case "move":
                 full = ((inventory(self.names[0]).gpus[0].id, "is busy"),)
-                return m.NodeBeat(self.names[0], free=Free(troubles=full))
+                return m.NodeHeartbeat(self.names[0], free=HeartbeatReport(troubles=full))
         raise AssertionError(what)
 
     def _coordinator(self, state: PoolState, written: Job | None) -> int:
@@ -467,12 +467,12 @@ class Search:
         order = self.messages.values[number][1]
         assert not isinstance(order, Report | StaleEpoch)
         taken = self.take(before.book, order)
-        if self.story.quick and taken.todo is attempt_log.Todo.PREPARE:
+        if self.story.quick and taken.todo is attempt_log.OrderWork.PREPARE:
             return self._changed(self._side(replace(before, book=taken.book)), node, order.key, RESERVES)
         sent = self._message(node, taken.report, to_node=False)
         return self._side(replace(before, book=taken.book)), sent
 
-    def take(self, book: Attempts, order: Order) -> attempt_log.Taken:
+    def take(self, book: AttemptLog, order: Order) -> attempt_log.OrderAnswer:
         return attempt_log.take(book, order, ACCOUNT, None, NOW, boot_id=BOOT)
 
     def _goes_on(self, record: Attempt) -> Iterator[tuple[str, int]]:
@@ -517,11 +517,11 @@ class Search:
                 sent |= self._message(node, attempt_log.report_of(book.records[key]), to_node=False)
         return self._side(replace(before, book=book)), sent
 
-    def over_with_boot(self, book: Attempts) -> tuple[AttemptKey, ...]:
+    def over_with_boot(self, book: AttemptLog) -> tuple[AttemptKey, ...]:
         """What must not begin any more."""
         return attempt_log.of_earlier_boots(book, NEXT_BOOT)
 
-    def after_reboot(self, book: Attempts) -> Attempts:
+    def after_reboot(self, book: AttemptLog) -> AttemptLog:
         """A node forgets nothing."""
         return book
 

@@ -22,8 +22,8 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.model.persistent_map import Shelf
-from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.persistent_map import PersistentMap
+from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.request import Request
 from gpushared.jobs import job_search
 from gpushared.jobs.archive import Archive
@@ -114,15 +114,15 @@ def test_nothing_is_sought_among_all_jobs(monkeypatch: pytest.MonkeyPatch, owner
     ]
     state = restore(PoolRules(), epoch=1, now=0.0, jobs=jobs)
     looked_at: list[object] = []
-    since = Line.since
+    since = PersistentSortedList.since
 
-    def counted(line: Line[tuple[object]], start: tuple[object]) -> object:
+    def counted(line: PersistentSortedList[tuple[object]], start: tuple[object]) -> object:
         for item in since(line, start):
             looked_at.append(item)
             yield item
 
-    monkeypatch.setattr(Line, "since", counted)
-    monkeypatch.setattr(Shelf, "__iter__", lambda _: pytest.fail("all of it is walked through"))
+    monkeypatch.setattr(PersistentSortedList, "since", counted)
+    monkeypatch.setattr(PersistentMap, "__iter__", lambda _: pytest.fail("all of it is walked through"))
     try:
         looked_up(state, word, owner)
     except NotFound:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushared.domain.jobs import coordinator_events as m
-from gpushared.domain.jobs.cluster_snapshot import Ground
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import (
     AttemptState,
@@ -19,7 +19,7 @@ from gpushared.domain.jobs.job import (
     EndKind,
     NodeName,
 )
-from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import (
     Grant,
@@ -186,21 +186,21 @@ def test_a_kept_picture_of_a_pool_is_one_that_is_drawn_anew(seed: int) -> None:
     """Its rooms and its sums, after any events, and after passes whose steps were never written."""
     chance = random.Random(seed)
     pool = Pool(*NODES, gpus=2, rules=replace(RULES, policy=POLICY))
-    kept = pool.state.ground = Ground()
+    kept = pool.state.snapshot = ClusterSnapshot()
     for number in range(30):
         before = pool.state
         _something(pool, number, chance)
         if chance.random() < 0.15:
             pool.state = before
-        assert _drawn(kept, pool) == _drawn(Ground(), pool)
+        assert _drawn(kept, pool) == _drawn(ClusterSnapshot(), pool)
 
 
-def _drawn(ground: Ground, pool: Pool) -> tuple[Any, ...]:
+def _drawn(snapshot: ClusterSnapshot, pool: Pool) -> tuple[Any, ...]:
     state: PoolState = pool.state
-    places = ground.drawn(state, state.policy, pool.now)
-    books = [ground.roll.running.books(now) for now in (pool.now, pool.now - HOUR, pool.now + 3 * HOUR)]
+    places = snapshot.drawn(state, state.policy, pool.now)
+    books = [snapshot.roll.running.books(now) for now in (pool.now, pool.now - HOUR, pool.now + 3 * HOUR)]
     troubles = {host: [room.gpu.trouble for room in rooms] for host, rooms in places.rooms().items()}
-    return places.rooms(), troubles, told(ground.roll, pool.now), books
+    return places.rooms(), troubles, told(snapshot.roll, pool.now), books
 
 
 def _something(pool: Pool, number: int, chance: random.Random) -> None:
@@ -226,7 +226,7 @@ def _something(pool: Pool, number: int, chance: random.Random) -> None:
         case 9:
             pool.do(m.NodeDrainAsked(node, ADA, chance.choice(("x", None))))
         case 10:
-            free = Free(stray_bytes=((held(node, 1).grants[0].gpu, chance.randrange(3) << 30),))
+            free = HeartbeatReport(stray_bytes=((held(node, 1).grants[0].gpu, chance.randrange(3) << 30),))
             pool.hello(node, gpus=chance.choice((2, 2, 2, 3)), free=free)
         case 11:
             pool.do(m.NodeDisconnected(node))

@@ -19,7 +19,7 @@ from gpushared.domain.jobs import (
     recovery,
 )
 from gpushared.domain.jobs import coordinator_events as m
-from gpushared.domain.jobs.attempt_log import Attempts, Taken
+from gpushared.domain.jobs.attempt_log import AttemptLog, OrderAnswer
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.coordinator_state import PoolDraft
 from gpushared.domain.jobs.job import (
@@ -131,7 +131,7 @@ class _TakesSilenceForDeath(_WithGivingUp):
 
 
 class _WithoutTombstones(Search):
-    def take(self, book: Attempts, order: Order) -> Taken:
+    def take(self, book: AttemptLog, order: Order) -> OrderAnswer:
         taken = super().take(book, order)
         if isinstance(order, Query | CancelPart) and book.get(order.key) is None:
             return replace(taken, book=book)
@@ -146,12 +146,14 @@ class _WithoutMatching(Search):
 
     def _event(self, what: str, node: object, number: int) -> m.PoolEvent:
         event = super()._event(what, node, number)  # type: ignore[arg-type]
-        if isinstance(event, m.Reported) and isinstance(event.report, Report):
+        if isinstance(event, m.AttemptReported) and isinstance(event.report, Report):
             job = self.coordinators.values[self._asked].jobs.get(JOB)
             if job is not None and job.parts:
                 part = job.parts[0]
                 key = AttemptKey(JOB, job.attempts)
-                return m.Reported(part.node, replace(event.report, key=key, revision=part.revision + 1))
+                return m.AttemptReported(
+                    part.node, replace(event.report, key=key, revision=part.revision + 1)
+                )
         return event
 
     def handled(self, coordinator: int, event: Event) -> Step:
@@ -165,14 +167,14 @@ class _Forgetful(Search):
     def tidied(self, world: World) -> World:
         return world
 
-    def after_reboot(self, book: Attempts) -> Attempts:
-        return Attempts(epoch=book.epoch, next_revision=book.next_revision)
+    def after_reboot(self, book: AttemptLog) -> AttemptLog:
+        return AttemptLog(epoch=book.epoch, next_revision=book.next_revision)
 
 
 class _ResumesAfterBoot(Search):
     """Nodes that go on, after they were off, with what had not begun before."""
 
-    def over_with_boot(self, book: Attempts) -> tuple[AttemptKey, ...]:
+    def over_with_boot(self, book: AttemptLog) -> tuple[AttemptKey, ...]:
         del book
         return ()
 
@@ -207,7 +209,7 @@ class _SaysBeforeItWrites(Search):
 class _WithoutEpochs(Search):
     """Nodes that take orders of any epoch."""
 
-    def take(self, book: Attempts, order: Order) -> Taken:
+    def take(self, book: AttemptLog, order: Order) -> OrderAnswer:
         return super().take(book, replace(order, epoch=max(order.epoch, book.epoch)))
 
 

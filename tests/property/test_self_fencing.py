@@ -13,7 +13,7 @@ import pytest
 
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs import coordinator_events as m
-from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.attempt_log import AttemptLog
 from gpushared.domain.jobs.coordinator import handle, restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
@@ -29,7 +29,7 @@ from gpushared.domain.jobs.job import (
     Queued,
     Running,
 )
-from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.leases.job_attempts import GUARD_AFTER_SECONDS
 from gpushared.domain.model.lease import AttemptKey, LeaseId
 from tests.property.protocol_world import ACCOUNT, ADA, HALF, JOB, NOW, inventory
@@ -56,7 +56,7 @@ class World:
     """
 
     state: PoolState
-    book: Attempts
+    book: AttemptLog
     now: float = NOW
     contact_at: float = 0.0
     late: float | None = None
@@ -113,15 +113,15 @@ class Fencing:
         state = restore(self.rules, epoch=1, now=NOW)
         for name in (FIRST, SECOND):
             state = handle(state, m.NodeEnrolled(name), NOW).state
-            hello = m.NodeHello(name, inventory(name), Free())
+            hello = m.NodeRegistered(name, inventory(name), HeartbeatReport())
             state = handle(state, hello, NOW).state
         step = handle(state, m.JobSubmitted(JOB, SPEC), NOW)
         (send,) = (one for one in step.instructions if isinstance(one, m.Send))
         assert send.node == FIRST
-        book = attempt_log.take(Attempts(), send.order, ACCOUNT, None, NOW).book
+        book = attempt_log.take(AttemptLog(), send.order, ACCOUNT, None, NOW).book
         book = attempt_log.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
         report = attempt_log.report_of(book.records[KEY])
-        return World(handle(step.state, m.Reported(FIRST, report), NOW).state, book)
+        return World(handle(step.state, m.AttemptReported(FIRST, report), NOW).state, book)
 
     def stepped(self, world: World, link: str) -> World:
         """A step later: the coordinator's beat, then the node, then its guard, then the coordinator."""
@@ -130,7 +130,7 @@ class Fencing:
         world = self._beaten(world, link)
         world = self._looked(world, link)
         world = self._guarded(world)
-        state = handle(world.state, m.NodeBeat(SECOND), now).state
+        state = handle(world.state, m.NodeHeartbeat(SECOND), now).state
         return replace(world, state=handle(state, m.PoolTick(), now).state)
 
     def _beaten(self, world: World, link: str) -> World:
@@ -138,7 +138,7 @@ class Fencing:
         arrives = world.late if world.late is not None else clock if link in (UP, BOTH) else None
         world = replace(world, late=clock if link == LATE else None)
         if arrives is not None:
-            state = handle(world.state, m.NodeBeat(FIRST), world.now).state
+            state = handle(world.state, m.NodeHeartbeat(FIRST), world.now).state
             world = replace(world, state=state)
             if link in (BOTH, DOWN, LATE):
                 world = replace(world, contact_at=max(world.contact_at, arrives))
@@ -212,7 +212,9 @@ def test_an_attempt_that_no_guard_watches_is_never_replaced() -> None:
     assert part.guarded
     job = replace(state.jobs[JOB], state=Running(1, (replace(part, guarded=False),), NOW))
     state = restore(RULES, epoch=2, jobs=[job], members=list(state.members.values()), now=NOW)
-    state = handle(state, m.NodeHello(SECOND, inventory(SECOND), Free(), seen_epoch=1), NOW).state
+    state = handle(
+        state, m.NodeRegistered(SECOND, inventory(SECOND), HeartbeatReport(), seen_epoch=1), NOW
+    ).state
     later = handle(state, m.PoolTick(), NOW + 1e6).state
     assert _is_running(later.jobs[JOB])
     assert later.jobs[JOB].attempts == 1
@@ -240,7 +242,9 @@ def test_an_order_without_an_answer_is_never_replaced(stop_after_seconds: int | 
     part = replace(job.parts[0], state=None, lease=None, revision=0)
     unanswered = replace(job, spec=spec, state=Placing(1, (part,), NOW))
     state = restore(RULES, epoch=2, jobs=[unanswered], members=list(state.members.values()), now=NOW)
-    state = handle(state, m.NodeHello(SECOND, inventory(SECOND), Free(), seen_epoch=1), NOW).state
+    state = handle(
+        state, m.NodeRegistered(SECOND, inventory(SECOND), HeartbeatReport(), seen_epoch=1), NOW
+    ).state
     later = handle(state, m.PoolTick(), NOW + 1e6).state
     assert isinstance(later.jobs[JOB].state, Placing)
     assert later.jobs[JOB].attempts == 1

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model import persistent_sorted_list
-from gpushared.domain.model.persistent_map import Shelf
-from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.persistent_map import PersistentMap
+from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 
 KEYS = st.integers(0, 400)
 CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.integers()), max_size=120)
@@ -18,8 +18,8 @@ def test_a_shelf_is_a_dictionary_whose_earlier_selves_stay(
     first: dict[int, int], changes: list[tuple[bool, int, int]]
 ) -> None:
     """Whatever is put in or taken out later."""
-    shelf, model = Shelf(first), dict(first)
-    before: list[tuple[Shelf[int, int], dict[int, int]]] = []
+    shelf, model = PersistentMap(first), dict(first)
+    before: list[tuple[PersistentMap[int, int], dict[int, int]]] = []
     for puts, key, value in changes:
         before.append((shelf, dict(model)))
         if puts:
@@ -40,7 +40,7 @@ def test_a_line_is_a_sorted_list_whose_earlier_selves_stay(
     """With chunks so small that they are split and emptied."""
     usual, persistent_sorted_list.CHUNK = persistent_sorted_list.CHUNK, 4
     try:
-        waiting, model = Line(first), set(first)
+        waiting, model = PersistentSortedList(first), set(first)
         before = []
         for puts, one, other in changes:
             before.append((waiting, sorted(model)))

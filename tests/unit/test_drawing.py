@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.domain.jobs.member import Allowed
+from gpushared.domain.jobs.member import AllowanceNeed
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.leases.events import (
     AllowanceKnown,
@@ -85,7 +85,7 @@ def test_the_pool_is_told_what_waits_for_a_larger_share_and_has_room() -> None:
     assert allowed is not None
     assert [want for want in allowed.wants if not want.model] == [Want(PROJECT, "", 800, 1700)]
     full = Node(name="a", state=after(asks(900, EVE), asks(900, EVE), asks(800)))  # type: ignore[arg-type]
-    assert [full.free().allowed] == [Allowed(1)]
+    assert [full.free().allowed] == [AllowanceNeed(1)]
 
 
 @pytest.mark.parametrize(

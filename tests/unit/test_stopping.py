@@ -9,7 +9,7 @@ import pytest
 from gpushared.domain.leases.stop_order import (
     KILL,
     AskedEnd,
-    Ending,
+    ContainerEnd,
     Order,
     Process,
     at_once,
@@ -44,48 +44,62 @@ IN_HOSTS_NAMESPACE = Process(first=False)
 @pytest.mark.parametrize(
     ("ending", "main", "order"),
     [
-        pytest.param(Ending(TERM, 10), PLAIN, FIRST, id="a stop of a program that does not catch it"),
-        pytest.param(Ending(TERM, 10), IGNORES, FIRST, id="a stop of one that ignores it"),
-        pytest.param(Ending(TERM, 10), None, FIRST, id="a stop of one that nothing is known of"),
-        pytest.param(Ending(TERM, 10), CATCHES, LAST, id="a stop of one that wants to end by itself"),
-        pytest.param(Ending(TERM, 0), CATCHES, FIRST, id="a stop that leaves it no time"),
-        pytest.param(Ending(HUP, 10), CATCHES, FIRST, id="a stop by a signal that it does not catch"),
-        pytest.param(Ending(TERM, 10), INIT_OF_PLAIN, FIRST, id="a stop through an init"),
-        pytest.param(Ending(TERM, 10), INIT_OF_CATCHING, LAST, id="a stop through an init, caught behind it"),
-        pytest.param(Ending(TERM, 10), TINI_OF_PLAIN, FIRST, id="a stop through an init known by name"),
-        pytest.param(Ending(TERM, 10), TINI_OF_CATCHING, LAST, id="the same, caught behind it"),
-        pytest.param(Ending(TERM), TINI_OF_PLAIN, FIRST, id="a signal that ends what is behind such an init"),
-        pytest.param(Ending(TERM, 10), SHELL_OF_CATCHING, FIRST, id="a shell hands nothing on"),
-        pytest.param(Ending(TERM, 10), WAITS, FIRST, id="a stop of one that blocks it and has no child"),
-        pytest.param(Ending(signal.SIGKILL), CATCHES, FIRST, id="a kill"),
-        pytest.param(Ending(signal.SIGKILL), None, FIRST, id="a kill of one that nothing is known of"),
-        pytest.param(Ending(TERM), CATCHES, NEVER, id="a signal that the program handles"),
-        pytest.param(Ending(USR1), PLAIN, NEVER, id="a signal that the kernel keeps from a first process"),
-        pytest.param(Ending(TERM), IN_HOSTS_NAMESPACE, FIRST, id="a signal that ends one of the host's"),
-        pytest.param(Ending(TERM), INIT_OF_PLAIN, FIRST, id="a signal that ends what is behind an init"),
-        pytest.param(Ending(TERM), INIT_OF_CATCHING, NEVER, id="a signal that is handled behind an init"),
-        pytest.param(Ending(WINCH), IN_HOSTS_NAMESPACE, NEVER, id="a signal that ends nobody"),
-        pytest.param(Ending(TERM), None, NEVER, id="a signal to one that nothing is known of"),
+        pytest.param(ContainerEnd(TERM, 10), PLAIN, FIRST, id="a stop of a program that does not catch it"),
+        pytest.param(ContainerEnd(TERM, 10), IGNORES, FIRST, id="a stop of one that ignores it"),
+        pytest.param(ContainerEnd(TERM, 10), None, FIRST, id="a stop of one that nothing is known of"),
+        pytest.param(ContainerEnd(TERM, 10), CATCHES, LAST, id="a stop of one that wants to end by itself"),
+        pytest.param(ContainerEnd(TERM, 0), CATCHES, FIRST, id="a stop that leaves it no time"),
+        pytest.param(ContainerEnd(HUP, 10), CATCHES, FIRST, id="a stop by a signal that it does not catch"),
+        pytest.param(ContainerEnd(TERM, 10), INIT_OF_PLAIN, FIRST, id="a stop through an init"),
+        pytest.param(
+            ContainerEnd(TERM, 10), INIT_OF_CATCHING, LAST, id="a stop through an init, caught behind it"
+        ),
+        pytest.param(ContainerEnd(TERM, 10), TINI_OF_PLAIN, FIRST, id="a stop through an init known by name"),
+        pytest.param(ContainerEnd(TERM, 10), TINI_OF_CATCHING, LAST, id="the same, caught behind it"),
+        pytest.param(
+            ContainerEnd(TERM), TINI_OF_PLAIN, FIRST, id="a signal that ends what is behind such an init"
+        ),
+        pytest.param(ContainerEnd(TERM, 10), SHELL_OF_CATCHING, FIRST, id="a shell hands nothing on"),
+        pytest.param(
+            ContainerEnd(TERM, 10), WAITS, FIRST, id="a stop of one that blocks it and has no child"
+        ),
+        pytest.param(ContainerEnd(signal.SIGKILL), CATCHES, FIRST, id="a kill"),
+        pytest.param(ContainerEnd(signal.SIGKILL), None, FIRST, id="a kill of one that nothing is known of"),
+        pytest.param(ContainerEnd(TERM), CATCHES, NEVER, id="a signal that the program handles"),
+        pytest.param(
+            ContainerEnd(USR1), PLAIN, NEVER, id="a signal that the kernel keeps from a first process"
+        ),
+        pytest.param(
+            ContainerEnd(TERM), IN_HOSTS_NAMESPACE, FIRST, id="a signal that ends one of the host's"
+        ),
+        pytest.param(
+            ContainerEnd(TERM), INIT_OF_PLAIN, FIRST, id="a signal that ends what is behind an init"
+        ),
+        pytest.param(
+            ContainerEnd(TERM), INIT_OF_CATCHING, NEVER, id="a signal that is handled behind an init"
+        ),
+        pytest.param(ContainerEnd(WINCH), IN_HOSTS_NAMESPACE, NEVER, id="a signal that ends nobody"),
+        pytest.param(ContainerEnd(TERM), None, NEVER, id="a signal to one that nothing is known of"),
     ],
 )
-def test_the_order_of_an_end(ending: Ending, main: Process | None, order: Order) -> None:
+def test_the_order_of_an_end(ending: ContainerEnd, main: Process | None, order: Order) -> None:
     assert order_of(ending, main) is order
 
 
 @pytest.mark.parametrize(
     ("asked", "stop_signal", "stop_seconds", "ending"),
     [
-        (AskedEnd(), "", 10, Ending(TERM, 10)),
-        (AskedEnd(), "SIGINT", 30, Ending(INT, 30)),
-        (AskedEnd("HUP", 5), "SIGINT", 30, Ending(HUP, 5)),
-        (AskedEnd(grace_seconds=-1), "", 10, Ending(TERM, None)),
-        (AskedEnd(grace_seconds=0), "", 10, Ending(TERM, 0)),
-        (AskedEnd("nonsense"), "", 10, Ending(TERM, 10)),
-        (KILL, "SIGINT", 30, Ending(signal.SIGKILL, None)),
+        (AskedEnd(), "", 10, ContainerEnd(TERM, 10)),
+        (AskedEnd(), "SIGINT", 30, ContainerEnd(INT, 30)),
+        (AskedEnd("HUP", 5), "SIGINT", 30, ContainerEnd(HUP, 5)),
+        (AskedEnd(grace_seconds=-1), "", 10, ContainerEnd(TERM, None)),
+        (AskedEnd(grace_seconds=0), "", 10, ContainerEnd(TERM, 0)),
+        (AskedEnd("nonsense"), "", 10, ContainerEnd(TERM, 10)),
+        (KILL, "SIGINT", 30, ContainerEnd(signal.SIGKILL, None)),
     ],
 )
 def test_what_is_not_said_is_the_containers_own(
-    asked: AskedEnd, stop_signal: str, stop_seconds: int, ending: Ending
+    asked: AskedEnd, stop_signal: str, stop_seconds: int, ending: ContainerEnd
 ) -> None:
     assert ending_of(asked, stop_signal, stop_seconds) == ending
 

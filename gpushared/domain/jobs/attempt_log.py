@@ -31,7 +31,7 @@ from gpushared.domain.jobs.protocol import (
     StaleEpoch,
 )
 from gpushared.domain.model.lease import AttemptKey, LeaseId
-from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.request import Caller, Request
 
 
@@ -87,13 +87,13 @@ CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node s
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class AttemptLog:
     """A node's book of one coordinator's orders.
 
     ``epoch``: the highest that was seen; ``next_revision``: that of the next change.
     """
 
-    records: Shelf[AttemptKey, Attempt] = field(default_factory=Shelf)
+    records: PersistentMap[AttemptKey, Attempt] = field(default_factory=PersistentMap)
     live: Mapping[AttemptKey, Attempt] = field(default_factory=dict)
     """The records that are not final."""
     epoch: int = 0
@@ -104,7 +104,7 @@ class Attempts:
         return self.records.get(key)
 
 
-class Todo(StrEnum):
+class OrderWork(StrEnum):
     """Name the node's work for an order, done in the same transaction as the order's record."""
 
     NOTHING = "nothing"
@@ -117,20 +117,20 @@ class Todo(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OrderAnswer:
     """The book after an order, what to answer, and what to do. ``attempt`` is the record as it is now."""
 
-    book: Attempts
+    book: AttemptLog
     report: Report | StaleEpoch
-    todo: Todo = Todo.NOTHING
+    todo: OrderWork = OrderWork.NOTHING
     attempt: Attempt | None = None
 
 
-def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> Attempts:
+def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> AttemptLog:
     """The book that these records were in. ``epoch``: the highest that was seen."""
     known = {record.key: record for record in records}
-    return Attempts(
-        Shelf(known),
+    return AttemptLog(
+        PersistentMap(known),
         {key: record for key, record in known.items() if not record.state.is_final},
         epoch,
         1 + max((record.revision for record in known.values()), default=0),
@@ -139,14 +139,14 @@ def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") 
 
 
 def take(
-    book: Attempts,
+    book: AttemptLog,
     order: Order,
     account: Caller | None,
     refusal: Ending | None,
     now: float,
     *,
     boot_id: str = "",
-) -> Taken:
+) -> OrderAnswer:
     """Return the outcome of an order: the new book and the answer.
 
     ``account``: the local account as which a ``Place`` would run here. ``refusal``: the reason why this node
@@ -154,7 +154,7 @@ def take(
     of the machine.
     """
     if order.epoch < book.epoch and not isinstance(order, Query):
-        return Taken(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
+        return OrderAnswer(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
     book = heard(book, order.epoch)
     match order:
         case Place():
@@ -169,13 +169,13 @@ def take(
             return _cancel(book, CancelPart(order.key, order.epoch, 0, CLIENT_END), now)
 
 
-def heard(book: Attempts, epoch: int) -> Attempts:
+def heard(book: AttemptLog, epoch: int) -> AttemptLog:
     """The book after a coordinator said its epoch: orders of a lower one are not taken any more."""
     return replace(book, epoch=epoch) if epoch > book.epoch else book
 
 
 def changed(
-    book: Attempts,
+    book: AttemptLog,
     key: AttemptKey,
     state: AttemptState,
     *,
@@ -185,7 +185,7 @@ def changed(
     boot_id: str | None = None,
     guarded: bool | None = None,
     now: float,
-) -> Attempts:
+) -> AttemptLog:
     """The book after a lease, a container or a preparation changed; final records stay as they are.
 
     What is not said stays as it was. The end of what the coordinator cancelled is by its word.
@@ -224,7 +224,7 @@ def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
     )
 
 
-def reports(book: Attempts, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
+def reports(book: AttemptLog, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
     """Return the reports on all attempts for the node's hello to a coordinator, the oldest change first.
 
     A coordinator that lost its memory goes on with live attempts by their specs. Of a finished attempt it
@@ -249,12 +249,12 @@ def _told(record: Attempt, with_spec: bool) -> Report:
     return replace(report, request=record.request) if record.gang else report
 
 
-def fenced(book: Attempts) -> tuple[Attempt, ...]:
+def fenced(book: AttemptLog) -> tuple[Attempt, ...]:
     """The attempts that are ended for want of contact."""
     return tuple(record for record in book.live.values() if record.is_fenced)
 
 
-def to_fence(book: Attempts, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
+def to_fence(book: AttemptLog, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
     """The attempts that must be ended, because the coordinator may soon take them for dead.
 
     ``contact_at``: when the newest beat that the coordinator acknowledged was *sent*. Any later time would
@@ -263,12 +263,12 @@ def to_fence(book: Attempts, contact_at: float, now: float) -> tuple[AttemptKey,
     return tuple(sorted(key for key, at in _fences(book, contact_at) if at <= now))
 
 
-def fence_at(book: Attempts, contact_at: float) -> float:
+def fence_at(book: AttemptLog, contact_at: float) -> float:
     """When ``to_fence`` will next name one; infinite where none may be taken for dead."""
     return min((at for _, at in _fences(book, contact_at)), default=float("inf"))
 
 
-def of_earlier_boots(book: Attempts, boot_id: str) -> tuple[AttemptKey, ...]:
+def of_earlier_boots(book: AttemptLog, boot_id: str) -> tuple[AttemptKey, ...]:
     """The attempts that must not begin, or go on, in this boot of the machine.
 
     While it was off, somebody may have said so to the coordinator, which then runs their jobs elsewhere. What
@@ -286,7 +286,7 @@ def of_earlier_boots(book: Attempts, boot_id: str) -> tuple[AttemptKey, ...]:
     )
 
 
-def pruned(book: Attempts, now: float) -> Attempts:
+def pruned(book: AttemptLog, now: float) -> AttemptLog:
     """The book without final records that nothing can come late for any more."""
     old = [
         key
@@ -303,16 +303,16 @@ def pruned(book: Attempts, now: float) -> Attempts:
 
 
 def _place(
-    book: Attempts,
+    book: AttemptLog,
     order: Place,
     account: Caller | None,
     refusal: Ending | None,
     now: float,
     boot_id: str,
-) -> Taken:
+) -> OrderAnswer:
     known = book.get(order.key)
     if known is not None:
-        return Taken(book, report_of(known), attempt=known)
+        return OrderAnswer(book, report_of(known), attempt=known)
     record = Attempt(
         key=order.key,
         state=AttemptState.PREPARING if refusal is None else AttemptState.REFUSED,
@@ -329,48 +329,50 @@ def _place(
         # Its container is started only once a guard watches it.
         guarded=order.spec.stop_after_seconds is not None,
     )
-    return _answer(book, record, Todo.PREPARE if refusal is None else Todo.NOTHING)
+    return _answer(book, record, OrderWork.PREPARE if refusal is None else OrderWork.NOTHING)
 
 
-def _cancel(book: Attempts, order: CancelPart, now: float) -> Taken:
+def _cancel(book: AttemptLog, order: CancelPart, now: float) -> OrderAnswer:
     known = book.get(order.key)
     if known is None:
         return _answer(book, _tombstone(order, CANCELLED_UNSEEN, now))
     if known.state.is_final:
-        return Taken(book, report_of(known), attempt=known)
+        return OrderAnswer(book, report_of(known), attempt=known)
     by = order.by or "the coordinator"
     if known.lease is None:
         gone = Ending(EndKind.CANCELLED, f"cancelled by {by}")
         return _answer(
-            book, replace(known, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now), Todo.END
+            book,
+            replace(known, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now),
+            OrderWork.END,
         )
     if known.cancelled_by:
-        return Taken(book, report_of(known), Todo.END, known)
-    return _answer(book, replace(known, cancelled_by=by, at=now), Todo.END)
+        return OrderAnswer(book, report_of(known), OrderWork.END, known)
+    return _answer(book, replace(known, cancelled_by=by, at=now), OrderWork.END)
 
 
-def _commit(book: Attempts, order: Commit, now: float) -> Taken:
+def _commit(book: AttemptLog, order: Commit, now: float) -> OrderAnswer:
     known = book.get(order.key)
     if known is None:
         return _answer(book, _tombstone(order, NEVER_SEEN, now))
     if known.state is not AttemptState.RESERVED or not known.gang or known.facts or known.cancelled_by:
-        return Taken(book, report_of(known), attempt=known)
-    return _answer(book, replace(known, facts=order.gang, at=now), Todo.START)
+        return OrderAnswer(book, report_of(known), attempt=known)
+    return _answer(book, replace(known, facts=order.gang, at=now), OrderWork.START)
 
 
 def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
     return Attempt(order.key, AttemptState.REFUSED, 0, now, ending=ending)
 
 
-def _answer(book: Attempts, record: Attempt, todo: Todo = Todo.NOTHING) -> Taken:
+def _answer(book: AttemptLog, record: Attempt, todo: OrderWork = OrderWork.NOTHING) -> OrderAnswer:
     """Answer with the record, written where it is new."""
     if book.get(record.key) is not record:
         book = _written(book, record)
     record = book.records[record.key]
-    return Taken(book, report_of(record), todo, record)
+    return OrderAnswer(book, report_of(record), todo, record)
 
 
-def _written(book: Attempts, record: Attempt) -> Attempts:
+def _written(book: AttemptLog, record: Attempt) -> AttemptLog:
     record = replace(record, revision=book.next_revision, coordinator=book.coordinator)
     live = {key: one for key, one in book.live.items() if key != record.key}
     if not record.state.is_final:
@@ -383,7 +385,7 @@ def _written(book: Attempts, record: Attempt) -> Attempts:
     )
 
 
-def _fences(book: Attempts, contact_at: float) -> Iterable[tuple[AttemptKey, float]]:
+def _fences(book: AttemptLog, contact_at: float) -> Iterable[tuple[AttemptKey, float]]:
     return (
         (key, contact_at + record.spec.stop_after_seconds)
         for key, record in book.live.items()

@@ -16,13 +16,13 @@ from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, is_tried_last
 from gpushared.domain.jobs.job import Job, NodeName
 from gpushared.domain.jobs.liveness import takes_work_until
-from gpushared.domain.jobs.member import Free, Inventory, Member
-from gpushared.domain.jobs.node_holdings import Held, held_on
-from gpushared.domain.jobs.quota_owners import Payers
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
+from gpushared.domain.jobs.node_holdings import PlacedHolder, held_on
+from gpushared.domain.jobs.quota_owners import QuotaOwners
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.gpu_names import is_called, models_named
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
-from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING
 from gpushared.domain.scheduling.holder_index import Roll
@@ -36,12 +36,12 @@ NODE_MARK = "@"
 """Before a node's name, where a request is to be near it or away from it as a whole."""
 
 Taken = tuple[Request, tuple[Grant, ...]]
-Wanted = dict[LeaseId, tuple[Held, Taken]]
+Wanted = dict[LeaseId, tuple[PlacedHolder, Taken]]
 """The leases to count in on a node, each with the request and grants to book for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _NodeFacts:
     """Hold the facts from which a node's part of the picture was drawn."""
 
     member: Member
@@ -51,10 +51,10 @@ class _Facts:
     """The reason why no job may go to the node; empty if jobs may."""
 
     @property
-    def free(self) -> Free:
+    def free(self) -> HeartbeatReport:
         return self.member.free
 
-    def same(self, other: _Facts | None) -> bool:
+    def same(self, other: _NodeFacts | None) -> bool:
         return (
             other is not None
             and self.inventory is other.inventory
@@ -64,7 +64,7 @@ class _Facts:
             and self.away == other.away
         )
 
-    def same_ground(self, other: _Facts | None) -> bool:
+    def same_gpus(self, other: _NodeFacts | None) -> bool:
         """Return True if at most the holders of the node's GPUs have changed."""
         return (
             other is not None
@@ -75,7 +75,7 @@ class _Facts:
         )
 
 
-class Ground:
+class ClusterSnapshot:
     """A picture of the members' GPUs and of who holds them."""
 
     def __init__(self) -> None:
@@ -84,14 +84,14 @@ class Ground:
         self._fleet = Fleet(())
         self._policy: Policy | None = None
         self._rules: PoolRules | None = None
-        self._payers = Payers(Policy(), PoolRules())
-        self._members: Shelf[NodeName, Member] = Shelf()
-        self._jobs: Shelf[NodeName, Mapping[JobId, None]] = Shelf()
+        self._payers = QuotaOwners(Policy(), PoolRules())
+        self._members: PersistentMap[NodeName, Member] = PersistentMap()
+        self._jobs: PersistentMap[NodeName, Mapping[JobId, None]] = PersistentMap()
         self._rests_on: object = None
         self._drawn_at = NEVER
         self._silent_at = -NEVER
         """Until this time, the passing of time alone does not stop a node from taking work."""
-        self._facts: dict[NodeName, _Facts] = {}
+        self._facts: dict[NodeName, _NodeFacts] = {}
         self._touched: set[NodeName] = set()
         """Nodes on which something was booked since, which may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
@@ -101,7 +101,7 @@ class Ground:
         self._gpus: dict[GpuId, Gpu] = {}
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
 
-    def drawn(self, state: PoolState, policy: Policy, now: float) -> GroundPlaces:
+    def drawn(self, state: PoolState, policy: Policy, now: float) -> ClusterCapacity:
         """The picture of this state, to place on; what is booked on it is gone when it is drawn next."""
         news = self._news(state, now)
         if self._is_ruled_otherwise(state, policy) or self._is_another_pool(news):
@@ -117,7 +117,7 @@ class Ground:
         self._draw(facts, state, policy)
         self._members, self._jobs = state.members, state.by_node
         self._touched.clear()
-        return GroundPlaces(self, self._fleet, _resting(state, now, self._by_node))
+        return ClusterCapacity(self, self._fleet, _resting(state, now, self._by_node))
 
     def _is_ruled_otherwise(self, state: PoolState, policy: Policy) -> bool:
         another = self._policy is not policy and self._policy != policy
@@ -129,7 +129,7 @@ class Ground:
         assert self._roll is not None, "nothing was drawn yet"
         return self._roll
 
-    def _news(self, state: PoolState, now: float) -> dict[NodeName, _Facts | None]:
+    def _news(self, state: PoolState, now: float) -> dict[NodeName, _NodeFacts | None]:
         """The nodes that may be others than they were drawn, as they are now; None = not there."""
         names = self._touched | state.by_node.changed_since(self._jobs)
         names |= state.members.changed_since(self._members)
@@ -139,7 +139,7 @@ class Ground:
         self._drawn_at, self._rests_on = now, _ground_rules(state)
         return {name: self._look(name, state, now) for name in names}
 
-    def _look(self, name: NodeName, state: PoolState, now: float) -> _Facts | None:
+    def _look(self, name: NodeName, state: PoolState, now: float) -> _NodeFacts | None:
         member = state.members.get(name)
         if member is None or member.inventory is None:
             return None
@@ -147,9 +147,9 @@ class Ground:
         if now <= until:
             self._silent_at = min(self._silent_at, until)
         away = "" if now <= until else _why_not(member)
-        return _Facts(member, member.inventory, state.by_node.get(name), away)
+        return _NodeFacts(member, member.inventory, state.by_node.get(name), away)
 
-    def _is_another_pool(self, news: Mapping[NodeName, _Facts | None]) -> bool:
+    def _is_another_pool(self, news: Mapping[NodeName, _NodeFacts | None]) -> bool:
         """Return True if nodes came or went, or have other GPUs."""
         for name, fact in news.items():
             before = self._facts.get(name)
@@ -160,11 +160,11 @@ class Ground:
                 return True
         return False
 
-    def _begin_anew(self, facts: Mapping[NodeName, _Facts], state: PoolState, policy: Policy) -> None:
+    def _begin_anew(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
         self._by_node = _owned(facts)
         hosts = [_host(name, facts[name], state, self._by_node[name]) for name in sorted(facts)]
         self._rules, self._policy = state.rules, policy
-        self._payers = Payers(policy, state.rules)
+        self._payers = QuotaOwners(policy, state.rules)
         self._fleet = Fleet(hosts, state.rules.placement, mix=self._fleet.mix)
         self._facts = {}
         self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
@@ -177,17 +177,17 @@ class Ground:
                 models[gpu.name] = gpu
         self._models = models
 
-    def _draw(self, facts: Mapping[NodeName, _Facts], state: PoolState, policy: Policy) -> None:
+    def _draw(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
         """All that is gone goes first: what was on one node may be on another one now."""
         wanted = {name: self._wanted(name, fact, state, policy) for name, fact in facts.items()}
-        ground = {
+        snapshot = {
             name
             for name, fact in facts.items()
-            if not fact.same_ground(self._facts.get(name)) or _is_contradictory(self._taken[name])
+            if not fact.same_gpus(self._facts.get(name)) or _is_contradictory(self._taken[name])
         }
         for name, those in wanted.items():
-            self._let_go(name, those, everybody=name in ground)
-        for name in ground:
+            self._let_go(name, those, everybody=name in snapshot)
+        for name in snapshot:
             host = _host(name, facts[name], state, self._by_node[name])
             self._fleet.renew(host, rooms_of(host.gpus, (), dict(facts[name].free.stray_bytes)))
         for name, those in wanted.items():
@@ -195,7 +195,7 @@ class Ground:
         self._fleet.commit()
         self._facts.update(facts)
 
-    def _wanted(self, name: NodeName, fact: _Facts, state: PoolState, policy: Policy) -> Wanted:
+    def _wanted(self, name: NodeName, fact: _NodeFacts, state: PoolState, policy: Policy) -> Wanted:
         found: Wanted = {}
         known, gpus = self._held[name], frozenset(self._by_node[name])
         for one in held_on(fact.member, gpus, known, state, policy, self._payers):
@@ -258,15 +258,15 @@ class Ground:
         return self._models
 
 
-class GroundPlaces:
+class ClusterCapacity:
     """The picture behind the narrow questions of the queue, which may name nodes to be on or to keep off.
 
     ``kept``: GPUs that are for nobody at the moment. Nodes that rest are tried last.
     """
 
-    def __init__(self, ground: Ground, fleet: Fleet, resting: frozenset[GpuId]) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, fleet: Fleet, resting: frozenset[GpuId]) -> None:
         self.kept: frozenset[GpuId] = frozenset()
-        self._ground = ground
+        self._snapshot = snapshot
         self._fleet = fleet
         self._resting = resting
 
@@ -282,10 +282,10 @@ class GroundPlaces:
         if target is not None and host not in (None, target):
             return ()
         host = host if target is None else target
-        if host is not None and not self._ground.gpus_of(host):
+        if host is not None and not self._snapshot.gpus_of(host):
             return ()
         if away or self.kept:
-            closed = self.kept.union(closed, *(self._ground.gpus_of(node) for node in away))
+            closed = self.kept.union(closed, *(self._snapshot.gpus_of(node) for node in away))
         if self._resting:
             grants = self._placed(request, gone, self._resting.union(closed), host)
             if grants:
@@ -305,19 +305,19 @@ class GroundPlaces:
         return answer.grants if isinstance(answer, Placement) else ()
 
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
-        self._ground.take(lease, _unmarked(request)[0], grants)
+        self._snapshot.take(lease, _unmarked(request)[0], grants)
 
     def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - known here
-        self._ground.give(lease)
+        self._snapshot.give(lease)
 
     def gpu(self, gpu: GpuId) -> Gpu:
-        return self._ground.gpu(gpu)
+        return self._snapshot.gpu(gpu)
 
     def host_of(self, gpu: GpuId) -> str:
         return self._fleet.host_of(gpu)
 
     def gpus_of(self, host: str) -> Sequence[GpuId]:
-        return self._ground.gpus_of(host)
+        return self._snapshot.gpus_of(host)
 
     def rooms(self) -> Mapping[str, Sequence[Room]]:
         return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
@@ -326,7 +326,7 @@ class GroundPlaces:
         return self._fleet.free(host).rooms
 
     def models(self) -> Mapping[str, Gpu]:
-        return self._ground.models()
+        return self._snapshot.models()
 
     def hosts(self) -> Iterable[str]:
         return [host.name for host in self._fleet.hosts]
@@ -342,7 +342,7 @@ def in_full(request: Request, models: Mapping[str, Gpu]) -> Request:
     return request if full == request.models else replace(request, models=full)
 
 
-def as_asked_of(host: str, request: Request, places: GroundPlaces) -> Request:
+def as_asked_of(host: str, request: Request, places: ClusterCapacity) -> Request:
     """The request with those of its models that the node has: it refuses a name that it does not know."""
     if not request.models:
         return request
@@ -398,7 +398,7 @@ def _ground_rules(state: PoolState) -> object:
     )
 
 
-def _owned(facts: Mapping[NodeName, _Facts]) -> dict[str, tuple[GpuId, ...]]:
+def _owned(facts: Mapping[NodeName, _NodeFacts]) -> dict[str, tuple[GpuId, ...]]:
     """The GPUs of each node. One that several nodes name is that of the first that joined.
 
     Else what is meant for one node could be placed on another one.
@@ -411,7 +411,7 @@ def _owned(facts: Mapping[NodeName, _Facts]) -> dict[str, tuple[GpuId, ...]]:
     return owned
 
 
-def _host(name: NodeName, fact: _Facts, state: PoolState, owned: Collection[GpuId]) -> Host:
+def _host(name: NodeName, fact: _NodeFacts, state: PoolState, owned: Collection[GpuId]) -> Host:
     inventory, troubles = fact.inventory, dict(fact.free.troubles)
     mine = frozenset(owned)
     gpus = tuple(

@@ -44,8 +44,8 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.orders import resend
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.model.persistent_map import Shelf
-from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.persistent_map import PersistentMap
+from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.scheduling.project_accounts import Standing, usage_of
 
 ALARMS_AT_ONCE = 200
@@ -89,7 +89,7 @@ def restore(
         revision=revision,
         started_at=now,
         ahead_seconds=ahead_seconds,
-        members=Shelf(enrolled),
+        members=PersistentMap(enrolled),
         usage=usage_of(standing.usage, rules.policy.half_life_seconds),
         turns=standing.turns,
         projects=standing.projects,
@@ -109,18 +109,18 @@ def restore(
 def _remember(state: PoolState, jobs: list[Job]) -> None:
     live = [job for job in jobs if not isinstance(job.state, Ended)]
     over = [job for job in jobs if isinstance(job.state, Ended)]
-    state.jobs = Shelf((job.id, job) for job in live)
+    state.jobs = PersistentMap((job.id, job) for job in live)
     order = sorted((job.state.at, job.sequence, job.id) for job in over if isinstance(job.state, Ended))
     awaited = {after.job for job in live for after in job.awaits}
     ended = {job.id: job for job in over}
     newest = _newest([ended[name] for _, _, name in order], state.rules)
     kept = [one for one in order if one[2] in newest or one[2] in awaited]
     state.ended_bytes = sum(ended[name].spec.size_bytes for _, _, name in kept)
-    state.ended = Shelf((name, ended[name]) for _, _, name in kept)
-    state.ended_order = Line(kept)
+    state.ended = PersistentMap((name, ended[name]) for _, _, name in kept)
+    state.ended_order = PersistentSortedList(kept)
     remembered = [*live, *state.ended.values()]
-    state.ids = Line(map(id_key, remembered))
-    state.names = Line(filter(None, map(name_key, remembered)))
+    state.ids = PersistentSortedList(map(id_key, remembered))
+    state.names = PersistentSortedList(filter(None, map(name_key, remembered)))
     _index(state, live)
 
 
@@ -142,7 +142,7 @@ def _index(state: PoolState, live: list[Job]) -> None:
         count(state, job, 1)
         if isinstance(job.state, Queued):
             count_waiting(state, job, 1)
-    state.by_node, state.dependents = Shelf(by_node), Shelf(dependents)
+    state.by_node, state.dependents = PersistentMap(by_node), PersistentMap(dependents)
 
 
 def _look_after(draft: PoolDraft) -> None:
@@ -200,14 +200,14 @@ _apply.register(m.CancelAsked, job_commands.ask_cancel)
 _apply.register(m.ClientGone, job_commands.client_gone)
 _apply.register(m.JobHoldAsked, job_commands.hold)
 _apply.register(m.JobPriorityAsked, job_commands.set_priority)
-_apply.register(m.NodeHello, recovery.hello)
-_apply.register(m.Reported, recovery.reported)
+_apply.register(m.NodeRegistered, recovery.hello)
+_apply.register(m.AttemptReported, recovery.reported)
 _apply.register(m.NodeEnrolled, recovery.enroll)
 _apply.register(m.NodeForgotten, recovery.forget)
 
 
 @_apply.register
-def _(event: m.NodeBeat, draft: PoolDraft) -> None:
+def _(event: m.NodeHeartbeat, draft: PoolDraft) -> None:
     member = draft.state.members.get(event.node)
     if member is None or not member.connected:
         return
@@ -239,7 +239,7 @@ def _(event: m.NodeDrainAsked, draft: PoolDraft) -> None:
 
 
 @_apply.register
-def _(event: m.DayTimeSet, draft: PoolDraft) -> None:
+def _(event: m.PoolDayTimeSet, draft: PoolDraft) -> None:
     draft.state.ahead_seconds = event.ahead_seconds
     for job in draft.state.jobs.values():
         if isinstance(job.state, Queued) and job.spec.request.begin_at is not None:

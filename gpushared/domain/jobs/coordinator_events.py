@@ -10,7 +10,7 @@ from gpushared.domain.jobs.job import (
     NodeName,
     Owner,
 )
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.lease import JobId
 
@@ -69,7 +69,7 @@ class JobPriorityAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeHello:
+class NodeRegistered:
     """A node's stream is open. ``reports``: all attempts that it has records of, ended ones too.
 
     ``seen_epoch`` and ``seen_revision``: the highest of this pool that it knows of; above our own they mean
@@ -78,19 +78,19 @@ class NodeHello:
 
     node: NodeName
     inventory: Inventory
-    free: Free
+    free: HeartbeatReport
     reports: tuple[Report, ...] = ()
     seen_epoch: int = 0
     seen_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBeat:
+class NodeHeartbeat:
     """Tell that the node lives. ``inventory`` and ``free`` are None if they are as before."""
 
     node: NodeName
     inventory: Inventory | None = None
-    free: Free | None = None
+    free: HeartbeatReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class NodeDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class AttemptReported:
     node: NodeName
     report: Report | StaleEpoch
 
@@ -137,7 +137,7 @@ class NodeForgotten:
 
 
 @dataclass(frozen=True, slots=True)
-class DayTimeSet:
+class PoolDayTimeSet:
     """The time of day is so far ahead of the rules' clock now: somebody set it."""
 
     ahead_seconds: float
@@ -154,14 +154,14 @@ PoolEvent = (
     | ClientGone
     | JobHoldAsked
     | JobPriorityAsked
-    | NodeHello
-    | NodeBeat
+    | NodeRegistered
+    | NodeHeartbeat
     | NodeDisconnected
-    | Reported
+    | AttemptReported
     | NodeEnrolled
     | NodeDrainAsked
     | NodeForgotten
-    | DayTimeSet
+    | PoolDayTimeSet
     | PoolTick
 )
 

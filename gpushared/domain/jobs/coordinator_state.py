@@ -29,13 +29,13 @@ from gpushared.domain.jobs.job import (
     Queued,
     Running,
 )
-from gpushared.domain.jobs.member import Member, Rest
-from gpushared.domain.jobs.pending_jobs import Kind, Throttle, Waiting
+from gpushared.domain.jobs.member import Member, RefusalPause
+from gpushared.domain.jobs.pending_jobs import ArrayThrottle, JobShape, PendingJobs
 from gpushared.domain.model.errors import NotFound
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.lease import Grant, JobId, LeaseId
-from gpushared.domain.model.persistent_map import Shelf
-from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.persistent_map import PersistentMap
+from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.pass_records import Preemption, Verdict
@@ -105,12 +105,12 @@ class PoolState:
     started_at: float = 0.0
     ahead_seconds: float = 0.0
     """The time of day, which people set, is ahead of the clock that counts time by this much."""
-    jobs: Shelf[JobId, Job] = field(default_factory=Shelf)
-    ended: Shelf[JobId, Job] = field(default_factory=Shelf)
+    jobs: PersistentMap[JobId, Job] = field(default_factory=PersistentMap)
+    ended: PersistentMap[JobId, Job] = field(default_factory=PersistentMap)
     """The newest jobs that are over."""
     ended_bytes: int = 0
     """The size of the descriptions of the jobs in ``ended``."""
-    members: Shelf[NodeName, Member] = field(default_factory=Shelf)
+    members: PersistentMap[NodeName, Member] = field(default_factory=PersistentMap)
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     turns: Mapping[str, float] = field(default_factory=dict)
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -123,36 +123,36 @@ class PoolState:
     waived: frozenset[NodeName] = frozenset()
     claimants: frozenset[NodeName] = frozenset()
     """The nodes that claimed to have seen more of the pool; a node's claim counts once."""
-    by_node: Shelf[NodeName, Mapping[JobId, None]] = field(default_factory=Shelf)
+    by_node: PersistentMap[NodeName, Mapping[JobId, None]] = field(default_factory=PersistentMap)
     """The jobs with a part on a node that is not over."""
-    ids: Line[IdKey] = field(default_factory=Line)
+    ids: PersistentSortedList[IdKey] = field(default_factory=PersistentSortedList)
     """All jobs, over or not, so ordered that jobs of a person whose ids begin alike are found together."""
-    names: Line[NameKey] = field(default_factory=Line)
+    names: PersistentSortedList[NameKey] = field(default_factory=PersistentSortedList)
     """The jobs whose containers have a name of their own."""
-    dependents: Shelf[JobId, tuple[JobId, ...]] = field(default_factory=Shelf)
-    ended_order: Line[tuple[float, int, JobId]] = field(default_factory=Line)
-    numbers: Shelf[JobId, int] = field(default_factory=Shelf)
+    dependents: PersistentMap[JobId, tuple[JobId, ...]] = field(default_factory=PersistentMap)
+    ended_order: PersistentSortedList[tuple[float, int, JobId]] = field(default_factory=PersistentSortedList)
+    numbers: PersistentMap[JobId, int] = field(default_factory=PersistentMap)
     """The highest attempt that was told of, of jobs that are not known (yet)."""
-    told: Shelf[NodeName, Total] = field(default_factory=Shelf)
+    told: PersistentMap[NodeName, Total] = field(default_factory=PersistentMap)
     """The jobs that this coordinator learned from each node, in its whole life."""
-    told_numbers: Shelf[NodeName, int] = field(default_factory=Shelf)
+    told_numbers: PersistentMap[NodeName, int] = field(default_factory=PersistentMap)
     """The number of ``numbers`` that each node told first."""
-    old: Shelf[JobId, None] = field(default_factory=Shelf)
+    old: PersistentMap[JobId, None] = field(default_factory=PersistentMap)
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
-    waiting: Waiting = field(default_factory=Waiting)
-    gangs: Waiting = field(default_factory=Waiting)
-    throttles: Shelf[ArrayKey, Throttle] = field(default_factory=Shelf)
+    waiting: PendingJobs = field(default_factory=PendingJobs)
+    gangs: PendingJobs = field(default_factory=PendingJobs)
+    throttles: PersistentMap[ArrayKey, ArrayThrottle] = field(default_factory=PersistentMap)
     """Arrays that may run only a certain number of their jobs at once."""
-    queued: Shelf[str, Total] = field(default_factory=Shelf)
+    queued: PersistentMap[str, Total] = field(default_factory=PersistentMap)
     """The waiting jobs of each person."""
-    realms: Shelf[str, Total] = field(default_factory=Shelf)
+    realms: PersistentMap[str, Total] = field(default_factory=PersistentMap)
     """The jobs of each realm's users that are not over."""
     spec_bytes: int = 0
     """The size of the descriptions of all jobs that are not over."""
-    booked: Shelf[JobId, Booked] = field(default_factory=Shelf)
+    booked: PersistentMap[JobId, Booked] = field(default_factory=PersistentMap)
     """The plan for an attempt; it counts until the attempt's node says what it has."""
-    alarms: Line[Alarm] = field(default_factory=Line)
-    verdicts: Mapping[LeaseId | Kind, Verdict] = field(default_factory=dict)
+    alarms: PersistentSortedList[Alarm] = field(default_factory=PersistentSortedList)
+    verdicts: Mapping[LeaseId | JobShape, Verdict] = field(default_factory=dict)
     """The reasons why jobs wait, by the last pass; a job that was not looked at goes by the verdict on its
     kind."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
@@ -164,10 +164,10 @@ class PoolState:
     planned_at: float = 0.0
     plan_again_at: float = NEVER
     """Time alone may let a job start at this moment, by the last pass."""
-    resting: Mapping[NodeName, Rest] = field(default_factory=dict)
+    resting: Mapping[NodeName, RefusalPause] = field(default_factory=dict)
     """Nodes that refused several jobs in a row and took none since."""
-    ground: Any = field(default=None, compare=False, repr=False)
-    """The picture of the pool that passes share (``ground.Ground``); it is no part of what is known."""
+    snapshot: Any = field(default=None, compare=False, repr=False)
+    """The picture of the pool that passes share (``cluster_snapshot.ClusterSnapshot``); it is no part of what is known."""
 
     ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
         default=None, compare=False, repr=False
@@ -364,7 +364,7 @@ class PoolDraft:
             self._line_up(job, ready=ready)
             return
         state = self.state
-        throttle, let_in = (state.throttles.get(array) or Throttle()).changed(job, ready=ready)
+        throttle, let_in = (state.throttles.get(array) or ArrayThrottle()).changed(job, ready=ready)
         state.throttles = state.throttles.put(array, throttle) if throttle else state.throttles.drop(array)
         self._line_up(job, ready=ready and job.id in throttle.admitted)
         for name in let_in:
@@ -581,11 +581,11 @@ def _may_be_placed(job: Job) -> bool:
     return isinstance(job.state, Queued) and not job.held_by and not job.awaits
 
 
-def kind_of(job: Job, policy: Policy) -> Kind:
+def kind_of(job: Job, policy: Policy) -> JobShape:
     """Return the key that the job shares with the jobs that are decided alike."""
     request = job.spec.request
     rules = policy.classes[request.lease_class]
-    return Kind(
+    return JobShape(
         job.project,
         rules.priority + job.priority,
         rules.order,
@@ -618,7 +618,9 @@ def _waits(job: Job) -> bool:
     return isinstance(job.state, Queued)
 
 
-def _changed(totals: Shelf[str, Total], key: str, spec: JobSpec, by: int) -> Shelf[str, Total]:
+def _changed(
+    totals: PersistentMap[str, Total], key: str, spec: JobSpec, by: int
+) -> PersistentMap[str, Total]:
     total = totals.get(key, NOTHING).changed(spec, by)
     return totals.put(key, total) if total.jobs else totals.drop(key)
 
@@ -634,8 +636,8 @@ def name_key(job: Job) -> NameKey | None:
 
 
 def _moved(
-    line: Line[_Key], key: Callable[[Job], _Key | None], before: Job | None, now: Job | None
-) -> Line[_Key]:
+    line: PersistentSortedList[_Key], key: Callable[[Job], _Key | None], before: Job | None, now: Job | None
+) -> PersistentSortedList[_Key]:
     was, to = None if before is None else key(before), None if now is None else key(now)
     if was == to:
         return line

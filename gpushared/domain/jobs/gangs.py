@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpushared.domain.jobs.cluster_snapshot import (
-    GroundPlaces,
+    ClusterCapacity,
     as_asked_of,
     in_full,
     marked,
@@ -43,7 +43,7 @@ Share = tuple[NodeName, Request, tuple[Grant, ...]]
 """A node, its part of the request, and what that is on it."""
 
 
-def place_gangs(places: GroundPlaces, roll: Roll, draft: PoolDraft) -> bool:
+def place_gangs(places: ClusterCapacity, roll: Roll, draft: PoolDraft) -> bool:
     """Place the gangs that have room. Whether there may be more that have."""
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
@@ -76,7 +76,7 @@ def _order(job: Job, policy: Policy) -> tuple[int, int]:
     return -(rules.priority + job.priority), job.sequence
 
 
-def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | None:
+def _over_limit(job: Job, ledger: Ledger, places: ClusterCapacity) -> Verdict | None:
     """Return the verdict that the project's limit forbids the gang, or None if some model has room."""
     request, times = in_full(job.spec.request, places.models()), job.spec.nodes
     models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
@@ -89,7 +89,7 @@ def _over_limit(job: Job, ledger: Ledger, places: GroundPlaces) -> Verdict | Non
     return Verdict(WaitReason.PROJECT_LIMIT, ledger.limit_sentence(job.project))
 
 
-def _place(job: Job, places: GroundPlaces, draft: PoolDraft) -> Verdict | None:
+def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> Verdict | None:
     """Begin it where all of its parts have room, in the order of the nodes' names."""
     shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
     if not shares:
@@ -119,7 +119,7 @@ def _lack(job: Job) -> str:
     return f"waits until {job.spec.nodes} nodes have room at once"
 
 
-def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
+def _on_each(job: Job, places: ClusterCapacity) -> list[Share]:
     """Return shares on as many different nodes as asked for, each with the whole request.
 
     None if too few fit.
@@ -137,7 +137,7 @@ def _on_each(job: Job, places: GroundPlaces) -> list[Share]:
     return found
 
 
-def _spread(job: Job, places: GroundPlaces) -> list[Share]:
+def _spread(job: Job, places: ClusterCapacity) -> list[Share]:
     """Spread the GPUs over as few nodes as possible; the last is the node that its part fits best."""
     wanted = job.spec.request.gpu_count
     left, used, found = wanted, places.kept, list[Share]()
@@ -157,7 +157,7 @@ def _spread(job: Job, places: GroundPlaces) -> list[Share]:
     return found if left <= 0 else []
 
 
-def _capable(job: Job, places: GroundPlaces) -> list[tuple[int, NodeName]]:
+def _capable(job: Job, places: ClusterCapacity) -> list[tuple[int, NodeName]]:
     """The nodes with how many GPUs they have for it now, the most first."""
     one = _single(job, places)
     found = []
@@ -172,7 +172,7 @@ def _capable(job: Job, places: GroundPlaces) -> list[tuple[int, NodeName]]:
     return [(-count, host) for count, host in sorted(found)]
 
 
-def _single(job: Job, places: GroundPlaces) -> Request:
+def _single(job: Job, places: ClusterCapacity) -> Request:
     """One GPU of what it asks for."""
     request = in_full(job.spec.request, places.models())
     return replace(request, gpu_count=1, near=(), away_from=())
@@ -186,7 +186,7 @@ def _is_patient_no_more(job: Job, draft: PoolDraft) -> bool:
     return job.submitted_at + draft.rules.gang_patience_seconds <= draft.now
 
 
-def _keep(job: Job, places: GroundPlaces) -> frozenset[GpuId]:
+def _keep(job: Job, places: ClusterCapacity) -> frozenset[GpuId]:
     """The GPUs of the emptiest nodes on which it would have room if nobody else were there."""
     left = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
     kept: frozenset[GpuId] = frozenset()
@@ -199,7 +199,7 @@ def _keep(job: Job, places: GroundPlaces) -> frozenset[GpuId]:
     return kept if left <= 0 else frozenset()
 
 
-def _emptiest(job: Job, places: GroundPlaces) -> Iterator[tuple[int, str]]:
+def _emptiest(job: Job, places: ClusterCapacity) -> Iterator[tuple[int, str]]:
     """Nodes by how much is free there, with how many GPUs they would have for it when they are empty."""
     one = _single(job, places)
     free = {host: sum(room.free_permille for room in places.rooms_on(host)) for host in places.hosts()}

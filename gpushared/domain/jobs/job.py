@@ -339,7 +339,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JobStoryEntry:
     """One line of a job's story."""
 
     at: float
@@ -371,7 +371,7 @@ class Job:
     told_by: NodeName = HERE
     """Set where it is known only by the word of a node that may not speak for its owner. Such a job is run
     nowhere else, until it comes with its owner's own word."""
-    story: tuple[Entry, ...] = field(default=())
+    story: tuple[JobStoryEntry, ...] = field(default=())
     tries: tuple[Try, ...] = ()
     """Earlier attempts that ran, the newest last."""
     presumed: Part | None = None
@@ -380,7 +380,7 @@ class Job:
 
     def note(self, at: float, text: str) -> Job:
         """The job with one more line in its story."""
-        return replace(self, story=(*self.story, Entry(at, cut_short(text)))[-STORY_KEPT:])
+        return replace(self, story=(*self.story, JobStoryEntry(at, cut_short(text)))[-STORY_KEPT:])
 
     @property
     def not_on(self) -> tuple[NodeName, ...]:

@@ -9,8 +9,8 @@ from itertools import islice
 
 from gpushared.domain.jobs import liveness, node_allowances
 from gpushared.domain.jobs.cluster_snapshot import (
-    Ground,
-    GroundPlaces,
+    ClusterCapacity,
+    ClusterSnapshot,
     as_asked_of,
     in_full,
     marked,
@@ -31,7 +31,7 @@ from gpushared.domain.jobs.job import (
     Then,
 )
 from gpushared.domain.jobs.job_progress import begin, cancel, end
-from gpushared.domain.jobs.pending_jobs import Kind
+from gpushared.domain.jobs.pending_jobs import JobShape
 from gpushared.domain.jobs.placement_reasons import Lack, lack_of_room
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
@@ -48,7 +48,7 @@ from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
 
-Verdicts = Mapping[LeaseId | Kind, Verdict]
+Verdicts = Mapping[LeaseId | JobShape, Verdict]
 
 
 def place_who_can(draft: PoolDraft) -> None:
@@ -115,22 +115,22 @@ def _pass_over(draft: PoolDraft) -> None:
     state.plan_again_at = found.look_again_at
 
 
-def _candidates(names: Iterable[JobId], places: GroundPlaces, draft: PoolDraft) -> list[Candidate]:
+def _candidates(names: Iterable[JobId], places: ClusterCapacity, draft: PoolDraft) -> list[Candidate]:
     """Most of them waited in the last pass too."""
-    state, policy, known = draft.state, draft.state.policy, draft.state.ground.candidates
+    state, policy, known = draft.state, draft.state.policy, draft.state.snapshot.candidates
     found: dict[JobId, tuple[Job, Candidate]] = {}
     for name in names:
         job, before = state.jobs[name], known.get(name)
         same = before is not None and before[0] is job
         found[name] = before if same else (job, candidate(job, policy, places.models()))
-    state.ground.candidates = found
+    state.snapshot.candidates = found
     return [one for _, one in found.values()]
 
 
-def _drawn(policy: Policy, draft: PoolDraft) -> tuple[GroundPlaces, Roll]:
+def _drawn(policy: Policy, draft: PoolDraft) -> tuple[ClusterCapacity, Roll]:
     """The pool's GPUs as they are now, and who holds them."""
-    ground = draft.state.ground = draft.state.ground or Ground()
-    return ground.drawn(draft.state, policy, draft.now), ground.roll
+    snapshot = draft.state.snapshot = draft.state.snapshot or ClusterSnapshot()
+    return snapshot.drawn(draft.state, policy, draft.now), snapshot.roll
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
@@ -161,7 +161,7 @@ def _winners(draft: PoolDraft) -> list[JobId]:
     return [JobId(lease) for lease in still]
 
 
-def _carry_out(found: Plan, places: GroundPlaces, draft: PoolDraft) -> None:
+def _carry_out(found: Plan, places: ClusterCapacity, draft: PoolDraft) -> None:
     """Do what a pass decided: so many placements at once, and all preemptions."""
     state = draft.state
     for name, grants in islice(found.grants.items(), draft.rules.placed_at_once):
@@ -175,7 +175,7 @@ def _carry_out(found: Plan, places: GroundPlaces, draft: PoolDraft) -> None:
     _fail_who_will_not_wait(draft)
 
 
-def _place(job: Job, grants: tuple[Grant, ...], places: GroundPlaces, draft: PoolDraft) -> None:
+def _place(job: Job, grants: tuple[Grant, ...], places: ClusterCapacity, draft: PoolDraft) -> None:
     node = NodeName(places.host_of(grants[0].gpu))
     part = Part(node, as_asked_of(node, job.spec.request, places), address=draft.address_of(node))
     begin(job, (part,), {node: grants}, draft)
@@ -200,7 +200,7 @@ def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
 def _fail_who_will_not_wait(draft: PoolDraft) -> None:
     """Fail the jobs that asked not to wait, and interactive jobs that could only wait in vain."""
     for lease, verdict in draft.state.verdicts.items():
-        job = None if isinstance(lease, Kind) else draft.job(JobId(lease))
+        job = None if isinstance(lease, JobShape) else draft.job(JobId(lease))
         if job is None or lease in draft.state.under_way:
             continue
         # Another job stands before this one. The job is looked at when its turn comes: with many it costs a
@@ -220,7 +220,7 @@ def _lack(job: Job, verdict: Verdict, draft: PoolDraft) -> Lack:
 
 def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
     """Return why the jobs wait; a kind's verdict serves for jobs of that kind that were not looked at."""
-    known: dict[LeaseId | Kind, Verdict] = {}
+    known: dict[LeaseId | JobShape, Verdict] = {}
     for lease, verdict in found.verdicts.items():
         known[lease] = verdict
         where = draft.state.waiting.where.get(JobId(lease))

@@ -37,7 +37,7 @@ from gpushared.domain.jobs.job import (
     Then,
     cut_short,
 )
-from gpushared.domain.jobs.member import Free, Rest
+from gpushared.domain.jobs.member import HeartbeatReport, RefusalPause
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report, moved
 from gpushared.domain.model.units import format_duration
@@ -441,15 +441,15 @@ def _count_refusal(part: Part, placed_at: float, draft: PoolDraft) -> None:
         return
     no_room, before = ending.kind is EndKind.NO_ROOM, draft.state.resting.get(part.node)
     if no_room and member.queue_since is not None and member.queue_since < placed_at:
-        rest = Rest(before.until if before else draft.now, 0, member.free)
+        rest = RefusalPause(before.until if before else draft.now, 0, member.free)
     else:
         same = before is not None and (not no_room or _says_the_same(before.said, member.free))
         doublings = min(before.doublings + 1, MOST_DOUBLINGS) if before and same else 0
-        rest = Rest(draft.now + draft.rules.rest_seconds * 2.0**doublings, doublings, member.free)
+        rest = RefusalPause(draft.now + draft.rules.rest_seconds * 2.0**doublings, doublings, member.free)
     draft.state.resting = {**draft.state.resting, part.node: rest}
 
 
-def _says_the_same(before: Free, now: Free) -> bool:
+def _says_the_same(before: HeartbeatReport, now: HeartbeatReport) -> bool:
     """Stray memory never stands still, and takes no room from anybody for long."""
     return replace(before, stray_bytes=()) == replace(now, stray_bytes=())
 

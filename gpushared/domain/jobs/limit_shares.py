@@ -14,7 +14,7 @@ from gpushared.domain.jobs.job import NodeName
 
 
 @dataclass(slots=True)
-class NodeBook:
+class NodeLimitUse:
     """One node in the book of one limit, in permille of GPUs.
 
     ``share``: the most that it may go by. ``least`` and ``wanted``: what waits there for more, the smallest
@@ -39,7 +39,7 @@ class NodeBook:
 
 
 @dataclass(slots=True)
-class LimitBook:
+class LimitUse:
     """One limit. ``held``: by jobs of the pool. ``kept``: for build work that has not come yet.
 
     ``unseen``: what jobs that are under way may hold besides, of which nobody has told yet.
@@ -49,7 +49,7 @@ class LimitBook:
     held: int = 0
     kept: int = 0
     unseen: int = 0
-    nodes: dict[NodeName, NodeBook] = field(default_factory=dict)
+    nodes: dict[NodeName, NodeLimitUse] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
@@ -62,7 +62,7 @@ class LimitBook:
         return sum(node.lent for node in self.nodes.values())
 
 
-def shared_out(book: LimitBook, *, pressed: bool) -> Mapping[NodeName, int]:
+def shared_out(book: LimitUse, *, pressed: bool) -> Mapping[NodeName, int]:
     """The share of each node that can be told of one now.
 
     Every node has a slice to give at once, and without its coordinator, half of the limit all together. A
@@ -89,7 +89,7 @@ def shared_out(book: LimitBook, *, pressed: bool) -> Mapping[NodeName, int]:
     return shares
 
 
-def _idle_share(node: NodeBook, slice_: int, left: int) -> int:
+def _idle_share(node: NodeLimitUse, slice_: int, left: int) -> int:
     """Return the share of a node on which nobody waits: small differences are not worth a message."""
     own = min(slice_, max(0, node.gpus - node.held))
     spare = node.share - node.held
@@ -100,6 +100,6 @@ def _idle_share(node: NodeBook, slice_: int, left: int) -> int:
     return node.share
 
 
-def _lack(node: NodeBook, wanted: int) -> int:
+def _lack(node: NodeLimitUse, wanted: int) -> int:
     """Return how much a share lacks for ``wanted`` besides what the node holds."""
     return max(0, node.held + wanted - node.counts)

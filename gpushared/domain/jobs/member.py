@@ -37,7 +37,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowanceNeed:
     """Up to which revision a node knows what it may give by itself, and what it wants of it.
 
     It goes by no older one any more, also after a restart. What it holds is that of the same moment.
@@ -48,7 +48,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class HeartbeatReport:
     """Hold a node's report on its GPUs in a beat. ``waiting``: requests in the node's own queue.
 
     ``allowed`` is None for a node that keeps to no allowance.
@@ -58,11 +58,11 @@ class Free:
     stray_bytes: tuple[tuple[GpuId, int], ...] = ()
     troubles: tuple[tuple[GpuId, str], ...] = ()
     waiting: int = 0
-    allowed: Allowed | None = None
+    allowed: AllowanceNeed | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class NodeAllowance:
     """Hold the allowance sent to a node. ``users``: the projects of each principal of the node's realms.
 
     ``valid_seconds``: the node goes by the allowance for this long without contact; 0 = without end.
@@ -74,11 +74,11 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SentAllowance:
     """The newest that a node was told of, and by what it may go until it says that it knows that."""
 
     revision: int
-    now: Said
+    now: NodeAllowance
     before: tuple[Share, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Member:
     drained_by: str = ""
     drain_reason: str = ""
     inventory: Inventory | None = None
-    free: Free = field(default_factory=Free)
+    free: HeartbeatReport = field(default_factory=HeartbeatReport)
     connected: bool = False
     heard_at: float | None = None
     silent_since: float | None = None
@@ -118,7 +118,7 @@ class Member:
     forgotten_at: float | None = None
     excused: bool = False
     """A recovery goes on without this node's report, which may tell of attempts that nobody else knows."""
-    told: Told | None = None
+    told: SentAllowance | None = None
     """The node may give this much by itself. The record outlives the coordinator, as the node still goes
     by it."""
 
@@ -126,7 +126,7 @@ class Member:
         """Return the member without the facts that a coordinator has from hearing the node, and loses."""
         return replace(
             self,
-            free=Free(),
+            free=HeartbeatReport(),
             connected=False,
             heard_at=None,
             silent_since=None,
@@ -136,7 +136,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RefusalPause:
     """A node that refused several jobs in a row is tried last until then, and while its own users wait there.
 
     ``doublings``: how often in a row it refused by the same words. ``said``: those of the newest refusal.
@@ -144,4 +144,4 @@ class Rest:
 
     until: float
     doublings: int
-    said: Free
+    said: HeartbeatReport

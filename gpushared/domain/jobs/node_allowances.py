@@ -16,11 +16,11 @@ from gpushared.domain.jobs.coordinator_events import TellAllowance
 from gpushared.domain.jobs.coordinator_rules import PoolRules, WhenCutOff
 from gpushared.domain.jobs.coordinator_state import PoolDraft, PoolState
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.jobs.limit_shares import LimitBook, NodeBook, shared_out
+from gpushared.domain.jobs.limit_shares import LimitUse, NodeLimitUse, shared_out
 from gpushared.domain.jobs.liveness import beat_seconds
-from gpushared.domain.jobs.member import Member, Said, Told
+from gpushared.domain.jobs.member import Member, NodeAllowance, SentAllowance
 from gpushared.domain.jobs.node_holdings import part_id
-from gpushared.domain.jobs.pending_jobs import Kind
+from gpushared.domain.jobs.pending_jobs import JobShape
 from gpushared.domain.jobs.quota_owners import NOBODYS, payer_of
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.lease import JobId
@@ -33,7 +33,7 @@ from gpushared.domain.scheduling.projects import Policy, Project
 
 Key = tuple[str, str]
 """A project, and the model that the limit is of; empty for all models together."""
-Books = Mapping[Key, LimitBook]
+Books = Mapping[Key, LimitUse]
 Users = Mapping[str, tuple[str, ...]]
 
 VALID_BEATS = 12
@@ -67,24 +67,24 @@ def pressed_projects(state: PoolState) -> frozenset[str]:
     found = set()
     for lease, verdict in state.verdicts.items():
         if verdict.reason is WaitReason.PROJECT_LIMIT:
-            job = None if isinstance(lease, Kind) else state.jobs.get(JobId(lease))
-            found.add(lease.project if isinstance(lease, Kind) else job.project if job else "")
+            job = None if isinstance(lease, JobShape) else state.jobs.get(JobId(lease))
+            found.add(lease.project if isinstance(lease, JobShape) else job.project if job else "")
     return frozenset(found)
 
 
-def _tell(member: Member, said: Said, draft: PoolDraft) -> None:
+def _tell(member: Member, said: NodeAllowance, draft: PoolDraft) -> None:
     known = member.free.allowed.revision if member.free.allowed is not None else 0
-    told = member.told or Told(0, Said())
+    told = member.told or SentAllowance(0, NodeAllowance())
     if told.now == said and known <= told.revision:
         return
-    step = Told(max(known, told.revision) + 1, said, before=told.now.shares)
+    step = SentAllowance(max(known, told.revision) + 1, said, before=told.now.shares)
     draft.put_member(replace(member, told=step))
     draft.do(TellAllowance(member.name))
 
 
 def is_lent(member: Member) -> bool:
     """Return True if a node may know of a share that it may give by itself."""
-    return member.told is not None and (member.told.now != Said() or not _knows(member))
+    return member.told is not None and (member.told.now != NodeAllowance() or not _knows(member))
 
 
 def _can_be_told(member: Member, state: PoolState) -> bool:
@@ -99,13 +99,13 @@ def _knows(member: Member) -> bool:
 
 def _said(
     node: NodeName, shares: Mapping[Key, Mapping[NodeName, int]], users: Users, draft: PoolDraft
-) -> Said:
+) -> NodeAllowance:
     mine = tuple(
         Share(project, model, found[node])
         for (project, model), found in sorted(shares.items())
         if node in found
     )
-    return Said(mine, users, _valid_seconds(draft) if mine else 0.0)
+    return NodeAllowance(mine, users, _valid_seconds(draft) if mine else 0.0)
 
 
 def _valid_seconds(draft: PoolDraft) -> float:
@@ -121,7 +121,7 @@ def _valid_seconds(draft: PoolDraft) -> float:
 def books_of(policy: Policy, roll: Roll, users: Mapping[NodeName, Users], state: PoolState) -> Books:
     """Return, for every limit, what the nodes hold of it and what they may give."""
     books = {
-        (one.name, model): LimitBook(limit)
+        (one.name, model): LimitUse(limit)
         for one in policy.projects.values()
         for model, limit in _limits(one).items()
     }
@@ -153,7 +153,7 @@ def _enter_node(member: Member, users: Users, books: Books, state: PoolState) ->
         if most is None and key[0] not in projects:
             continue
         want = wants.get(key, Want(*key, 0, 0))
-        book.nodes[member.name] = NodeBook(
+        book.nodes[member.name] = NodeLimitUse(
             share=most or 0,
             least=want.least_permille,
             wanted=want.all_permille,
@@ -180,7 +180,7 @@ def _enter_holder(holder: Holder, sizes: Sizes, books: Books, builds: dict[Key, 
                 book.held += size
                 continue
             node = NodeName(holder.lease.id.partition("/")[0])
-            book.nodes.setdefault(node, NodeBook()).held += size
+            book.nodes.setdefault(node, NodeLimitUse()).held += size
 
 
 def _enter_unseen(roll: Roll, books: Books, state: PoolState) -> None:

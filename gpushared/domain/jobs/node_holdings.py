@@ -16,7 +16,7 @@ from gpushared.domain.jobs.job import (
     Running,
 )
 from gpushared.domain.jobs.member import Holding, Member
-from gpushared.domain.jobs.quota_owners import Payers, payer_of
+from gpushared.domain.jobs.quota_owners import QuotaOwners, payer_of
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import (
     Active,
@@ -33,7 +33,7 @@ from gpushared.domain.scheduling.projects import Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PlacedHolder:
     """A holder, and what it was made of."""
 
     holder: Holder
@@ -55,11 +55,11 @@ class Held:
 def held_on(
     member: Member,
     gpus: frozenset[GpuId],
-    known: Mapping[LeaseId, tuple[Held, object]],
+    known: Mapping[LeaseId, tuple[PlacedHolder, object]],
     state: PoolState,
     policy: Policy,
-    payers: Payers,
-) -> Iterator[Held]:
+    payers: QuotaOwners,
+) -> Iterator[PlacedHolder]:
     """All that is held of a node's ``gpus``, whatever else its node tells.
 
     ``known``: as it was before, of which is taken over what is the same.
@@ -72,21 +72,24 @@ def held_on(
             continue
         part = next(part for part in job.parts if part.node == name)
         holding = told.get(AttemptKey(job.id, job.state.attempt)) if told else None
-        if holding:
-            grants = _asked_for(holding.grants, part.request)
-        else:
-            grants = state.booked.get(job.id, {}).get(name, ())
+        grants = (
+            _asked_for(holding.grants, part.request)
+            if holding
+            else state.booked.get(job.id, {}).get(name, ())
+        )
         if grants := _on(gpus, grants):
             before = known.get(part_id(job, part))
             same = before is not None and before[0].is_still(job, grants, payer_of(job))
-            yield before[0] if same and before else Held(_of_job(job, part, grants, policy), job)
+            yield before[0] if same and before else PlacedHolder(_of_job(job, part, grants, policy), job)
     for one in free.holdings:
         if not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
             before, project = known.get(_id_of_other(one, name)), payers.project_of(one, member)
             if before is not None and before[0].is_still(one, grants, project):
                 yield before[0]
             else:
-                yield Held(_of_other(replace(one, grants=grants), name, project, state.started_at), one)
+                yield PlacedHolder(
+                    _of_other(replace(one, grants=grants), name, project, state.started_at), one
+                )
 
 
 def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:

@@ -17,13 +17,13 @@ from gpushared.domain.jobs.job import (
     Queued,
 )
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.model.persistent_map import Shelf
-from gpushared.domain.model.persistent_sorted_list import Line
+from gpushared.domain.model.persistent_map import PersistentMap
+from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class JobShape:
     """Hold what jobs that are decided alike have in common. ``order`` is that of the request's class."""
 
     project: str
@@ -43,44 +43,46 @@ class Kind:
         return self.hashed
 
 
-Place = tuple[int, JobId]
+QueuePlace = tuple[int, JobId]
 """A job by its sequence."""
 Front = tuple[int, int, int, JobId]
 """The place of a line: the priority (negative), the class's order, and its first job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class ProjectJobs:
     """Hold the waiting jobs of one project."""
 
-    fronts: Line[Front] = field(default_factory=Line)
-    oldest: Line[Place] = field(default_factory=Line)
+    fronts: PersistentSortedList[Front] = field(default_factory=PersistentSortedList)
+    oldest: PersistentSortedList[QueuePlace] = field(default_factory=PersistentSortedList)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingJobs:
     """``kinds``: a line each; ``where``: of each job its line."""
 
-    kinds: Shelf[Kind, Line[Place]] = field(default_factory=Shelf)
-    backlogs: Shelf[str, Backlog] = field(default_factory=Shelf)
-    where: Shelf[JobId, tuple[int, Kind]] = field(default_factory=Shelf)
+    kinds: PersistentMap[JobShape, PersistentSortedList[QueuePlace]] = field(default_factory=PersistentMap)
+    backlogs: PersistentMap[str, ProjectJobs] = field(default_factory=PersistentMap)
+    where: PersistentMap[JobId, tuple[int, JobShape]] = field(default_factory=PersistentMap)
 
     def __len__(self) -> int:
         return len(self.where)
 
-    def put(self, job: JobId, sequence: int, kind: Kind) -> Waiting:
-        line = self.kinds.get(kind) or Line()
+    def put(self, job: JobId, sequence: int, kind: JobShape) -> PendingJobs:
+        line = self.kinds.get(kind) or PersistentSortedList()
         longer = line.put((sequence, job))
-        backlog = self.backlogs.get(kind.project) or Backlog()
+        backlog = self.backlogs.get(kind.project) or ProjectJobs()
         fronts = _moved(backlog.fronts, kind, line, longer)
         return replace(
             self,
             kinds=self.kinds.put(kind, longer),
-            backlogs=self.backlogs.put(kind.project, Backlog(fronts, backlog.oldest.put((sequence, job)))),
+            backlogs=self.backlogs.put(
+                kind.project, ProjectJobs(fronts, backlog.oldest.put((sequence, job)))
+            ),
             where=self.where.put(job, (sequence, kind)),
         )
 
-    def drop(self, job: JobId) -> Waiting:
+    def drop(self, job: JobId) -> PendingJobs:
         """Return the queue without a job; a job that is not in the queue changes nothing."""
         known = self.where.get(job)
         if known is None:
@@ -88,13 +90,15 @@ class Waiting:
         sequence, kind = known
         line, backlog = self.kinds[kind], self.backlogs[kind.project]
         shorter = line.drop((sequence, job))
-        backlog = Backlog(_moved(backlog.fronts, kind, line, shorter), backlog.oldest.drop((sequence, job)))
+        backlog = ProjectJobs(
+            _moved(backlog.fronts, kind, line, shorter), backlog.oldest.drop((sequence, job))
+        )
         kinds = self.kinds.put(kind, shorter) if shorter else self.kinds.drop(kind)
         backlogs = self.backlogs
         backlogs = backlogs.put(kind.project, backlog) if backlog.oldest else backlogs.drop(kind.project)
-        return Waiting(kinds, backlogs, self.where.drop(job))
+        return PendingJobs(kinds, backlogs, self.where.drop(job))
 
-    def joined(self, jobs: Sequence[tuple[JobId, int, Kind]]) -> Waiting:
+    def joined(self, jobs: Sequence[tuple[JobId, int, JobShape]]) -> PendingJobs:
         """Return the queue with many more jobs, at the cost of one look at each job."""
         if not jobs:
             return self
@@ -112,30 +116,38 @@ class Waiting:
                 break
         return list(found)
 
-    def _in_order(self, backlog: Backlog, most_alike: int) -> Iterator[JobId]:
+    def _in_order(self, backlog: ProjectJobs, most_alike: int) -> Iterator[JobId]:
         for front in backlog.fronts:
             _, kind = self.where[front[3]]
             for _, job in islice(self.kinds[kind], most_alike):
                 yield job
 
 
-def waiting_of(jobs: Iterable[tuple[JobId, int, Kind]]) -> Waiting:
+def waiting_of(jobs: Iterable[tuple[JobId, int, JobShape]]) -> PendingJobs:
     """Build the queue from many jobs at once."""
     where = {job: (sequence, kind) for job, sequence, kind in jobs}
-    lines: dict[Kind, list[Place]] = {}
+    lines: dict[JobShape, list[QueuePlace]] = {}
     for job, (sequence, kind) in where.items():
         lines.setdefault(kind, []).append((sequence, job))
-    kinds = {kind: Line(places) for kind, places in lines.items()}
-    projects: dict[str, tuple[list[Front], list[Place]]] = {}
+    kinds = {kind: PersistentSortedList(places) for kind, places in lines.items()}
+    projects: dict[str, tuple[list[Front], list[QueuePlace]]] = {}
     for kind, line in kinds.items():
         fronts, oldest = projects.setdefault(kind.project, ([], []))
         fronts.append(_front(kind, line))
         oldest.extend(line)
-    backlogs = {name: Backlog(Line(fronts), Line(oldest)) for name, (fronts, oldest) in projects.items()}
-    return Waiting(Shelf(kinds), Shelf(backlogs), Shelf(where))
+    backlogs = {
+        name: ProjectJobs(PersistentSortedList(fronts), PersistentSortedList(oldest))
+        for name, (fronts, oldest) in projects.items()
+    }
+    return PendingJobs(PersistentMap(kinds), PersistentMap(backlogs), PersistentMap(where))
 
 
-def _moved(fronts: Line[Front], kind: Kind, before: Line[Place], after: Line[Place]) -> Line[Front]:
+def _moved(
+    fronts: PersistentSortedList[Front],
+    kind: JobShape,
+    before: PersistentSortedList[QueuePlace],
+    after: PersistentSortedList[QueuePlace],
+) -> PersistentSortedList[Front]:
     """The fronts after a line changed."""
     if before.first() == after.first():
         return fronts
@@ -144,22 +156,22 @@ def _moved(fronts: Line[Front], kind: Kind, before: Line[Place], after: Line[Pla
     return fronts.put(_front(kind, after)) if after else fronts
 
 
-def _front(kind: Kind, line: Line[Place]) -> Front:
+def _front(kind: JobShape, line: PersistentSortedList[QueuePlace]) -> Front:
     sequence, job = next(iter(line))
     return -kind.priority, kind.order, sequence, job
 
 
 @dataclass(frozen=True, slots=True)
-class Throttle:
+class ArrayThrottle:
     """One array. ``admitted``: jobs that run or may be placed. ``waiting``: jobs that are ready, in order."""
 
-    admitted: Shelf[JobId, None] = field(default_factory=Shelf)
-    waiting: Line[tuple[int, JobId]] = field(default_factory=Line)
+    admitted: PersistentMap[JobId, None] = field(default_factory=PersistentMap)
+    waiting: PersistentSortedList[tuple[int, JobId]] = field(default_factory=PersistentSortedList)
 
     def __bool__(self) -> bool:
         return bool(self.admitted) or bool(self.waiting)
 
-    def changed(self, job: Job, *, ready: bool) -> tuple[Throttle, tuple[JobId, ...]]:
+    def changed(self, job: Job, *, ready: bool) -> tuple[ArrayThrottle, tuple[JobId, ...]]:
         """The throttle after a job of the array changed, and the jobs that may be placed from now on.
 
         ``ready``: but for the throttle the job may be placed.
@@ -177,4 +189,4 @@ class Throttle:
         while len(admitted) < most and (first := waiting.first()) is not None:
             admitted, waiting = admitted.put(first[1], None), waiting.drop(first)
             let_in.append(first[1])
-        return Throttle(admitted, waiting), tuple(let_in)
+        return ArrayThrottle(admitted, waiting), tuple(let_in)

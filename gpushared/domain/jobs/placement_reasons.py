@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs import job_progress
-from gpushared.domain.jobs.cluster_snapshot import Ground, in_full
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot, in_full
 from gpushared.domain.jobs.coordinator_state import PoolState, is_gang
 from gpushared.domain.jobs.job import HERE, Job, NodeName
 from gpushared.domain.jobs.liveness import heard, presence
@@ -96,7 +96,7 @@ Hosts = Mapping[str, Sequence[Room]]
 
 def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
     """Return the request for one node of the job, and the free rooms of the nodes that the job may go to."""
-    places = (state.ground or Ground()).drawn(state, state.policy, now)
+    places = (state.snapshot or ClusterSnapshot()).drawn(state, state.policy, now)
     request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)

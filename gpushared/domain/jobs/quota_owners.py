@@ -14,7 +14,7 @@ NOBODYS = ""
 """The project of what counts to no quota. No project is called so."""
 
 
-class Payers:
+class QuotaOwners:
     """The coordinator's own table of who may use which project."""
 
     def __init__(self, policy: Policy, rules: PoolRules) -> None:

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from gpushared.domain.jobs import staleness_claims
 from gpushared.domain.jobs.coordinator_events import (
+    AttemptReported,
     NodeEnrolled,
     NodeForgotten,
-    NodeHello,
-    Reported,
+    NodeRegistered,
     Send,
     TellAllowance,
 )
@@ -57,11 +57,11 @@ from gpushared.domain.jobs.job_progress import (
 )
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.orders import name_of, order_for
-from gpushared.domain.jobs.pending_jobs import Kind, Waiting
+from gpushared.domain.jobs.pending_jobs import JobShape, PendingJobs
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.domain.model.persistent_map import Shelf
+from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.projects import project_of
 
@@ -71,7 +71,7 @@ MAX_AHEAD = 1000
 # --- a node says what it has ---------------------------------------------------------------------------
 
 
-def hello(event: NodeHello, draft: PoolDraft) -> None:
+def hello(event: NodeRegistered, draft: PoolDraft) -> None:
     """A node is here, and tells all that it knows.
 
     It has taken our epoch before (and takes no orders of lower ones any more), if that was not below what it
@@ -107,7 +107,7 @@ def hello(event: NodeHello, draft: PoolDraft) -> None:
         return
     told = {report.key for report in event.reports}
     for report in sorted(event.reports, key=lambda report: report.revision):
-        reported(Reported(event.node, report), draft)
+        reported(AttemptReported(event.node, report), draft)
     state.reported |= {event.node}
     if member.excused:
         draft.put_member(replace(draft.state.members[event.node], excused=False))
@@ -137,8 +137,8 @@ def unsettle(draft: PoolDraft) -> None:
     """Whatever is not over may run somewhere."""
     state = draft.state
     state.settled = False
-    state.waiting, state.gangs, state.throttles = Waiting(), Waiting(), Shelf()
-    state.old = Shelf((name, None) for name in state.jobs)
+    state.waiting, state.gangs, state.throttles = PendingJobs(), PendingJobs(), PersistentMap()
+    state.old = PersistentMap((name, None) for name in state.jobs)
 
 
 def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) -> None:
@@ -156,7 +156,7 @@ def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) ->
             draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
 
 
-def reported(event: Reported, draft: PoolDraft) -> None:
+def reported(event: AttemptReported, draft: PoolDraft) -> None:
     """Apply a node's report on one attempt.
 
     A report before the node's hello is repeated there and is ignored.
@@ -490,8 +490,8 @@ def settle_if_due(draft: PoolDraft) -> None:
 def settle(draft: PoolDraft) -> None:
     """Treat old jobs as all others from now on; line up many at once, so that it is one piece of work."""
     state = draft.state
-    old, state.old = state.old, Shelf()
-    state.settled, state.recovering_since, state.numbers = True, None, Shelf()
+    old, state.old = state.old, PersistentMap()
+    state.settled, state.recovering_since, state.numbers = True, None, PersistentMap()
     state.stale = True
     jobs = sorted((state.jobs[name] for name in old if name in state.jobs), key=lambda job: job.sequence)
     for job in jobs:
@@ -507,7 +507,7 @@ def settle(draft: PoolDraft) -> None:
 def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
     """Line up many waiting jobs, as ``PoolDraft.line_up`` does for one."""
     state = draft.state
-    lines: dict[bool, list[tuple[JobId, int, Kind]]] = {False: [], True: []}
+    lines: dict[bool, list[tuple[JobId, int, JobShape]]] = {False: [], True: []}
     policy = state.policy
     for job in jobs:
         if job.held_by or job.spec.array_limit is not None or state.ready_at(job) > draft.now:

@@ -8,7 +8,7 @@ without which a recovery went on does not, because what it has seen is known to 
 
 from __future__ import annotations
 
-from gpushared.domain.jobs.coordinator_events import NodeHello
+from gpushared.domain.jobs.coordinator_events import NodeRegistered
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Member
@@ -19,7 +19,7 @@ class ClaimRefused(StateConflict):
     """A node says once more that it has seen more of the pool than there was."""
 
 
-def is_outranked(event: NodeHello, state: PoolState) -> bool:
+def is_outranked(event: NodeRegistered, state: PoolState) -> bool:
     """Return True if another coordinator's orders of this epoch, or of a higher one, may be under way.
 
     An old store counts its epochs from an old one, so a node that we have not met may know our epoch already.
@@ -28,12 +28,12 @@ def is_outranked(event: NodeHello, state: PoolState) -> bool:
     return event.seen_epoch > state.epoch or (not met and event.seen_epoch == state.epoch)
 
 
-def has_seen_more(event: NodeHello, state: PoolState) -> bool:
+def has_seen_more(event: NodeRegistered, state: PoolState) -> bool:
     """Return True if the node knows of a change of this pool that we do not know of."""
     return is_outranked(event, state) or event.seen_revision > state.revision > 0
 
 
-def is_news(event: NodeHello, member: Member, state: PoolState) -> bool:
+def is_news(event: NodeRegistered, member: Member, state: PoolState) -> bool:
     """Return True if the node's hello is a reason to ask all nodes anew.
 
     Raise ClaimRefused if the node has already used its one claim, and no order may be sent to it before all

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpushared.domain.jobs import attempt_log as book_of
-from gpushared.domain.jobs.attempt_log import Attempt, Attempts, Todo
+from gpushared.domain.jobs.attempt_log import Attempt, AttemptLog, OrderWork
 from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.node_messages import (
     AttemptInstruction,
@@ -94,7 +94,7 @@ REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConfli
 def order_taken(event: OrderTaken, draft: Draft) -> None:
     """Write the order's effect on its attempt, and carry the order out."""
     key, coordinator = event.order.key, event.coordinator
-    book = draft.attempts.get(coordinator) or Attempts(coordinator=coordinator)
+    book = draft.attempts.get(coordinator) or AttemptLog(coordinator=coordinator)
     order = event.order
     if isinstance(order, GiveBack) and _is_claimed(book.get(key), draft):
         order = Query(key, order.epoch)  # the attempt's container came before the order
@@ -106,17 +106,17 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     if taken.attempt is None:
         return
     match taken.todo:
-        case Todo.PREPARE:
+        case OrderWork.PREPARE:
             # Without a contact on disk the first look after a crash would end the attempt.
             draft.write_contact(coordinator)
             draft.do(PrepareAttempt(key, coordinator))
-        case Todo.START:
+        case OrderWork.START:
             _start_gang(taken.attempt, draft)
-        case Todo.END:
+        case OrderWork.END:
             grace = event.order.grace_seconds if isinstance(event.order, CancelPart) else 0
             by = taken.attempt.cancelled_by
             _end(taken.attempt, Stopped(by), f"its job was cancelled by {by}", draft, grace)
-        case Todo.NOTHING:
+        case OrderWork.NOTHING:
             pass
 
 
@@ -128,7 +128,7 @@ def _is_claimed(attempt: Attempt | None, draft: Draft) -> bool:
     return not isinstance(lease.state, Reserved) or lease.state.claimed or not draft.engine_surveyed
 
 
-def _note_epoch(book: Attempts, draft: Draft) -> None:
+def _note_epoch(book: AttemptLog, draft: Draft) -> None:
     known = draft.contacts.get(book.coordinator, Contact())
     if book.epoch > known.epoch:
         draft.contacts[book.coordinator] = replace(known, epoch=book.epoch)
@@ -254,13 +254,13 @@ def contact_made(event: ContactMade, draft: Draft) -> None:
         at=max(event.sent_at, known.at) if known.boot_id == event.boot_id and known.at else event.sent_at,
     )
     draft.contacts[event.coordinator] = now
-    book = draft.attempts.get(event.coordinator) or Attempts(coordinator=event.coordinator)
+    book = draft.attempts.get(event.coordinator) or AttemptLog(coordinator=event.coordinator)
     draft.keep_book(book_of.heard(book, now.epoch))
     if _is_worth_writing(now, draft.base.contacts_written.get(event.coordinator, Contact()), book):
         draft.write_contact(event.coordinator)
 
 
-def _is_worth_writing(now: Contact, written: Contact, book: Attempts) -> bool:
+def _is_worth_writing(now: Contact, written: Contact, book: AttemptLog) -> bool:
     if now.epoch != written.epoch or (now.boot_id != written.boot_id and book.live):
         return True
     matters = now.revision != written.revision or math.isfinite(book_of.fence_at(book, 0.0))
@@ -499,7 +499,7 @@ def _note(
 # --- restarts, and old records -------------------------------------------------------------------------
 
 
-def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dict[str, Attempts]:
+def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dict[str, AttemptLog]:
     """Sort the records of a journal into books, one for each coordinator."""
     by_coordinator: dict[str, list[Attempt]] = {name: [] for name in contacts}
     for record in records:

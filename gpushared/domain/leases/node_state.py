@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpushared.domain.jobs.attempt_log import Attempt, Attempts
+from gpushared.domain.jobs.attempt_log import Attempt, AttemptLog
 from gpushared.domain.jobs.node_messages import Contact, TellCoordinator
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.leases.events import Means
@@ -117,7 +117,7 @@ class NodeState:
     mix: Mix = field(default_factory=Mix)
     """The requests so far, from which placement learns; a value, never changed in its place."""
     next_sequence: int = 1
-    attempts: Mapping[str, Attempts] = field(default_factory=dict)
+    attempts: Mapping[str, AttemptLog] = field(default_factory=dict)
     """The book of each coordinator's orders."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
     """The contacts with each coordinator; ``contacts_written`` is the journal's copy, maybe older."""
@@ -340,7 +340,7 @@ class Draft:
             pruned_at=self.pruned_at,
         )
 
-    def keep_book(self, book: Attempts, key: AttemptKey | None = None) -> None:
+    def keep_book(self, book: AttemptLog, key: AttemptKey | None = None) -> None:
         """Keep a coordinator's book as it is now; ``key`` names the record that may have changed."""
         self.attempts[book.coordinator] = book
         if key is not None:

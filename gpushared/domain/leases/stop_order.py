@@ -65,7 +65,7 @@ KILL = AskedEnd("KILL", kill=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ContainerEnd:
     """Describe the end of a container: a signal, then SIGKILL after a grace; no kill if the grace is None."""
 
     number: int
@@ -77,16 +77,16 @@ def at_once(asked: AskedEnd) -> bool:
     return (asked.kill and asked.grace_seconds == 0) or signal_number(asked.signal) == signal.SIGKILL
 
 
-def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> Ending:
+def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> ContainerEnd:
     """Return the ending, with the container's own signal and grace unless the request names others."""
     number = signal_number(asked.signal or stop_signal) or DEFAULT_SIGNAL
     if not asked.kill:
-        return Ending(number)
+        return ContainerEnd(number)
     grace = stop_seconds if asked.grace_seconds is None else asked.grace_seconds
-    return Ending(number, None if grace < 0 else grace)
+    return ContainerEnd(number, None if grace < 0 else grace)
 
 
-def order_of(ending: Ending, main: Process | None) -> Order:
+def order_of(ending: ContainerEnd, main: Process | None) -> Order:
     """Return when to terminate the clients of a container with this main process; None: it is unknown."""
     if ending.number == signal.SIGKILL or ending.grace_seconds == 0:
         return Order.CLIENTS_FIRST

@@ -17,7 +17,7 @@ CHUNKS = 256
 _EMPTY: list[dict[object, object]] = [{}] * CHUNKS
 
 
-class Shelf(Mapping[K, V]):
+class PersistentMap(Mapping[K, V]):
     """Map keys to values in no order: a caller that decides by the order must sort."""
 
     __slots__ = ("_chunks", "_size")
@@ -46,12 +46,12 @@ class Shelf(Mapping[K, V]):
     def __repr__(self) -> str:
         return f"Shelf({dict(self)!r})"
 
-    def put(self, key: K, value: V) -> Shelf[K, V]:
+    def put(self, key: K, value: V) -> PersistentMap[K, V]:
         """Return the mapping with this entry."""
         at = hash(key) & (CHUNKS - 1)
         return self._with(at, {**self._chunks[at], key: value})
 
-    def drop(self, key: K) -> Shelf[K, V]:
+    def drop(self, key: K) -> PersistentMap[K, V]:
         """Return the mapping without this entry."""
         at = hash(key) & (CHUNKS - 1)
         if key not in self._chunks[at]:
@@ -60,7 +60,7 @@ class Shelf(Mapping[K, V]):
         del chunk[key]
         return self._with(at, chunk)
 
-    def changed_since(self, before: Shelf[K, V]) -> set[K]:
+    def changed_since(self, before: PersistentMap[K, V]) -> set[K]:
         """Return the keys whose values are other objects than before, or that came or went.
 
         The cost follows the size of the change if the one mapping was made from the other.
@@ -73,8 +73,8 @@ class Shelf(Mapping[K, V]):
                 found |= {key for key in keys if mine.get(key, absent) is not theirs.get(key, absent)}
         return found
 
-    def _with(self, at: int, chunk: dict[K, V]) -> Shelf[K, V]:
-        made: Shelf[K, V] = Shelf.__new__(Shelf)
+    def _with(self, at: int, chunk: dict[K, V]) -> PersistentMap[K, V]:
+        made: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
         made._chunks = self._chunks.copy()
         made._chunks[at] = chunk
         made._size = self._size + len(chunk) - len(self._chunks[at])

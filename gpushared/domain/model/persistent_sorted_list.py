@@ -12,7 +12,7 @@ T = TypeVar("T", bound="tuple[Any, ...]")
 CHUNK = 512
 
 
-class Line(Generic[T]):
+class PersistentSortedList(Generic[T]):
     """Keep distinct tuples in order, in chunks; a change copies one chunk and the list of chunks."""
 
     __slots__ = ("_chunks",)
@@ -39,7 +39,7 @@ class Line(Generic[T]):
         return place < len(chunk) and chunk[place] == item
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Line) and list(self) == list(other)
+        return isinstance(other, PersistentSortedList) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # as of lists: nobody needs it, and it would cost
 
@@ -55,7 +55,7 @@ class Line(Generic[T]):
         for chunk in islice(self._chunks, max(0, at), None):
             yield from islice(chunk, bisect_left(chunk, start), None)
 
-    def put(self, item: T) -> Line[T]:
+    def put(self, item: T) -> PersistentSortedList[T]:
         """Return the line with this item."""
         if not self._chunks:
             return self._with(0, 0, ((item,),))
@@ -68,7 +68,7 @@ class Line(Generic[T]):
         halves = (longer,) if len(longer) <= CHUNK else (longer[: CHUNK // 2], longer[CHUNK // 2 :])
         return self._with(at, at + 1, halves)
 
-    def drop(self, item: T) -> Line[T]:
+    def drop(self, item: T) -> PersistentSortedList[T]:
         """Return the line without this item."""
         if not self._chunks:
             return self
@@ -84,8 +84,8 @@ class Line(Generic[T]):
         """Return the chunk that holds the item, or would hold it."""
         return max(0, bisect_right(self._chunks, item, key=_first) - 1)
 
-    def _with(self, start: int, end: int, chunks: tuple[tuple[T, ...], ...]) -> Line[T]:
-        made: Line[T] = Line.__new__(Line)
+    def _with(self, start: int, end: int, chunks: tuple[tuple[T, ...], ...]) -> PersistentSortedList[T]:
+        made: PersistentSortedList[T] = PersistentSortedList.__new__(PersistentSortedList)
         made._chunks = self._chunks[:start] + chunks + self._chunks[end:]
         return made
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import (
-    NodeHello,
+    AttemptReported,
+    NodeRegistered,
     PoolInstruction,
-    Reported,
     Send,
 )
 from gpushared.domain.jobs.coordinator_rules import PoolRules
@@ -27,7 +27,7 @@ from gpushared.domain.jobs.job import (
     Ending,
     EndKind,
 )
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -128,11 +128,11 @@ class LocalBook:
             self._put((type(order), order.key), lambda: self._order(order))
 
     def _report(self, key: AttemptKey) -> None:
-        self._put((Reported, key), lambda: self._told(key))
+        self._put((AttemptReported, key), lambda: self._told(key))
 
     def _greet(self) -> None:
         """Everything that the node knows, as at the beginning of a stream."""
-        self._put((NodeHello,), self._hello)
+        self._put((NodeRegistered,), self._hello)
 
     def _put(self, subject: object, work: _Work) -> None:
         if not self._works.put(subject, lambda: work):
@@ -160,7 +160,7 @@ class LocalBook:
     async def _hello(self) -> None:
         """Send all reports in one event, or each by itself if one of them cannot be kept."""
         seen, reports = self._desk.seen(OWN), self._desk.reports(OWN)
-        hello = NodeHello(HERE, Inventory(()), Free(), reports, seen.epoch, seen.revision)
+        hello = NodeRegistered(HERE, Inventory(()), HeartbeatReport(), reports, seen.epoch, seen.revision)
         try:
             await self._insist(hello)
         except GpushareError as error:
@@ -171,7 +171,7 @@ class LocalBook:
 
     async def _tell(self, report: Report | StaleEpoch) -> None:
         try:
-            await self._insist(Reported(HERE, report))
+            await self._insist(AttemptReported(HERE, report))
         except GpushareError as error:
             log.warning("attempt=%s cannot be kept: %s", report.key, error)
             if isinstance(report, Report):
@@ -187,11 +187,11 @@ class LocalBook:
         ending = Ending(EndKind.FAILED, reason, hint=why.hint)
         over = Report(report.key, AttemptState.ENDED, report.revision, ending=ending)
         try:
-            await self._insist(Reported(HERE, over))
+            await self._insist(AttemptReported(HERE, over))
         except GpushareError as error:
             self._troubles.raised("jobs", f"job {report.key.job} cannot be ended: {error}")
 
-    async def _insist(self, event: Reported | NodeHello) -> None:
+    async def _insist(self, event: AttemptReported | NodeRegistered) -> None:
         """Nobody says it again, so it is said until it is written. Raises what does not pass."""
         seconds = FIRST_RETRY_SECONDS
         while True:

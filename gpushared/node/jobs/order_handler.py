@@ -22,7 +22,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from gpushared.daemon.clocks import boottime
-from gpushared.domain.jobs.attempt_log import Attempts, report_of, reports
+from gpushared.domain.jobs.attempt_log import AttemptLog, report_of, reports
 from gpushared.domain.jobs.job import Ending, EndKind, Owner
 from gpushared.domain.jobs.node_messages import Contact, ContactMade, FencesLooked, OrderTaken
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, moved
@@ -145,8 +145,8 @@ class AttemptDesk:
         """Return the report with times of day: other machines do not know this machine's clock."""
         return moved(report, self._loop.state.day)
 
-    def _book(self, coordinator: str) -> Attempts:
-        return self._loop.state.attempts.get(coordinator, Attempts())
+    def _book(self, coordinator: str) -> AttemptLog:
+        return self._loop.state.attempts.get(coordinator, AttemptLog())
 
     async def _event(self, order: Order, coordinator: str) -> OrderTaken:
         if not isinstance(order, Place) or self._book(coordinator).get(order.key) is not None:
@@ -182,5 +182,5 @@ def _check_network(order: Place, policy: Policy) -> None:
     check_gang_network(text(host, "NetworkMode"), policy)
 
 
-def _is_fenced(book: Attempts) -> bool:
+def _is_fenced(book: AttemptLog) -> bool:
     return any(record.spec is not None and record.spec.stop_after_seconds for record in book.live.values())

@@ -13,7 +13,7 @@ import gpushared
 from gpushared.config.model import Config
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
@@ -85,7 +85,7 @@ class NodeFacts:
             simulated=self._simulated,
         )
 
-    def free(self) -> Free:
+    def free(self) -> HeartbeatReport:
         state = self._loop.state
         limited = state.allowance is not None and state.allowance.shares
         return free_of(state, self._pool, self._loop.outlook().decisions if limited else None)

@@ -19,7 +19,7 @@ from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import (
     NodeDisconnected,
-    NodeHello,
+    NodeRegistered,
     PoolInstruction,
     Send,
     TellAllowance,
@@ -244,7 +244,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             log.info("node=%s connected from=%s reports=%d", node, context.peer(), len(hello.reports))
         return stream
 
-    async def _hand_on(self, event: NodeHello, stream: NodeStream) -> None:
+    async def _hand_on(self, event: NodeRegistered, stream: NodeStream) -> None:
         """Give the hello to the machine.
 
         Its orders wait in the mailbox, so that the welcome is the first message.
@@ -255,7 +255,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             # that epoch in its next hello, as one that it has from another coordinator, and so on for ever.
             raise stream.ended
 
-    def _heard(self, node: NodeName, read: HelloRead) -> NodeHello:
+    def _heard(self, node: NodeName, read: HelloRead) -> NodeRegistered:
         """Return the machine's event for a hello. Raise RequestError, StateConflict or PermissionRefused."""
         hello = read.message
         if hello.node != node:
@@ -265,7 +265,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
         codec.check_generation(f"node {node}", hello.capabilities, hello.version)
         self._check_epoch(node, hello)
-        return NodeHello(
+        return NodeRegistered(
             node,
             inventory=codec.read_inventory(hello.inventory),
             free=codec.read_free(hello.free),

@@ -13,12 +13,12 @@ import grpc
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.coordinator_events import (
+    AttemptReported,
     CancelAsked,
     ClientGone,
     JobSubmitted,
-    NodeBeat,
+    NodeHeartbeat,
     PoolEvent,
-    Reported,
 )
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import Job, NodeName, Owner
@@ -270,11 +270,11 @@ class NodeStream:
             case "report":
                 # Only a hello makes jobs known that were not, and says whose they are.
                 report = replace(codec.read_report(message.report), spec=None, request=None)
-                await self._deliver(Reported(self.node, report))
+                await self._deliver(AttemptReported(self.node, report))
             case "stale":
                 stale = codec.read_stale(message.stale)
                 soundness.check_epoch(stale.epoch, self._machine.state.epoch)
-                await self._deliver(Reported(self.node, stale))
+                await self._deliver(AttemptReported(self.node, stale))
             case "job":
                 await self._job(message.job)
             case "cancel":
@@ -290,7 +290,7 @@ class NodeStream:
         """Acknowledged only once the machine knows of it: the node counts on that."""
         inventory = codec.read_inventory(beat.inventory) if beat.inventory else None
         free = codec.read_free(beat.free) if beat.free else None
-        await self._machine.send(NodeBeat(self.node, inventory, free))
+        await self._machine.send(NodeHeartbeat(self.node, inventory, free))
         self.put(link_pb2.BeatAck, lambda: self._beat_ack(beat.seq))
 
     def _beat_ack(self, seq: int) -> link_pb2.Down:

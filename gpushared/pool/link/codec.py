@@ -14,7 +14,7 @@ from typing import Any
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import JobSpec
-from gpushared.domain.jobs.member import Free, Inventory, Told
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, SentAllowance
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -96,13 +96,13 @@ def read_inventory(data: bytes) -> Inventory:
     return inventory
 
 
-def free_bytes(free: Free) -> bytes:
-    return to_json(Free, free).encode()
+def free_bytes(free: HeartbeatReport) -> bytes:
+    return to_json(HeartbeatReport, free).encode()
 
 
-def read_free(data: bytes) -> Free:
+def read_free(data: bytes) -> HeartbeatReport:
     """Raises Unreadable."""
-    free: Free = _read(Free, data, "what is held")
+    free: HeartbeatReport = _read(HeartbeatReport, data, "what is held")
     if len(free.holdings) > MAX_HOLDINGS:
         raise Unreadable(f"{len(free.holdings)} leases on one node")
     if free.allowed is not None:
@@ -110,7 +110,7 @@ def read_free(data: bytes) -> Free:
     return free
 
 
-def allowance_message(told: Told) -> link_pb2.Allowance:
+def allowance_message(told: SentAllowance) -> link_pb2.Allowance:
     """Return the message that tells a node what it may give by itself."""
     return link_pb2.Allowance(
         revision=told.revision,

@@ -11,7 +11,7 @@ import json
 import re
 
 from gpushared.domain.jobs.job import JobSpec
-from gpushared.domain.jobs.member import Allowed
+from gpushared.domain.jobs.member import AllowanceNeed
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report
 from gpushared.domain.jobs.submit_limits import MAX_INDEX
 from gpushared.domain.model.errors import RequestError
@@ -61,7 +61,7 @@ def check_epoch(theirs: int, ours: int) -> None:
         raise RequestError(f"no pool has an epoch of {theirs}")
 
 
-def check_allowed(allowed: Allowed) -> None:
+def check_allowed(allowed: AllowanceNeed) -> None:
     """Raises RequestError for wants that contradict themselves, and for too many."""
     if len(allowed.wants) > MAX_WANTS:
         raise RequestError(f"a node with {len(allowed.wants)} wants")

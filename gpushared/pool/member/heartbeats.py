@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.clocks import boottime
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.pool.member.node_ports import Facts
 
 FIRST_SECONDS = 5.0
@@ -15,7 +15,7 @@ FIRST_SECONDS = 5.0
 class Beats:
     def __init__(self) -> None:
         self.seconds = FIRST_SECONDS
-        self.told: tuple[Inventory, Free] | None = None
+        self.told: tuple[Inventory, HeartbeatReport] | None = None
         self.acknowledged = boottime()
         """When the newest one that was acknowledged was sent; before the first one, the stream's begin."""
         self.revision = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpushared.domain.jobs.member import Allowed, Free, Holding, Inventory
+from gpushared.domain.jobs.member import AllowanceNeed, HeartbeatReport, Holding, Inventory
 from gpushared.domain.leases.allowance_limits import told_project, wants
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.gpu import MIB
@@ -28,7 +28,9 @@ def inventory_of(state: NodeState, *, address: str, version: str, simulated: boo
     )
 
 
-def free_of(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision] | None = None) -> Free:
+def free_of(
+    state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision] | None = None
+) -> HeartbeatReport:
     """Return the holdings of all leases, those of the node's own users too, and the state of the GPUs.
 
     ``coordinator``: only its attempts are named. ``decisions``: the results of the newest pass over the
@@ -36,7 +38,7 @@ def free_of(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Deci
     """
     judged = [(gpu.id, gpu.trouble) for gpu in state.judged_gpus()]
     strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]
-    return Free(
+    return HeartbeatReport(
         holdings=tuple(_holding(lease, coordinator, state) for lease in state.holders()),
         stray_bytes=tuple(strays),
         troubles=tuple((gpu, trouble) for gpu, trouble in judged if trouble is not None),
@@ -45,11 +47,11 @@ def free_of(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Deci
     )
 
 
-def _allowed(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision]) -> Allowed:
+def _allowed(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision]) -> AllowanceNeed:
     allowance = state.allowance
     if allowance is None or allowance.pool != coordinator:
-        return Allowed()
-    return Allowed(allowance.revision, wants(state, decisions))
+        return AllowanceNeed()
+    return AllowanceNeed(allowance.revision, wants(state, decisions))
 
 
 def _holding(lease: Lease, coordinator: str, state: NodeState) -> Holding:

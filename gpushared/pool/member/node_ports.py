@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import JobSpec
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
@@ -51,7 +51,7 @@ class Facts(Protocol):
 
     def inventory(self) -> Inventory: ...
 
-    def free(self) -> Free: ...
+    def free(self) -> HeartbeatReport: ...
 
     async def changed(self, timeout_seconds: float) -> bool:
         """Wait until either may have changed; False when the time is over first."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
@@ -34,7 +34,7 @@ def hello(name: str) -> link_pb2.Up:
             boot_id="lies",
             capabilities=codec.CAPABILITIES,
             inventory=codec.inventory_bytes(Inventory(GPUS)),
-            free=codec.free_bytes(Free()),
+            free=codec.free_bytes(HeartbeatReport()),
             now=time.time(),
         )
     )

@@ -12,7 +12,7 @@ from random import Random
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
-from gpushared.domain.jobs.attempt_log import Attempts
+from gpushared.domain.jobs.attempt_log import AttemptLog
 from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
@@ -20,7 +20,7 @@ from gpushared.domain.jobs.job import (
     NodeName,
     Owner,
 )
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
@@ -46,7 +46,7 @@ class Desk:
     """The node's book, which forgets nothing and is written at once."""
 
     def __init__(self) -> None:
-        self.book = Attempts()
+        self.book = AttemptLog()
         self.seen = Contact()
         self.orders: list[Order] = []
         self.looks = 0
@@ -97,16 +97,16 @@ class Facts:
     def __init__(self) -> None:
         gpu = Gpu(GpuId("GPU-1"), 0, "H100", 80 * GIB, 79 * GIB)
         self._inventory = Inventory((gpu,), cpu_milli=8000, memory_bytes=64 * GIB, version="0.1.0")
-        self._free = Free()
+        self._free = HeartbeatReport()
         self._changed = asyncio.Event()
 
     def inventory(self) -> Inventory:
         return self._inventory
 
-    def free(self) -> Free:
+    def free(self) -> HeartbeatReport:
         return self._free
 
-    def set_free(self, free: Free) -> None:
+    def set_free(self, free: HeartbeatReport) -> None:
         self._free = free
         self._changed.set()
         self._changed = asyncio.Event()

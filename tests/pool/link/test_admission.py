@@ -10,7 +10,7 @@ import pytest
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
@@ -130,7 +130,7 @@ async def test_a_node_of_the_version_before_is_understood(coordinator: Coordinat
     )
     down = await first_answer(coordinator, coordinator.enrol(N1), hello)
     assert down.welcome.pool == "lab"
-    assert coordinator.machine.events[0] == m.NodeHello(N1, Inventory(()), Free())
+    assert coordinator.machine.events[0] == m.NodeRegistered(N1, Inventory(()), HeartbeatReport())
 
 
 async def test_a_node_with_nothing_in_common_is_told_what_to_update(coordinator: Coordinator) -> None:
@@ -201,7 +201,7 @@ async def test_messages_that_cannot_be_read_or_are_not_known_do_not_end_a_stream
         await call.write(link_pb2.Up(beat=link_pb2.Beat(seq=2)))
         assert (await answer(call)).beat_ack.seq == 2
     assert "a report that this version cannot read" in caplog.text
-    assert coordinator.machine.count(m.NodeBeat) == 1
+    assert coordinator.machine.count(m.NodeHeartbeat) == 1
 
 
 async def test_two_reports_of_one_attempt_are_handed_on_in_their_order(coordinator: Coordinator) -> None:
@@ -214,8 +214,8 @@ async def test_two_reports_of_one_attempt_are_handed_on_in_their_order(coordinat
         for revision in (1, 2, 2, 1):
             await call.write(link_pb2.Up(report=(text % revision).encode()))
         async with asyncio.timeout(20):
-            await coordinator.machine.heard(lambda event: isinstance(event, m.Reported), times=4)
-    reported = [event for event in coordinator.machine.events if isinstance(event, m.Reported)]
+            await coordinator.machine.heard(lambda event: isinstance(event, m.AttemptReported), times=4)
+    reported = [event for event in coordinator.machine.events if isinstance(event, m.AttemptReported)]
     assert [event.report.revision for event in reported] == [1, 2, 2, 1]  # type: ignore[union-attr]
 
 

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import JobSpec, NodeName
-from gpushared.domain.jobs.member import Free, Inventory, Member
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import Gpu, GpuId
@@ -29,7 +29,7 @@ from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
 
-ROOTS = (Inventory, Free, Report, JobSpec, StaleEpoch, *get_args(Order))
+ROOTS = (Inventory, HeartbeatReport, Report, JobSpec, StaleEpoch, *get_args(Order))
 NUMBERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_DOUBLE} | {
     *(FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64, FieldDescriptor.CPPTYPE_FLOAT)
 }
@@ -102,7 +102,7 @@ def test_a_message_is_taken_at_its_bounds_and_refused_beyond_them(
 
 
 def test_a_number_in_a_list_of_a_record_is_bounded_like_one_alone() -> None:
-    free = Free(stray_bytes=((GpuId("GPU-a"), 1), (GpuId("GPU-b"), -1)))
+    free = HeartbeatReport(stray_bytes=((GpuId("GPU-a"), 1), (GpuId("GPU-b"), -1)))
     with pytest.raises(RequestError, match="a size of memory"):
         check_record(free)
 
@@ -114,10 +114,10 @@ def test_no_number_is_no_number() -> None:
 
 GPU = Gpu(GpuId("GPU-a"), 0, "H100", 80 << 30, 79 << 30)
 LIES = {
-    "an index": (Inventory((replace(GPU, index=1 << 40),)), Free()),
-    "a group": (Inventory((replace(GPU, link_group=1 << 40),)), Free()),
-    "requests that wait": (Inventory((GPU,)), Free(waiting=1 << 40)),
-    "processors": (Inventory((GPU,), cpu_milli=1 << 60), Free()),
+    "an index": (Inventory((replace(GPU, index=1 << 40),)), HeartbeatReport()),
+    "a group": (Inventory((replace(GPU, link_group=1 << 40),)), HeartbeatReport()),
+    "requests that wait": (Inventory((GPU,)), HeartbeatReport(waiting=1 << 40)),
+    "processors": (Inventory((GPU,), cpu_milli=1 << 60), HeartbeatReport()),
 }
 
 
@@ -126,7 +126,9 @@ async def test_one_node_cannot_spoil_what_everybody_is_shown(coordinator: Coordi
     """Neither by its hello nor by a beat; the other node of the pool is connected as before."""
     inventory, free = LIES[lie]
     hello = link_pb2.Hello(
-        node="n1", inventory=to_json(Inventory, inventory).encode(), free=to_json(Free, free).encode()
+        node="n1",
+        inventory=to_json(Inventory, inventory).encode(),
+        free=to_json(HeartbeatReport, free).encode(),
     )
     refused = (await first_answer(coordinator, coordinator.enrol(NodeName("n1")), hello)).refuse
     assert "cannot be" in refused.message

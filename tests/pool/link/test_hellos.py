@@ -10,7 +10,7 @@ import pytest
 
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.jobs.coordinator_events import NodeHello
+from gpushared.domain.jobs.coordinator_events import NodeRegistered
 from gpushared.domain.jobs.job import (
     MAX_TEXT,
     AttemptState,
@@ -135,7 +135,7 @@ async def test_a_long_hello_waits_until_the_one_before_is_taken(new_coordinator:
                 await first.write(message)
             assert (await answer(first)).HasField("welcome")
             assert (await answer(second)).HasField("welcome")
-    heard = [event.node for event in new_coordinator.machine.events if isinstance(event, NodeHello)]
+    heard = [event.node for event in new_coordinator.machine.events if isinstance(event, NodeRegistered)]
     assert heard == [N1, N2]
 
 
@@ -174,7 +174,7 @@ async def test_of_what_a_hello_tells_of_its_jobs_no_more_is_kept_than_can_be_the
         for message in codec.hello_messages(hello(N1).hello, told):
             await call.write(message)
         assert (await answer(call)).HasField("welcome")
-    (event,) = (one for one in new_coordinator.machine.events if isinstance(one, NodeHello))
+    (event,) = (one for one in new_coordinator.machine.events if isinstance(one, NodeRegistered))
     assert [report.spec is not None for report in event.reports] == [True] * 2 + [False] * 7
 
 

@@ -16,7 +16,7 @@ import pytest
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.job import AttemptState
-from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.model.errors import Unavailable
 from gpushared.domain.model.gpu import GpuId
@@ -50,9 +50,9 @@ def member_of(coordinator: Coordinator, name: str = N1, **options: Timing) -> No
     return Node(coordinator.enrol(name), lambda: address_of(coordinator), **options)  # type: ignore[arg-type]
 
 
-async def hello_of(machine: Machine, times: int = 1) -> m.NodeHello:
-    hello = await machine.heard(is_a(m.NodeHello), times)
-    assert isinstance(hello, m.NodeHello)
+async def hello_of(machine: Machine, times: int = 1) -> m.NodeRegistered:
+    hello = await machine.heard(is_a(m.NodeRegistered), times)
+    assert isinstance(hello, m.NodeRegistered)
     return hello
 
 
@@ -67,12 +67,12 @@ async def test_a_node_says_hello_takes_an_order_and_reports(coordinator: Coordin
         hello = await hello_of(coordinator.machine)
         assert (hello.node, hello.inventory, hello.reports) == (N1, node.facts.inventory(), ())
         coordinator.link.perform(m.Send(node.name, place()))
-        reported = await coordinator.machine.heard(is_a(m.Reported))
-        assert reported == m.Reported(node.name, node.desk.report(KEY))  # type: ignore[arg-type]
+        reported = await coordinator.machine.heard(is_a(m.AttemptReported))
+        assert reported == m.AttemptReported(node.name, node.desk.report(KEY))  # type: ignore[arg-type]
         assert node.desk.seen.epoch == 1
         node.desk.change(KEY, AttemptState.RUNNING)
         node.link.report(KEY)
-        await coordinator.machine.heard(is_a(m.Reported), times=2)
+        await coordinator.machine.heard(is_a(m.AttemptReported), times=2)
     await coordinator.machine.heard(lambda event: event == m.NodeDisconnected(node.name))
 
 
@@ -82,8 +82,8 @@ async def test_an_order_of_a_lower_epoch_is_answered_with_the_higher_one(coordin
     async with node.running():
         await node.connected()
         coordinator.link.perform(m.Send(node.name, place(epoch=6)))
-        stale = await coordinator.machine.heard(is_a(m.Reported))
-    assert stale == m.Reported(node.name, StaleEpoch(KEY, 7))
+        stale = await coordinator.machine.heard(is_a(m.AttemptReported))
+    assert stale == m.AttemptReported(node.name, StaleEpoch(KEY, 7))
 
 
 async def test_a_change_of_what_is_free_does_not_wait_for_the_next_beat(coordinator: Coordinator) -> None:
@@ -92,20 +92,20 @@ async def test_a_change_of_what_is_free_does_not_wait_for_the_next_beat(coordina
     node = member_of(coordinator)
     async with node.running():
         await node.connected()
-        node.facts.set_free(Free(waiting=3))
-        beat = await coordinator.machine.heard(is_a(m.NodeBeat))
-    assert beat == m.NodeBeat(node.name, None, Free(waiting=3))
+        node.facts.set_free(HeartbeatReport(waiting=3))
+        beat = await coordinator.machine.heard(is_a(m.NodeHeartbeat))
+    assert beat == m.NodeHeartbeat(node.name, None, HeartbeatReport(waiting=3))
 
 
 async def test_stray_memory_waits_for_the_next_beat_and_comes_with_it(coordinator: Coordinator) -> None:
     """It changes all the time, and lets nobody start sooner."""
     node = member_of(coordinator)
-    stray = Free(stray_bytes=((GpuId("GPU-1"), 5),))
+    stray = HeartbeatReport(stray_bytes=((GpuId("GPU-1"), 5),))
     async with node.running():
         await node.connected()
         node.facts.set_free(stray)
-        await coordinator.machine.heard(lambda event: event == m.NodeBeat(node.name, None, stray))
-        quiet = await coordinator.machine.heard(lambda event: event == m.NodeBeat(node.name, None, None))
+        await coordinator.machine.heard(lambda event: event == m.NodeHeartbeat(node.name, None, stray))
+        quiet = await coordinator.machine.heard(lambda event: event == m.NodeHeartbeat(node.name, None, None))
     assert quiet is not None
 
 
@@ -115,7 +115,7 @@ async def test_acknowledged_beats_are_contact_as_of_when_they_were_sent(coordina
         await node.connected()
         first = node.desk.seen.at
         coordinator.machine.revision = 40
-        await coordinator.machine.heard(is_a(m.NodeBeat), times=8)
+        await coordinator.machine.heard(is_a(m.NodeHeartbeat), times=8)
         assert first is not None
         assert node.desk.seen.at is not None
         assert node.desk.seen.at > first
@@ -128,7 +128,7 @@ async def test_fences_are_looked_at_before_anything_is_sent(coordinator: Coordin
     looks: list[int] = []
     coordinator.machine.answer = lambda _: looks.append(node.desk.looks)
     async with node.running():
-        await coordinator.machine.heard(is_a(m.NodeBeat), times=3)
+        await coordinator.machine.heard(is_a(m.NodeHeartbeat), times=3)
     assert looks[:4] == sorted(set(looks[:4]))
     assert looks[0] == 1
 
@@ -142,19 +142,19 @@ async def test_a_beat_that_the_machine_did_not_take_is_no_contact(coordinator: C
 
         def refuse(event: m.PoolEvent) -> Unavailable | None:
             tried.set()
-            return Unavailable("the disk is full") if isinstance(event, m.NodeBeat) else None
+            return Unavailable("the disk is full") if isinstance(event, m.NodeHeartbeat) else None
 
         before = node.desk.seen.at
         machine.answer = refuse
-        known = machine.count(m.NodeBeat)
+        known = machine.count(m.NodeHeartbeat)
         for _ in range(3):
             tried.clear()
             await tried.wait()
-        assert machine.count(m.NodeBeat) == known
+        assert machine.count(m.NodeHeartbeat) == known
         assert node.desk.seen.at is not None
         late = node.desk.seen.at
         machine.answer = lambda _: None
-        await machine.heard(is_a(m.NodeBeat), times=known + 3)
+        await machine.heard(is_a(m.NodeHeartbeat), times=known + 3)
         assert before is not None
         assert node.desk.seen.at > late >= before
 
@@ -235,7 +235,7 @@ async def test_an_order_that_cannot_be_read_is_passed_over(
         stream = coordinator.link._streams[node.name]
         stream.put("strange", lambda: link_pb2.Down(order=b'{"kind":"dance"}'))
         coordinator.link.perform(m.Send(node.name, place()))
-        await coordinator.machine.heard(is_a(m.Reported))
+        await coordinator.machine.heard(is_a(m.AttemptReported))
     assert "an order that this version cannot read" in caplog.text
 
 
@@ -245,7 +245,7 @@ async def test_a_report_waits_for_a_store_that_is_away(coordinator: Coordinator)
     refused = asyncio.Event()
 
     def refuse(event: m.PoolEvent) -> Unavailable | None:
-        if isinstance(event, m.Reported) and not refused.is_set():
+        if isinstance(event, m.AttemptReported) and not refused.is_set():
             refused.set()
             return Unavailable("the disk is full")
         return None
@@ -254,7 +254,7 @@ async def test_a_report_waits_for_a_store_that_is_away(coordinator: Coordinator)
         await node.connected()
         coordinator.machine.answer = refuse
         coordinator.link.perform(m.Send(node.name, place()))
-        await coordinator.machine.heard(is_a(m.Reported))
+        await coordinator.machine.heard(is_a(m.AttemptReported))
     assert refused.is_set()
 
 
@@ -265,11 +265,11 @@ async def test_an_order_that_the_node_cannot_write_down_is_not_answered(coordina
         await node.connected()
         node.desk.refusal = Unavailable("the disk is full")
         coordinator.link.perform(m.Send(node.name, place()))
-        await coordinator.machine.heard(is_a(m.NodeBeat), times=3)
-        assert coordinator.machine.count(m.Reported) == 0
+        await coordinator.machine.heard(is_a(m.NodeHeartbeat), times=3)
+        assert coordinator.machine.count(m.AttemptReported) == 0
         node.desk.refusal = None
         coordinator.link.perform(m.Send(node.name, place()))
-        await coordinator.machine.heard(is_a(m.Reported))
+        await coordinator.machine.heard(is_a(m.AttemptReported))
 
 
 # --- lost links ----------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordi
         async with node.running():
             await node.connected()
             coordinator.link.perform(m.Send(node.name, place()))
-            await coordinator.machine.heard(is_a(m.Reported))
+            await coordinator.machine.heard(is_a(m.AttemptReported))
             proxy.refuses = True
             await proxy.cut()
             await node.until(lambda link: not link.connected)
@@ -310,7 +310,7 @@ async def test_what_was_ordered_before_a_cut_is_decided_before_the_next_hello(
             await node.until(lambda link: not link.connected)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    await coordinator.machine.heard(is_a(m.NodeHello), times=2)
+                    await coordinator.machine.heard(is_a(m.NodeRegistered), times=2)
             node.desk.may_write.set()
             hello = await hello_of(coordinator.machine, times=2)
     assert [report.key for report in hello.reports] == [KEY]
@@ -363,7 +363,7 @@ async def test_a_link_that_is_dead_in_one_direction_is_given_up(coordinator: Coo
             direction.lossy = False
             await proxy.cut()
             await node.connected()
-    assert coordinator.machine.count(m.NodeHello) >= 2
+    assert coordinator.machine.count(m.NodeRegistered) >= 2
 
 
 async def test_a_node_that_is_slow_to_read_holds_up_nobody(coordinator: Coordinator) -> None:
@@ -379,13 +379,13 @@ async def test_a_node_that_is_slow_to_read_holds_up_nobody(coordinator: Coordina
                 coordinator.link.perform(m.Send(slow.name, place(key=AttemptKey(KEY.job, number + 1))))
             coordinator.link.perform(m.Send(quick.name, place()))
             await coordinator.machine.heard(
-                lambda event: isinstance(event, m.Reported) and event.node == quick.name
+                lambda event: isinstance(event, m.AttemptReported) and event.node == quick.name
             )
             for _ in range(3):
                 coordinator.link.perform(m.Send(slow.name, place(key=AttemptKey(KEY.job, 2000))))
             assert len(coordinator.link._streams[slow.name].mailbox) <= 2001
             proxy.down.release()
-            await coordinator.machine.heard(is_a(m.Reported), times=2001)
+            await coordinator.machine.heard(is_a(m.AttemptReported), times=2001)
 
 
 async def test_a_node_that_does_not_read_at_all_loses_its_stream_before_memory_is_lost(
@@ -417,7 +417,7 @@ async def test_fifty_nodes_come_back_after_the_coordinator_does(tmp_path: Path) 
         async with coordinator.serving():
             for node in nodes:
                 await node.connected()
-            hellos = [event for event in coordinator.machine.events if isinstance(event, m.NodeHello)]
+            hellos = [event for event in coordinator.machine.events if isinstance(event, m.NodeRegistered)]
     assert sorted(hello.node for hello in hellos[50:]) == sorted(node.name for node in nodes)
     assert {hello.seen_epoch for hello in hellos[50:]} == {1}
     assert {node.desk.seen.epoch for node in nodes} == {2}

@@ -11,7 +11,7 @@ import grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2, link_pb2, link_pb2_grpc
 from gpushared.domain.jobs.job import AttemptState
-from gpushared.domain.jobs.member import Free, Holding, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import Grant, JobId, LeaseId
@@ -114,10 +114,10 @@ class HonestNode:
             now=time.time(),
         )
 
-    def _free(self) -> Free:
+    def _free(self) -> HeartbeatReport:
         """Tell that the job which runs holds the whole GPU."""
         grants = (Grant(GPU.id, GPU.leasable_bytes, 1000),)
-        return Free(
+        return HeartbeatReport(
             tuple(
                 Holding(LeaseId("l1"), grants, f"{PERSON}@lab", PERSON, exclusive=True, attempt=one.key)
                 for one in self._desk.reports()

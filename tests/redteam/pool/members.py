@@ -26,7 +26,7 @@ from gpushared.domain.jobs.job import (
     NodeName,
     Owner,
 )
-from gpushared.domain.jobs.member import Free, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
@@ -184,7 +184,7 @@ class Member:
             node=self.name,
             capabilities=codec.CAPABILITIES,
             inventory=codec.inventory_bytes(Inventory(())),
-            free=codec.free_bytes(Free()),
+            free=codec.free_bytes(HeartbeatReport()),
             reports=map(codec.report_bytes, reports),
         )
         async with self._channel() as channel:

@@ -22,7 +22,7 @@ from gpushared.domain.jobs.job import (
     NodeName,
     Owner,
 )
-from gpushared.domain.jobs.member import Free, Holding, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Place, Report
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
@@ -145,7 +145,7 @@ class Link:
         """Whether so many attempts are to be ended here."""
         return await self.until(lambda: len(self.told) >= count and len(self.orders(CancelPart)) >= count)
 
-    async def beat(self, free: Free) -> None:
+    async def beat(self, free: HeartbeatReport) -> None:
         """Come back when the coordinator knows of it."""
         self.beats += 1
         number = self.beats
@@ -200,7 +200,7 @@ class Member:
         self,
         has: Inventory,
         *reports: Report,
-        free: Free | None = None,
+        free: HeartbeatReport | None = None,
         seen_revision: int = 0,
     ) -> AsyncIterator[Link]:
         """A stream after its welcome."""
@@ -213,7 +213,7 @@ class Member:
                 version="0.1.0",
                 capabilities=codec.CAPABILITIES,
                 inventory=codec.inventory_bytes(has),
-                free=codec.free_bytes(free or Free()),
+                free=codec.free_bytes(free or HeartbeatReport()),
                 seen_revision=seen_revision,
             )
             for message in codec.hello_messages(hello, reports):

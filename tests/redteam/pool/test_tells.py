@@ -16,7 +16,7 @@ import pytest
 from gpushared.client.pipeline import JobRequest
 from gpushared.client.pipeline.calls import JobWarning
 from gpushared.domain.jobs.job import AttemptState
-from gpushared.domain.jobs.member import Free
+from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.jobs.protocol import CancelPart, Place, Report
 from gpushared.domain.model.lease import AttemptKey
 from tests.redteam.pool.scene import (
@@ -236,7 +236,7 @@ async def test_a_member_makes_no_room_for_more_by_saying_that_its_jobs_run(pool:
             assert await link.until(lambda most=first + 300: len(link.orders(Place)) == most)  # type: ignore[misc]
             for order in link.orders(Place):
                 await link.report(Report(order.key, AttemptState.RUNNING, 5))
-        await link.beat(Free())
+        await link.beat(HeartbeatReport())
         assert await link.fill(600, [spec(f"x{number}@eve") for number in range(300)]) == 0
         assert await submit(pool, gpu="0.25")
 
@@ -249,7 +249,7 @@ async def test_a_member_uses_up_no_limit_of_a_project_of_others(pool: Scene) -> 
     eve, good = await pool.member("eve"), await pool.member("good")
     holdings = tuple(held(number, "e0", "ada", "vision") for number in range(300))
     async with (
-        eve.linked(inventory("e0"), free=Free(holdings=holdings)) as hers,
+        eve.linked(inventory("e0"), free=HeartbeatReport(holdings=holdings)) as hers,
         good.linked(inventory("g0")) as link,
     ):
         job = await submit(pool, gpu="1", project="vision")
@@ -262,10 +262,10 @@ async def test_what_an_honest_node_s_users_hold_counts_to_their_project(pool: Sc
     """Until they hold it no more."""
     good = await pool.member("good")
     holdings = tuple(held(number, f"g{number}", "ada", "vision") for number in range(2))
-    async with good.linked(inventory("g0", "g1", "g2"), free=Free(holdings=holdings)) as link:
+    async with good.linked(inventory("g0", "g1", "g2"), free=HeartbeatReport(holdings=holdings)) as link:
         job = await submit(pool, gpu="1", project="vision")
         assert not await link.placed(job, NOT_SOON)
-        await link.beat(Free(holdings=holdings[:1]))
+        await link.beat(HeartbeatReport(holdings=holdings[:1]))
         assert await link.placed(job)
 
 
@@ -280,7 +280,7 @@ async def test_a_member_that_was_given_a_job_does_not_say_that_it_holds_more_tha
         (order,) = link.orders(Place)
         await link.report(Report(order.key, AttemptState.RUNNING, 5))
         told = held(0, "e0", "ada", "vision", attempt=order.key)
-        await link.beat(Free(holdings=(replace(told, grants=300 * told.grants),)))
+        await link.beat(HeartbeatReport(holdings=(replace(told, grants=300 * told.grants),)))
         good = await pool.member("good")
         async with good.linked(inventory("g0")) as theirs:
             other = await submit(pool, gpu="1", project="vision")
@@ -296,7 +296,9 @@ async def test_in_a_recovery_a_member_uses_up_no_limit_with_jobs_of_others(pool:
     )
     async with (
         good.linked(inventory("g0")) as link,
-        eve.linked(inventory("e0"), *reports, free=Free(holdings=holdings), seen_revision=HAS_SEEN_MORE),
+        eve.linked(
+            inventory("e0"), *reports, free=HeartbeatReport(holdings=holdings), seen_revision=HAS_SEEN_MORE
+        ),
     ):
         assert len(await pool.jobs()) == 50
         job = await submit(pool, gpu="1", project="vision")
@@ -310,7 +312,7 @@ async def test_a_member_holds_no_gpu_of_another_machine(pool: Scene) -> None:
     both = replace(mine, grants=mine.grants + theirs.grants)
     async with (
         good.linked(inventory("g0")) as link,
-        eve.linked(inventory("e0"), free=Free(holdings=(both, theirs))),
+        eve.linked(inventory("e0"), free=HeartbeatReport(holdings=(both, theirs))),
     ):
         assert await link.placed(await submit(pool, gpu="1"))
 

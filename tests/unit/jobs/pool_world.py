@@ -22,7 +22,7 @@ from gpushared.domain.jobs.job import (
     Owner,
     Part,
 )
-from gpushared.domain.jobs.member import Free, Holding, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import Order, Report
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, JobId, LeaseId
@@ -105,11 +105,13 @@ class Pool:
         model: str = "H100",
         seen_epoch: int = 0,
         seen_revision: int = 0,
-        free: Free | None = None,
+        free: HeartbeatReport | None = None,
     ) -> PoolStep:
         name = NodeName(node)
         inventory = Inventory(gpus_of(node, gpus, model), address=f"{node}.lab")
-        event = m.NodeHello(name, inventory, free or Free(), reports, seen_epoch, seen_revision)
+        event = m.NodeRegistered(
+            name, inventory, free or HeartbeatReport(), reports, seen_epoch, seen_revision
+        )
         return self.do(event)
 
     def says(
@@ -123,7 +125,7 @@ class Pool:
         revision: int | None = None,
     ) -> PoolStep:
         report = self.report(node, state, job, attempt=attempt, ending=ending, revision=revision)
-        return self.do(m.Reported(NodeName(node), report))
+        return self.do(m.AttemptReported(NodeName(node), report))
 
     def report(
         self,
@@ -191,4 +193,4 @@ class Pool:
 
     def beat(self, node: str, **changes: Any) -> PoolStep:
         member = self.state.members[NodeName(node)]
-        return self.do(m.NodeBeat(NodeName(node), free=replace(member.free, **changes)))
+        return self.do(m.NodeHeartbeat(NodeName(node), free=replace(member.free, **changes)))

@@ -121,9 +121,9 @@ def test_a_node_raises_the_epoch_once_in_a_life_of_its_coordinator() -> None:
     """Each time all the others have to come back."""
     pool = Pool("a", "b")
     key = pool.report("a", S.RUNNING).key
-    assert pool.do(m.Reported(B, StaleEpoch(key, 7))).epoch == 8
-    assert pool.do(m.Reported(B, StaleEpoch(key, 70))).epoch is None
-    assert pool.do(m.Reported(A, StaleEpoch(key, 70))).epoch == 71
+    assert pool.do(m.AttemptReported(B, StaleEpoch(key, 7))).epoch == 8
+    assert pool.do(m.AttemptReported(B, StaleEpoch(key, 70))).epoch is None
+    assert pool.do(m.AttemptReported(A, StaleEpoch(key, 70))).epoch == 71
 
 
 def test_no_node_takes_a_job_of_others_that_waits() -> None:

@@ -157,7 +157,7 @@ def test_reports_count_only_for_their_attempt_their_node_and_when_they_are_newer
     ]
     before = pool.job()
     for node, report in old[:1] + old[2:]:
-        pool.do(m.Reported(NodeName(node), report))
+        pool.do(m.AttemptReported(NodeName(node), report))
         assert pool.job() == before
 
 

@@ -33,7 +33,7 @@ def _tell(
     pool: Pool, node: NodeName, state: AttemptState, revision: int, ending: Ending | None = None
 ) -> None:
     report = Report(AttemptKey(FORGED, 1), state, revision, LeaseId("l"), ending, SPEC, SPEC.request)
-    pool.do(m.Reported(node, report))
+    pool.do(m.AttemptReported(node, report))
 
 
 def _asking(*nodes: str) -> Pool:
@@ -144,7 +144,7 @@ def test_what_a_stranger_tells_of_the_end_of_a_job_is_told_to_no_other_node() ->
     pool = _asking("a", "b")
     spec = replace(SPEC, origin=A)
     report = Report(AttemptKey(FORGED, 1), AttemptState.ENDED, 1, LeaseId("l"), exited(0), spec, HALF)
-    steps = [pool.do(m.Reported(B, report)), pool.wait(RULES.recover_seconds)]
+    steps = [pool.do(m.AttemptReported(B, report)), pool.wait(RULES.recover_seconds)]
     assert pool.ended(FORGED)
     assert not [one for step in steps for one in step.instructions if isinstance(one, m.TellOrigin)]
 
@@ -167,7 +167,7 @@ def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() 
     spec = replace(SPEC, nodes=2)
     pool = _asking("a", "b")
     report = Report(AttemptKey(FORGED, 1), AttemptState.REFUSED, 1, None, LOST, spec, HALF)
-    pool.do(m.Reported(B, report))
+    pool.do(m.AttemptReported(B, report))
     _settle(pool)
     pool.wait(1)
     assert "only node b told of it" in pool.ended(FORGED).reason
@@ -227,7 +227,7 @@ def test_what_a_pool_learns_from_one_node_is_bounded_not_for_the_others(more: di
     _tell(pool, A, AttemptState.RUNNING, 1)
     assert FORGED in pool.state.jobs
     for name in list(pool.state.jobs):
-        pool.do(m.Reported(B, Report(AttemptKey(name, 1), AttemptState.ENDED, 99, ending=exited(0))))
+        pool.do(m.AttemptReported(B, Report(AttemptKey(name, 1), AttemptState.ENDED, 99, ending=exited(0))))
     pool.hello("b", *[replace(one, key=AttemptKey(JobId(f"g{n}"), 1)) for n, one in enumerate(_invented(3))])
     assert not any(name.startswith("g") for name in pool.state.jobs)
 

@@ -301,7 +301,7 @@ def test_a_gang_whose_ranks_were_forgotten_is_begun_anew(told: bool) -> None:
     spec = JobSpec(WHOLE, ADA, nodes=2)
     for node, committed in (("b", told), ("a", False)):
         report = pool.report(node, S.RESERVED, J, revision=1, spec=spec)
-        pool.do(m.Reported(NodeName(node), replace(report, committed=committed)))
+        pool.do(m.AttemptReported(NodeName(node), replace(report, committed=committed)))
         assert pool.orders(Commit) == []
     pool.wait(RULES.recover_seconds)
     if told:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.jobs import coordinator_events as m
-from gpushared.domain.jobs.cluster_snapshot import Ground
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.job import (
     AttemptState,
     Ending,
@@ -20,7 +20,7 @@ from gpushared.domain.jobs.job import (
     Queued,
     Running,
 )
-from gpushared.domain.jobs.member import Free, Holding, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.pass_records import WaitReason
@@ -192,20 +192,20 @@ def test_a_job_behind_others_that_ask_for_the_same_and_wait_needs_no_pass() -> N
 def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) -> None:
     """After whatever happened, and also after passes whose steps were dropped."""
     pool = Pool("a", "b", "c", gpus=2)
-    kept = pool.state.ground = Ground()
+    kept = pool.state.snapshot = ClusterSnapshot()
     for at in range(40):
         _something(pool, seed * 1000 + at)
         now = pool.now
         mine = kept.drawn(pool.state, pool.state.policy, now)
-        anew = Ground().drawn(pool.state, pool.state.policy, now)
+        anew = ClusterSnapshot().drawn(pool.state, pool.state.policy, now)
         assert mine.rooms() == anew.rooms()
         assert {one.lease.id for one in kept.roll.holders()} == _ids(pool)
 
 
 def _ids(pool: Pool) -> set[str]:
-    ground = Ground()
-    ground.drawn(pool.state, pool.state.policy, pool.now)
-    return {one.lease.id for one in ground.roll.holders()}
+    snapshot = ClusterSnapshot()
+    snapshot.drawn(pool.state, pool.state.policy, pool.now)
+    return {one.lease.id for one in snapshot.roll.holders()}
 
 
 def _something(pool: Pool, number: int) -> None:
@@ -229,7 +229,7 @@ def _something(pool: Pool, number: int) -> None:
         case 5 if part is not None:
             pool.says(part, S.ENDED, job, ending=exited(0))
         case 6:
-            free = Free(stray_bytes=((held(node, 1).grants[0].gpu, number % 3 << 30),))
+            free = HeartbeatReport(stray_bytes=((held(node, 1).grants[0].gpu, number % 3 << 30),))
             pool.hello(node, gpus=2, free=free)
 
 
@@ -256,9 +256,9 @@ def test_a_job_that_runs_is_held_against_its_project_from_when_it_was_granted() 
     granted_at = pool.now
     pool.wait(50.0)
     pool.says("a", AttemptState.RUNNING)
-    ground = Ground()
-    ground.drawn(pool.state, pool.state.policy, pool.now)
-    (holder,) = ground.roll.holders()
+    snapshot = ClusterSnapshot()
+    snapshot.drawn(pool.state, pool.state.policy, pool.now)
+    (holder,) = snapshot.roll.holders()
     assert holder.started_at == granted_at
     assert pool.is_now(Running).since == pool.now
 
@@ -313,7 +313,7 @@ def test_a_node_holds_no_gpus_but_its_own_and_a_job_none_but_what_it_asked_for()
     grants = tuple(held("a", at % 4).grants[0] for at in range(100))
     pool.beat("a", holdings=(replace(held("a", 0), grants=grants, attempt=key),))
     pool.wait()
-    assert pool.state.ground.roll.all("vision") == 1000
+    assert pool.state.snapshot.roll.all("vision") == 1000
 
 
 def test_a_gpu_that_two_nodes_name_is_that_of_the_first_that_joined() -> None:
@@ -321,7 +321,7 @@ def test_a_gpu_that_two_nodes_name_is_that_of_the_first_that_joined() -> None:
     pool = Pool("b")
     pool.now += 1
     pool.do(m.NodeEnrolled(NodeName("z")))
-    pool.do(m.NodeHello(NodeName("z"), Inventory(gpus_of("b", 1)), Free()))
+    pool.do(m.NodeRegistered(NodeName("z"), Inventory(gpus_of("b", 1)), HeartbeatReport()))
     pool.submit(target=NodeName("b"))
     assert pool.where() == ["b"]
     pool.submit("j2", target=NodeName("z"))

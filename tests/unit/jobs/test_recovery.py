@@ -140,7 +140,7 @@ def test_a_node_that_has_seen_a_higher_epoch_makes_us_recover_and_go_above_it() 
     assert step.epoch == pool.state.epoch == 8
     assert pool.state.recovering_since == pool.now
     assert pool.state.missing() == ("a", "b")
-    pool.do(m.Reported(B, StaleEpoch(pool.report("b", S.RUNNING).key, 11)))
+    pool.do(m.AttemptReported(B, StaleEpoch(pool.report("b", S.RUNNING).key, 11)))
     assert pool.state.epoch == 12
 
 

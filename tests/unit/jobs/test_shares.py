@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.jobs.limit_shares import LimitBook, NodeBook, shared_out
+from gpushared.domain.jobs.limit_shares import LimitUse, NodeLimitUse, shared_out
 
 GPUS = 4000
 
@@ -64,9 +64,9 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.says)
 def test_a_limit_is_shared_out_by_demand(case: Case) -> None:
-    book = LimitBook(case.limit, case.held, case.kept)
+    book = LimitUse(case.limit, case.held, case.kept)
     for name, (held, share, wants) in case.nodes.items():
         least = min(wants, default=0)
         is_open = name not in case.closed
-        book.nodes[NodeName(name)] = NodeBook(held, share, least, sum(wants), GPUS, open=is_open)
+        book.nodes[NodeName(name)] = NodeLimitUse(held, share, least, sum(wants), GPUS, open=is_open)
     assert shared_out(book, pressed=case.pressed) == case.shares

@@ -32,7 +32,7 @@ def guarded(*nodes: str) -> Pool:
     pool = Pool(*nodes)
     pool.submit(stop_after_seconds=40)
     report = pool.report(nodes[0], AttemptState.RUNNING)
-    pool.do(m.Reported(NodeName(nodes[0]), replace(report, guarded=True)))
+    pool.do(m.AttemptReported(NodeName(nodes[0]), replace(report, guarded=True)))
     pool.is_now(Running)
     return pool
 
@@ -66,7 +66,7 @@ def test_a_guard_that_is_told_of_later_counts_from_then_on() -> None:
     pool.is_now(Running)
     pool.beat("a")
     same = pool.report("a", AttemptState.RUNNING, revision=1)
-    step = pool.do(m.Reported(NodeName("a"), replace(same, guarded=True)))
+    step = pool.do(m.AttemptReported(NodeName("a"), replace(same, guarded=True)))
     assert [job.id for job in step.jobs] == [J], "it is to be known after a restart, too"
     pool.wait(SILENT_SECONDS)
     pool.is_now(Queued)

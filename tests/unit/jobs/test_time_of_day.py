@@ -36,7 +36,7 @@ def views(pool: Pool) -> JobViews:
 
 def set_day(pool: Pool, ahead_seconds: float) -> None:
     """It is so far ahead from now on."""
-    pool.do(m.DayTimeSet(ahead_seconds))
+    pool.do(m.PoolDayTimeSet(ahead_seconds))
 
 
 def job_of(pool: Pool) -> Job:
@@ -104,7 +104,7 @@ def test_what_nodes_say_of_the_time_of_day_is_shown_as_they_say_it(ahead: float)
     set_day(pool, ahead)
     pool.wait(100.0)
     began = replace(pool.report("a", AttemptState.RUNNING), started_at=START + ahead + 40.0)
-    pool.do(m.Reported(NodeName("a"), began))
+    pool.do(m.AttemptReported(NodeName("a"), began))
     assert views(pool).job(job_of(pool)).started_at == START + ahead + 40.0
 
 

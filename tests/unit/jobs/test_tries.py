@@ -35,11 +35,11 @@ def test_what_is_over_shows_when_it_began_and_ended_by_its_nodes_word() -> None:
     pool.submit()
     pool.wait(100.0)
     began = replace(pool.report("a", S.RUNNING), started_at=START + 40.0)
-    pool.do(m.Reported(NodeName("a"), began))
+    pool.do(m.AttemptReported(NodeName("a"), began))
     assert shown(pool).started_at == START + 40.0
     pool.wait(3600.0)
     over = replace(pool.report("a", S.ENDED, ending=exited(0)), ended_at=START + 110.0)
-    pool.do(m.Reported(NodeName("a"), over))
+    pool.do(m.AttemptReported(NodeName("a"), over))
     assert (shown(pool).started_at, shown(pool).ended_at) == (START + 40.0, START + 110.0)
 
 
@@ -49,7 +49,7 @@ def test_a_nodes_clock_puts_nothing_before_the_job_came_or_after_it_was_heard(wr
     pool.submit()
     pool.wait(10.0)
     over = replace(pool.report("a", S.ENDED, ending=exited(0)), started_at=wrong, ended_at=wrong)
-    pool.do(m.Reported(NodeName("a"), over))
+    pool.do(m.AttemptReported(NodeName("a"), over))
     assert START <= shown(pool).started_at <= shown(pool).ended_at <= pool.now
 
 
