@@ -28,7 +28,7 @@ from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.link_session import Identity
-from gpushared.pool.member.node_ports import Kept
+from gpushared.pool.member.node_ports import OutboxJob
 from gpushared.pool.trust.principal_names import coordinator_host
 
 GIB = 1 << 30
@@ -84,7 +84,7 @@ class Node:
     def jobs(self) -> tuple[JobId, ...]:
         return ()
 
-    def job(self, _: JobId) -> Kept | None:
+    def job(self, _: JobId) -> OutboxJob | None:
         return None
 
     def cancels(self) -> Mapping[JobId, int]:

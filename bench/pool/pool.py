@@ -29,7 +29,7 @@ from gpushared.pool.coordinator.app import STORE_NAME
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import pem_of, read_node_certificate
-from gpushared.pool.trust.signature_log import LEDGER_FILE, Ledger
+from gpushared.pool.trust.signature_log import LEDGER_FILE, SignatureLog
 from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.storage.jobs.sqlite_store import SqliteStore
 
@@ -99,7 +99,7 @@ def pool_of(nodes: int, *, settled: bool = False) -> Iterator[Pool]:
 def _enrol(pool: Pool) -> None:
     folder, now = pool.home / "s" / CA_FOLDER, time.time()
     authority = Authority.found(folder, "bench", now)
-    ledger = Ledger(folder / LEDGER_FILE)
+    ledger = SignatureLog(folder / LEDGER_FILE)
     made = {}
     for name in pool.names:
         key, speaks = new_key(), Ed25519PrivateKey.generate()

@@ -15,7 +15,7 @@ from gpushared.cli.docker import find_docker
 from gpushared.client import Client, DoctorReport, NodeStatus
 from gpushared.domain.model.checkup import (
     Check,
-    Finding,
+    CheckFinding,
     failed,
     ok,
     skipped,
@@ -126,19 +126,19 @@ def _config_problem() -> str:
 # --- checks --------------------------------------------------------------------------------------------
 
 
-def gpushare_host(facts: CallerFacts) -> Finding:
+def gpushare_host(facts: CallerFacts) -> CheckFinding:
     if isinstance(facts.path, GpushareError):
         return failed(facts.path.message, facts.path.hint)
     return ok(f"the daemon's socket is {facts.path}")
 
 
-def daemon(facts: CallerFacts) -> Finding:
+def daemon(facts: CallerFacts) -> CheckFinding:
     if isinstance(facts.status, GpushareError):
         return failed(facts.status.message, facts.status.hint)
     return ok(f"gpushared {facts.status.version} answers")
 
 
-def daemon_version(facts: CallerFacts) -> Finding:
+def daemon_version(facts: CallerFacts) -> CheckFinding:
     assert isinstance(facts.status, NodeStatus), "made after `daemon` only"
     if facts.status.version != __version__:
         return warning(
@@ -148,13 +148,13 @@ def daemon_version(facts: CallerFacts) -> Finding:
     return ok("command and daemon are of one version")
 
 
-def daemon_checks(facts: CallerFacts) -> Finding:
+def daemon_checks(facts: CallerFacts) -> CheckFinding:
     if isinstance(facts.report, GpushareError):
         return failed(f"the daemon's own checks are missing: {facts.report.message}", facts.report.hint)
     return ok(f"the daemon made {len(facts.report.checks)} checks")
 
 
-def config_files(facts: CallerFacts) -> Finding:
+def config_files(facts: CallerFacts) -> CheckFinding:
     """Check the daemon's configuration files, unless the daemon runs, which checks more of them."""
     if not isinstance(facts.status, GpushareError):
         return skipped("the daemon checks it", because="daemon-checks")
@@ -163,7 +163,7 @@ def config_files(facts: CallerFacts) -> Finding:
     return ok(f"nothing is wrong in {MAIN_FILE} and the folder beside it")
 
 
-def docker_cli(facts: CallerFacts) -> Finding:
+def docker_cli(facts: CallerFacts) -> CheckFinding:
     if isinstance(facts.docker, GpushareError):
         return failed(facts.docker.message, facts.docker.hint)
     match = _VERSION.search(facts.docker.says)
@@ -177,7 +177,7 @@ def docker_cli(facts: CallerFacts) -> Finding:
     return ok(f"{facts.docker.path}, {match[0]}")
 
 
-def docker_environment(facts: CallerFacts) -> Finding:
+def docker_environment(facts: CallerFacts) -> CheckFinding:
     """Check plain docker's endpoint; DOCKER_HOST wins over DOCKER_CONTEXT (docker's page on contexts)."""
     ours, environ = f"unix://{facts.path}", facts.environ
     host, context = environ.get("DOCKER_HOST", ""), environ.get("DOCKER_CONTEXT", "")
@@ -197,7 +197,7 @@ def docker_environment(facts: CallerFacts) -> Finding:
     return ok("plain docker goes to the engine; `gpushare run` goes through gpushared")
 
 
-def docker_group(facts: CallerFacts) -> Finding:
+def docker_group(facts: CallerFacts) -> CheckFinding:
     if facts.uid == 0:
         return ok("you are root")
     if DOCKER_GROUP in facts.groups:

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from gpushared.cli import docker
-from gpushared.cli.docker_args import RUN, SUBMIT, Flag, OurOptions, RunWords
+from gpushared.cli.docker_args import RUN, SUBMIT, DockerFlag, OurOptions, RunWords
 from gpushared.cli.faults import say
 from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
 
@@ -156,7 +156,7 @@ def can_be_read_twice(words: RunWords) -> bool:
     return not any(_is_no_plain_file(path) for flag in words.flags for path in _paths_of(flag))
 
 
-def _paths_of(flag: Flag) -> list[str]:
+def _paths_of(flag: DockerFlag) -> list[str]:
     return [flag.value.rpartition("=")[2]] if flag.name in _FILE_OPTIONS else []
 
 

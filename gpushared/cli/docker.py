@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpushared.cli.docker_args import RunWords
 from gpushared.client import Client
 from gpushared.client.faults import docker_message
-from gpushared.client.http import Answer
+from gpushared.client.http import HttpAnswer
 from gpushared.domain.model.errors import EngineUnavailable, NotFound, PermissionRefused
 from gpushared.light import TYPE_CHECKING
 
@@ -104,6 +104,6 @@ def _quoted(image: str) -> str:
     return "".join(chr(byte) if chr(byte) in _IN_PATHS else f"%{byte:02X}" for byte in os.fsencode(image))
 
 
-def message_of(answer: Answer) -> str:
+def message_of(answer: HttpAnswer) -> str:
     """Return the error's message in docker's answer."""
     return docker_message(answer.status, answer.body)

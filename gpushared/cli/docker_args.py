@@ -97,7 +97,7 @@ _FALSE = frozenset({"0", "f", "false"})
 """Go's strconv.ParseBool, which docker uses, takes these words for false, in small letters."""
 
 
-class Flag(NamedTuple):
+class DockerFlag(NamedTuple):
     """Hold one option: its long name where it matters, its value, and the words it was written in.
 
     In ``-it`` the last letter owns the word.
@@ -113,7 +113,7 @@ class RunWords(NamedTuple):
 
     ours: dict[str, str]
     """Values of our options by name without dashes; ``immediate`` is "true" when set."""
-    flags: tuple[Flag, ...]
+    flags: tuple[DockerFlag, ...]
     """Docker's options, in order."""
     rest: tuple[str, ...]
     """IMAGE, COMMAND and its arguments, with a ``--`` before them if it was written."""
@@ -149,7 +149,7 @@ class RunWords(NamedTuple):
         return self.value(name).lower() in _TRUE
 
 
-def _without(flag: Flag, before: Sequence[str], names: Sequence[str]) -> list[str]:
+def _without(flag: DockerFlag, before: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the rest of an option, and of the letters before it in the same word, without ``names``."""
     if not before:
         return [] if flag.name in names else list(flag.words)
@@ -163,7 +163,7 @@ def _without(flag: Flag, before: Sequence[str], names: Sequence[str]) -> list[st
 def split(words: Sequence[str], options: OurOptions = RUN) -> RunWords:
     """Sort the words; raises UsageError if an option lacks its value."""
     ours: dict[str, str] = {}
-    flags: list[Flag] = []
+    flags: list[DockerFlag] = []
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] not in {"-", "--"}:
         long = words[place].startswith("--")
@@ -176,16 +176,16 @@ def split(words: Sequence[str], options: OurOptions = RUN) -> RunWords:
     return RunWords(ours, tuple(flags), tuple(words[place:]))
 
 
-def _long(words: Sequence[str], place: int, options: OurOptions) -> Flag:
+def _long(words: Sequence[str], place: int, options: OurOptions) -> DockerFlag:
     name, equals, value = words[place][2:].partition("=")
     if equals:
-        return Flag(name, value, (words[place],))
+        return DockerFlag(name, value, (words[place],))
     if name in DOCKER_SWITCHES or name in options.switches:
-        return Flag(name, "true", (words[place],))
-    return Flag(name, _next(words, place, f"--{name}", options), tuple(words[place : place + 2]))
+        return DockerFlag(name, "true", (words[place],))
+    return DockerFlag(name, _next(words, place, f"--{name}", options), tuple(words[place : place + 2]))
 
 
-def _short(words: Sequence[str], place: int, options: OurOptions) -> Iterator[Flag]:
+def _short(words: Sequence[str], place: int, options: OurOptions) -> Iterator[DockerFlag]:
     """``-it``, ``-e A=1``, ``-eA=1``, ``-ite A=1``, ``-t=false``: switches until a letter takes a value."""
     letters = words[place][1:]
     for number, letter in enumerate(letters):
@@ -193,12 +193,14 @@ def _short(words: Sequence[str], place: int, options: OurOptions) -> Iterator[Fl
         switch = DOCKER_SHORT_SWITCHES.get(letter)
         name = switch or _SHORT_NAMES.get(letter, letter)
         if switch and not after.startswith("="):
-            yield Flag(name, "true", () if after else (words[place],))
+            yield DockerFlag(name, "true", () if after else (words[place],))
         elif after:
-            yield Flag(name, after.removeprefix("="), (words[place],))
+            yield DockerFlag(name, after.removeprefix("="), (words[place],))
             return
         else:
-            yield Flag(name, _next(words, place, f"-{letter}", options), tuple(words[place : place + 2]))
+            yield DockerFlag(
+                name, _next(words, place, f"-{letter}", options), tuple(words[place : place + 2])
+            )
 
 
 def _next(words: Sequence[str], place: int, option: str, options: OurOptions) -> str:
@@ -207,7 +209,7 @@ def _next(words: Sequence[str], place: int, option: str, options: OurOptions) ->
     return words[place + 1]
 
 
-def _our_value(flag: Flag, options: OurOptions) -> str:
+def _our_value(flag: DockerFlag, options: OurOptions) -> str:
     if len(flag.value) > MAX_OUR_VALUE:
         raise UsageError(
             f"the value of --{flag.name} is {len(flag.value)} characters long",
@@ -224,7 +226,7 @@ def _our_value(flag: Flag, options: OurOptions) -> str:
     return flag.value
 
 
-def _switch(flag: Flag) -> str:
+def _switch(flag: DockerFlag) -> str:
     value = flag.value.lower()
     if value not in _TRUE | _FALSE:
         raise UsageError(f"--{flag.name} is a switch: it takes no value, or true or false")
@@ -245,7 +247,7 @@ def refuse_ways_around(words: RunWords) -> None:
             raise PermissionRefused(sentence, hint=hint)
 
 
-def _faults(flag: Flag) -> Iterator[tuple[str, str]]:
+def _faults(flag: DockerFlag) -> Iterator[tuple[str, str]]:
     name, value = flag.name, flag.value
     if name == "gpus":
         yield (

@@ -16,7 +16,7 @@ from gpushared.cli.listing import Listing, Options, Screen, write
 from gpushared.cli.report import refuse_existing, write_report
 from gpushared.cli.table import Column, Row
 from gpushared.client import CheckResult, Client, DoctorReport
-from gpushared.domain.model.checkup import Result, Status, examine
+from gpushared.domain.model.checkup import CheckOutcome, Status, examine
 from gpushared.domain.model.errors import GpushareError
 
 UNWELL = 1
@@ -77,7 +77,7 @@ def all_results(facts: CallerFacts) -> list[CheckResult]:
     return [*ours, *theirs]
 
 
-def _as_message(result: Result) -> CheckResult:
+def _as_message(result: CheckOutcome) -> CheckResult:
     finding = result.finding
     return CheckResult(
         {

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-class Place(NamedTuple):
+class DockerEndpoint(NamedTuple):
     """Hold a Docker endpoint, and the container's name there."""
 
     host: str
     container: str
 
 
-def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -> Place:
+def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -> DockerEndpoint:
     """Return the place at which docker reaches a job's container, by attempt and by part of a gang.
 
     Without ``attempt`` return the present one. Raises StateConflict if there is none (yet, or any more).
@@ -37,7 +37,7 @@ def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -
     door = Jobs(client).door(job.id, rank, attempt if earlier or attempt != job.attempt else 0)
     container = _container(Client(door.host), job, attempt or job.attempt, "" if door.here else door.node)
     if container:
-        return Place(door.host, container)
+        return DockerEndpoint(door.host, container)
     if job.is_over or earlier:
         whose = f"attempt {attempt} of job {job.id}" if earlier else f"job {job.id}"
         raise StateConflict(
@@ -79,7 +79,7 @@ def _container(there: Client, job: Job, attempt: int, node: str) -> str:
     return str(found[0]["Id"]) if found else ""
 
 
-def has_terminal(place: Place) -> bool:
+def has_terminal(place: DockerEndpoint) -> bool:
     """Return True if the container has a terminal. Raises Unavailable where the engine does not say so."""
     answer = Client(place.host).docker("GET", f"/containers/{place.container}/json")
     if answer.status != docker.OK:
@@ -87,7 +87,7 @@ def has_terminal(place: Place) -> bool:
     return bool(json.loads(answer.body)["Config"]["Tty"])
 
 
-def become(place: Place, *words: str) -> NoReturn:
+def become(place: DockerEndpoint, *words: str) -> NoReturn:
     """Become docker with these words and the container's name, at the container's endpoint."""
     program = docker.find_docker()
     try:

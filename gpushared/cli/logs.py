@@ -60,7 +60,7 @@ def logs(
     return _followed(place, words, job)
 
 
-def _followed(place: job_places.Place, words: list[str], job: str) -> int:
+def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
     """Docker's exit code; 125 and how to go on where docker lost the output before the output ended."""
     program = docker.find_docker()
     command = [program, "logs", *words, place.container]

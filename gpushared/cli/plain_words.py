@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from gpushared.cli.docker_args import Flag, RunWords
+from gpushared.cli.docker_args import DockerFlag, RunWords
 
 _SWITCHES = frozenset({"detach", "init", "interactive", "read-only", "rm", "tty"})
 _MANY = frozenset({"env", "label", "publish", "ulimit", "volume"})
@@ -30,7 +30,7 @@ def are_plain(words: RunWords) -> bool:
     return words.image.lower() == words.image and all(map(_is_plain, words.flags))
 
 
-def _is_plain(flag: Flag) -> bool:
+def _is_plain(flag: DockerFlag) -> bool:
     if flag.name in _SWITCHES:
         return flag.value == "true"
     judge = _VALUES.get(flag.name)

@@ -15,7 +15,7 @@ HOUR_SECONDS = 3600
 ONE_GPU = 1000
 
 
-class Told(NamedTuple):
+class QueueExplanation(NamedTuple):
     """Hold a waiting lease's explanation, and its project."""
 
     explanation: Explanation
@@ -29,7 +29,7 @@ class Told(NamedTuple):
         return {**said["lease"], **beside, "standing": standing}
 
 
-def explained(client: Client, ids: Sequence[str]) -> list[Told]:
+def explained(client: Client, ids: Sequence[str]) -> list[QueueExplanation]:
     """Return the explanations of the leases that still wait, in the queue's order."""
     projects = {one.name: one for one in client.projects().projects}
     found = []
@@ -37,16 +37,16 @@ def explained(client: Client, ids: Sequence[str]) -> list[Told]:
         with suppress(NotFound):
             explanation = client.explain(lease)
             if explanation.lease.waiting is not None:
-                found.append(Told(explanation, projects.get(explanation.lease.project)))
+                found.append(QueueExplanation(explanation, projects.get(explanation.lease.project)))
     return sorted(found, key=_position)
 
 
-def _position(one: Told) -> int:
+def _position(one: QueueExplanation) -> int:
     waiting = one.explanation.lease.waiting
     return waiting.position if waiting is not None else 0
 
 
-def in_words(one: Told, now: float) -> Iterator[str]:
+def in_words(one: QueueExplanation, now: float) -> Iterator[str]:
     lease = one.explanation.lease
     waiting = lease.waiting
     if waiting is None:

@@ -24,7 +24,7 @@ from gpushared.domain.model.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpushared.cli.job_places import Place
+    from gpushared.cli.job_places import DockerEndpoint
 
 LEASE = "l-"
 _SHOWN = 80
@@ -173,7 +173,7 @@ def container_named(
     word: str,
     rank: int = 0,
     attempt_of: Callable[[Job], int] = lambda job: job.attempt,
-) -> Place:
+) -> DockerEndpoint:
     """Return the place of the container of a job or of a lease. Raises NotFound, StateConflict.
 
     ``attempt_of`` chooses the attempt at the job, and may refuse.
@@ -183,15 +183,15 @@ def container_named(
 
     jobs = Jobs(client)
 
-    def of_job(name: str) -> Place:
+    def of_job(name: str) -> DockerEndpoint:
         job = jobs.get(name)
         return docker_host_for(client, job, rank, attempt_of(job))
 
     return first_found(client, word, lambda name: _of_lease(client, client.get(name), attempt_of), of_job)
 
 
-def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) -> Place:
-    from gpushared.cli.job_places import Place, docker_host_for
+def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) -> DockerEndpoint:
+    from gpushared.cli.job_places import DockerEndpoint, docker_host_for
 
     if not lease.container_id and lease.job_id:
         job = Jobs(client).get(lease.job_id)
@@ -201,7 +201,7 @@ def _of_lease(client: Client, lease: Lease, attempt_of: Callable[[Job], int]) ->
             f"lease {lease.id} is {lease.state} and shows you no container",
             hint=f"its story: gpushare why {lease.id}",
         )
-    return Place(f"unix://{client.path}", lease.container_id)
+    return DockerEndpoint(f"unix://{client.path}", lease.container_id)
 
 
 def set_held(client: Client, word: str, *, held: bool) -> str:

@@ -97,7 +97,7 @@ def _serve(
         poll.register(listener, select.POLLIN)
         while all(number != watched for number, _ in poll.poll()):
             with suppress(OSError):
-                Connection(relay, listener.accept()[0]).start()
+                RelayedConnection(relay, listener.accept()[0]).start()
     finally:
         with suppress(OSError):
             os.unlink(f"{folder}/{SOCKET}")  # noqa: PTH108 - importing pathlib costs 5 ms
@@ -105,7 +105,7 @@ def _serve(
         os._exit(0)
 
 
-class Wait(Enum):
+class ExitCodeWait(Enum):
     """Name the state of docker's wait for the exit code."""
 
     NONE = auto()
@@ -124,7 +124,7 @@ class Relay:
         self.path = path
         self.terminal = terminal
         self._run = run
-        self._wait = Wait.NONE
+        self._wait = ExitCodeWait.NONE
         self._over_since = 0.0
         self.has_given_up = False
         """True if the daemon stayed away for the whole time of the search."""
@@ -137,31 +137,31 @@ class Relay:
 
         return Finder(self._run(), terminal=self.terminal)
 
-    def tell(self, wait: Wait) -> None:
+    def tell(self, wait: ExitCodeWait) -> None:
         with self._changed:
-            if self._wait is not Wait.OVER:
+            if self._wait is not ExitCodeWait.OVER:
                 self._wait = wait
                 self._over_since = time.monotonic()
             self._changed.notify_all()
 
-    def wait_state(self, seconds: float | None = 0.0) -> Wait:
+    def wait_state(self, seconds: float | None = 0.0) -> ExitCodeWait:
         """Return the wait's state once it is no longer under way, or after the time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._wait is not Wait.UNDER_WAY, seconds)
+            self._changed.wait_for(lambda: self._wait is not ExitCodeWait.UNDER_WAY, seconds)
             return self._wait
 
     def seconds_over(self, since: float) -> float:
         """Return the seconds since docker got the exit code, but at most since ``since`` (monotonic)."""
         with self._changed:
-            is_over = self._wait is Wait.OVER
+            is_over = self._wait is ExitCodeWait.OVER
             return time.monotonic() - max(since, self._over_since) if is_over else 0.0
 
     def until_over(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._wait is Wait.OVER)
+            self._changed.wait_for(lambda: self._wait is ExitCodeWait.OVER)
 
 
-class Connection:
+class RelayedConnection:
     """One of docker's. A thread for each direction; the one from the daemon takes it up again."""
 
     def __init__(self, relay: Relay, client: socket.socket) -> None:
@@ -215,7 +215,7 @@ class Connection:
     def _begin(self, head: bytes) -> None:
         self._head, self._answer = head, bytearray()
         if _WAIT.match(head):
-            self._relay.tell(Wait.UNDER_WAY)
+            self._relay.tell(ExitCodeWait.UNDER_WAY)
 
     def _push(self, data: bytes) -> None:
         """Send all bytes to the present connection; no bytes mean the end."""
@@ -258,7 +258,7 @@ class Connection:
         if _WAIT.match(self._head):
             self._answer += data
             if self._answer.partition(b"\r\n\r\n")[2]:
-                self._relay.tell(Wait.OVER)
+                self._relay.tell(ExitCodeWait.OVER)
         elif not self._answer:
             self._answer += data[:1]
         return data
@@ -286,7 +286,7 @@ class Connection:
         if not self._answer and self._asked_again():
             return True
         if _WAIT.match(self._head) and not self._answer.partition(b"\r\n\r\n")[2]:
-            self._relay.tell(Wait.BROKEN)
+            self._relay.tell(ExitCodeWait.BROKEN)
             self._tell_exit_code()
         elif not self._answer and (_CREATE.match(self._head) or self._is_attached()):
             self._relay.finder.say_lost_while_making()
@@ -301,16 +301,16 @@ class Connection:
         if self._relay.seconds_over(quiet_since) >= CONCLUSION_SECONDS:
             self._relay.finder.say_missing()
         wait = self._relay.wait_state(None if self._is_empty_again else CONCLUSION_SECONDS)
-        if wait in {Wait.OVER, Wait.NONE}:
+        if wait in {ExitCodeWait.OVER, ExitCodeWait.NONE}:
             return False
         # If docker's wait broke too, the connection that takes the wait up again tells the user.
-        found = self._relay.finder.found(quietly=wait is Wait.BROKEN)
+        found = self._relay.finder.found(quietly=wait is ExitCodeWait.BROKEN)
         upstream = self._attached(found.path) if found is not None and found.is_running else None
         self._relay.has_given_up |= found is None
         if upstream is None:
             self._relay.until_over()
             return False
-        self._is_empty_again = wait is Wait.UNDER_WAY
+        self._is_empty_again = wait is ExitCodeWait.UNDER_WAY
         self._go_on_with(upstream)
         return True
 
@@ -371,7 +371,7 @@ class Connection:
             self._client.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         else:
             self._client.sendall(body)
-        self._relay.tell(Wait.OVER)
+        self._relay.tell(ExitCodeWait.OVER)
 
     def _exit_code(self) -> int:
         """Return the program's exit code, or docker's own code for failures if nobody can tell it."""
@@ -381,10 +381,10 @@ class Connection:
         condition = "removed" if match and match[1] else "not-running"
         finder = self._relay.finder
         while (found := finder.found()) is not None and found.is_running:
-            self._relay.tell(Wait.UNDER_WAY)
+            self._relay.tell(ExitCodeWait.UNDER_WAY)
             if (code := finder.exit_code_at(found, condition)) is not None:
                 return code
-            self._relay.tell(Wait.BROKEN)
+            self._relay.tell(ExitCodeWait.BROKEN)
         return NO_CODE if found is None or found.exit_code is None else found.exit_code
 
 

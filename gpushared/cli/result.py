@@ -23,7 +23,7 @@ OUTCOME_SECONDS = 15.0
 """After docker's end the daemon has so long to tell the lease's outcome."""
 
 
-class Result:
+class ResultFile:
     """The result file, written as a whole or not at all."""
 
     def __init__(self, path: str) -> None:
@@ -49,7 +49,7 @@ class Result:
 
 def run_with_result(words: RunWords, path: str) -> int:
     """Run docker as a child; return its exit code (128+n if signal n ended it)."""
-    result = Result(path)
+    result = ResultFile(path)
     try:
         prepared = Prepared(words)
         with signals_interrupt():

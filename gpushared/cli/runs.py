@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gpushared.cli import docker
-from gpushared.cli.job_places import Place, docker_host_for
+from gpushared.cli.job_places import DockerEndpoint, docker_host_for
 from gpushared.cli.references import container_named, first_found
 from gpushared.client import Client
 from gpushared.client.http import exchange
@@ -28,7 +28,7 @@ PROGRAM_SECONDS = 30 * 24 * 3600.0
 """A call that waits for a program is made anew after so long."""
 
 
-class Found(NamedTuple):
+class ContainerOrEnd(NamedTuple):
     """Hold a container's place, or its end: then ``container`` is empty.
 
     ``exit_code`` is None if the program has none; then ``text`` tells the end. ``has_begun`` is false if the
@@ -52,11 +52,11 @@ class Run(Protocol):
     name: str
     patience_seconds: float
 
-    def end(self) -> Found | None:
+    def end(self) -> ContainerOrEnd | None:
         """Ask the daemon for the end; None while the run goes on. Raises the errors of ``Client``."""
         ...
 
-    def place(self) -> Place:
+    def place(self) -> DockerEndpoint:
         """Return the place of the run's container. Raises the errors of ``Client``."""
         ...
 
@@ -70,17 +70,19 @@ class LeaseRun:
         self.name = lease_id
         self._client = _asks_once(client)
 
-    def end(self) -> Found | None:
+    def end(self) -> ContainerOrEnd | None:
         outcome = self._client.get(self.name).outcome
         return (
-            None if outcome is None else Found(exit_code=outcome.exit_code, text=outcome.text or outcome.kind)
+            None
+            if outcome is None
+            else ContainerOrEnd(exit_code=outcome.exit_code, text=outcome.text or outcome.kind)
         )
 
-    def place(self) -> Place:
+    def place(self) -> DockerEndpoint:
         lease = self._client.get(self.name)
         if not lease.container_id:
             raise Unavailable(f"lease {self.name} is {lease.state} and has no container")
-        return Place(f"unix://{self._client.path}", lease.container_id)
+        return DockerEndpoint(f"unix://{self._client.path}", lease.container_id)
 
 
 class JobRun:
@@ -93,11 +95,11 @@ class JobRun:
         self._client = _asks_once(client)
         self._jobs = Jobs(self._client)
 
-    def end(self) -> Found | None:
+    def end(self) -> ContainerOrEnd | None:
         job = self._jobs.get(self.name)
-        return Found(exit_code=job.exit_code, text=job.reason or job.state) if job.is_over else None
+        return ContainerOrEnd(exit_code=job.exit_code, text=job.reason or job.state) if job.is_over else None
 
-    def place(self) -> Place:
+    def place(self) -> DockerEndpoint:
         return docker_host_for(self._client, self._jobs.get(self.name))
 
 
@@ -114,7 +116,7 @@ class NamedRun:
         self._client = _asks_once(client)
         self._rank = rank
 
-    def end(self) -> Found | None:
+    def end(self) -> ContainerOrEnd | None:
         return first_found(
             self._client,
             self.name,
@@ -122,7 +124,7 @@ class NamedRun:
             lambda name: JobRun(self._client, name).end(),
         )
 
-    def place(self) -> Place:
+    def place(self) -> DockerEndpoint:
         return container_named(self._client, self.name, self._rank)
 
 
@@ -139,7 +141,7 @@ class Finder:
         self.run = run
         self._terminal = terminal
 
-    def found(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> Found | None:
+    def found(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> ContainerOrEnd | None:
         """Return the container's place, or its end; None, with a message, if nobody told that in time.
 
         ``start_seconds``: the longest wait for a container that was made and does not run yet.
@@ -163,7 +165,7 @@ class Finder:
             self._tell(found)
         return found
 
-    def exit_code_at(self, found: Found, condition: str) -> int | None:
+    def exit_code_at(self, found: ContainerOrEnd, condition: str) -> int | None:
         """Wait for the container's end; None if the connection breaks again, or nobody can tell."""
         target = f"/containers/{found.container}/wait?condition={condition}"
         with suppress(GpushareError, ValueError, KeyError, TypeError):
@@ -187,7 +189,7 @@ class Finder:
     def _missing(self) -> str:
         return f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
 
-    def _look(self) -> Found | None:
+    def _look(self) -> ContainerOrEnd | None:
         """Look once; None if the container is gone and its end is not known yet."""
         if (end := self.run.end()) is not None:
             return end
@@ -200,12 +202,12 @@ class Finder:
             raise Unavailable(docker.message_of(answer))
         state = json.loads(answer.body)["State"]
         if state["Running"]:
-            return Found(client.path, place.container)
+            return ContainerOrEnd(client.path, place.container)
         if state["Status"] == "created":
-            return Found(client.path, place.container, has_begun=False)
-        return Found(exit_code=int(state["ExitCode"]))
+            return ContainerOrEnd(client.path, place.container, has_begun=False)
+        return ContainerOrEnd(exit_code=int(state["ExitCode"]))
 
-    def _tell(self, found: Found) -> None:
+    def _tell(self, found: ContainerOrEnd) -> None:
         if not found.has_begun:
             self._say(
                 f"the container of {self.run.name} has not started since; "

@@ -15,7 +15,7 @@ from gpushared.cli.faults import UsageError, say, wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.plain_words import are_plain
 from gpushared.cli.progress import Progress
-from gpushared.cli.waiting import Interrupted, Wait, signals_interrupt
+from gpushared.cli.waiting import Interrupted, QueueWait, signals_interrupt
 from gpushared.client import Client
 from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimplemented
 from gpushared.light import TYPE_CHECKING
@@ -72,7 +72,7 @@ class Prepared:
         shown = {"container_name": words.value("name").removeprefix("/"), "image": words.image}
         held = {**with_lease_ids(self.client, held), **shown}
         progress = Progress(sys.stderr, advice_of(words))
-        self.wait = Wait(self.client, held, progress, max_wait, self._check_before_waiting)
+        self.wait = QueueWait(self.client, held, progress, max_wait, self._check_before_waiting)
         self._captured: Captured | None = None
 
     def refusal(self) -> int:

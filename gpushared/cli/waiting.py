@@ -61,7 +61,7 @@ class MaxWaitReached(TimedOut):
     """The user's own limit for the wait is over."""
 
 
-class Wait:
+class QueueWait:
     """Bring one request to a reservation. ``asked`` are the keyword arguments of ``Client.request``.
 
     ``before_waiting`` is called once where the request has to wait, and may raise errors of the tree.

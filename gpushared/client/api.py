@@ -307,13 +307,13 @@ class Client:
 
     def docker(
         self, method: str, target: str, *, answer_seconds: float = ANSWER_SECONDS, may_repeat: bool = False
-    ) -> http.Answer:
+    ) -> http.HttpAnswer:
         """Send one request without a body to the Docker API behind the gate, and return its raw answer.
 
         ``may_repeat``: a repetition does no harm if an earlier try was carried out, as for every GET.
         """
 
-        def once() -> http.Answer:
+        def once() -> http.HttpAnswer:
             answer = http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
             if answer.status == NOT_NOW and self.retries is not None:
                 raise _NotNow(answer)
@@ -364,6 +364,6 @@ class Client:
 class _NotNow(Unavailable):
     """The gate says that the engine, or the way to another node's, is away."""
 
-    def __init__(self, answer: http.Answer) -> None:
+    def __init__(self, answer: http.HttpAnswer) -> None:
         super().__init__(faults.docker_message(answer.status, answer.body))
         self.answer = answer

@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 CONNECT_SECONDS = 5.0
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """Hold status and body of an answer."""
 
     status: int
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 def exchange(
     path: str, method: str, target: str, body: bytes = b"", *, timeout_seconds: float = 30.0
-) -> Answer:
+) -> HttpAnswer:
     """Ask once and read the whole answer within the time.
 
     Raises DaemonUnavailable (nobody there), ConnectionLost (gone before the answer was complete), TimedOut,
@@ -81,11 +81,11 @@ class _Reader:
         self._deadline = deadline
         self._buffer = bytearray()
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpAnswer:
         status, headers = self._head()
         while 100 <= status < 200:  # noqa: PLR2004 - informational answers precede the real one
             status, headers = self._head()
-        return Answer(status, self._body(status, headers))
+        return HttpAnswer(status, self._body(status, headers))
 
     def _head(self) -> tuple[int, dict[str, str]]:
         words = self._line().split(" ", 2)

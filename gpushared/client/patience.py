@@ -12,7 +12,7 @@ SHORTEST_SECONDS = 0.2
 LONGEST_SECONDS = 5.0
 
 
-class Patience:
+class RetryPatience:
     """Time the tries of one call or stream. ``seconds`` begin anew after each answer."""
 
     def __init__(

@@ -23,7 +23,7 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 
-    from gpushared.client.patience import Patience
+    from gpushared.client.patience import RetryPatience
 
     _Answer = TypeVar("_Answer")
 
@@ -62,7 +62,7 @@ class Retries:
     def __init__(self, tell: Callable[[str], None], seconds: float = RETRY_SECONDS) -> None:
         self.tell = tell
         self.seconds = seconds
-        self._patience: Patience | None = None
+        self._patience: RetryPatience | None = None
 
     def ask(self, once: Callable[[], _Answer], path: str, *, may_repeat: bool) -> _Answer:
         """Return the result of ``once``, tried again if that may help.
@@ -88,9 +88,11 @@ class Retries:
 
     def _pause(self, error: GpushareError) -> None:
         if self._patience is None:
-            from gpushared.client.patience import Patience
+            from gpushared.client.patience import RetryPatience
 
-            self._patience = Patience(self.seconds, known=True, longest_pause_seconds=LONGEST_PAUSE_SECONDS)
+            self._patience = RetryPatience(
+                self.seconds, known=True, longest_pause_seconds=LONGEST_PAUSE_SECONDS
+            )
             away = "the daemon is away" if isinstance(error, DaemonUnavailable) else error.message
             self.tell(f"{away}; trying again for {self.seconds:.0f} s")
         sleep(self._patience.pause_seconds(error, monotonic()))

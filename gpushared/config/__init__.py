@@ -2,14 +2,14 @@
 
 from gpushared.config.load import DEFAULT_PATH, Loaded, load
 from gpushared.config.model import Config, Preset
-from gpushared.config.show import Setting, reference, settings, to_toml
+from gpushared.config.show import ShownSetting, reference, settings, to_toml
 
 __all__ = [
     "DEFAULT_PATH",
     "Config",
     "Loaded",
     "Preset",
-    "Setting",
+    "ShownSetting",
     "load",
     "reference",
     "settings",

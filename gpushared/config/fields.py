@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
-from gpushared.config.kinds import Kind
+from gpushared.config.kinds import ValueKind
 
 T = TypeVar("T")
 
 HOUR_SECONDS = 3600
 
 
-def setting(default: T, kind: Kind, doc: str, *, key: str = "") -> T:
+def setting(default: T, kind: ValueKind, doc: str, *, key: str = "") -> T:
     """Return a dataclass field that is a setting, annotated as its value, as ``dataclasses.field`` is."""
     made: Any = field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
     value: T = made
@@ -26,7 +26,7 @@ class Key:
 
     name: str
     attribute: str
-    kind: Kind
+    kind: ValueKind
     doc: str
     default: object
 

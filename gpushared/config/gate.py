@@ -12,18 +12,18 @@ from enum import StrEnum
 
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.kinds import (
+    ByteSize,
     Choice,
-    Flag,
-    Kind,
     Number,
     OrPercent,
     Percent,
     Seconds,
-    Size,
     Table,
     Text,
+    TextList,
+    ValueKind,
     Whole,
-    Words,
+    YesOrNo,
     is_absolute,
     toml_string,
 )
@@ -131,10 +131,10 @@ class Restart(StrEnum):
 
 
 @dataclass(frozen=True)
-class OrPreset(Kind):
+class OrPreset(ValueKind):
     """Read a value of another kind, or ``"preset"``, which is None."""
 
-    kind: Kind
+    kind: ValueKind
 
     @property
     def words(self) -> str:
@@ -184,7 +184,7 @@ class GateConfig:
 
     trusted_groups: tuple[str, ...] = setting(
         ("docker",),
-        Words(_GROUP),
+        TextList(_GROUP),
         "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
     )
     subordinate_ids: str = setting(
@@ -202,19 +202,19 @@ class GateConfig:
     )
     everybody_confined: bool = setting(
         False,
-        Flag(),
+        YesOrNo(),
         "What root and members of trusted groups create here is judged too, containers, networks and "
         "volumes, and nobody builds images, so that nobody passes the limits by mistake; they still see and "
         "manage everybody's.",
     )
     mount_prefixes: tuple[str, ...] | None = setting(
         None,
-        OrPreset(Words(_PREFIX)),
+        OrPreset(TextList(_PREFIX)),
         "Bind mounts must lie below one of these; `~` is the caller's home.",
     )
     networks: tuple[str, ...] | None = setting(
         None,
-        OrPreset(Words(_NETWORK)),
+        OrPreset(TextList(_NETWORK)),
         "On which networks containers may be: `own` are those that the caller created; on `bridge` they "
         "reach each other's; `host` is the machine's own, with what listens there for itself only.",
     )
@@ -235,38 +235,40 @@ class GateConfig:
     )
     images: tuple[str, ...] | None = setting(
         None,
-        OrPreset(Words(_IMAGE)),
+        OrPreset(TextList(_IMAGE)),
         "Images that may be used, by their full names (`docker.io/library/python`), or `*`; an image is then "
         "named, not given by its id.",
     )
     image_digest: bool | None = setting(
-        None, OrPreset(Flag()), "Whether an image must be named with its digest: `python@sha256:...`."
+        None, OrPreset(YesOrNo()), "Whether an image must be named with its digest: `python@sha256:...`."
     )
     registry_queries: bool | None = setting(
         None,
-        OrPreset(Flag()),
+        OrPreset(YesOrNo()),
         "Whether the engine asks registries for `docker search` and for digests (`/distribution`), with its "
         "own network and credentials; pulls are bounded by `images`.",
     )
     restart_policies: tuple[str, ...] | None = setting(
-        None, OrPreset(Words(_RESTART)), "What `--restart` may say."
+        None, OrPreset(TextList(_RESTART)), "What `--restart` may say."
     )
     capabilities: tuple[str, ...] | None = setting(
         None,
-        OrPreset(Words(_CAPABILITY)),
+        OrPreset(TextList(_CAPABILITY)),
         "What `--cap-add` may say. Programs have a capability only where they are root inside.",
     )
     sysctls: tuple[str, ...] | None = setting(
-        None, OrPreset(Words(_SYSCTL)), "What `--sysctl` may set, in networks and IPC of the container's own."
+        None,
+        OrPreset(TextList(_SYSCTL)),
+        "What `--sysctl` may set, in networks and IPC of the container's own.",
     )
     devices: tuple[str, ...] | None = setting(
         None,
-        OrPreset(Words(_DEVICE)),
+        OrPreset(TextList(_DEVICE)),
         "What `--device` may give; the device's own permissions hold for the caller all the same.",
     )
     driver_capabilities: tuple[str, ...] | None = setting(
         None,
-        OrPreset(Words(_DRIVER_CAPABILITY)),
+        OrPreset(TextList(_DRIVER_CAPABILITY)),
         "What `NVIDIA_DRIVER_CAPABILITIES` may name for a lease besides `compute` and `utility`, which every "
         "lease has: `video` for NVENC, `graphics` for Vulkan and OpenGL. All presets give all. Where GPUs "
         "come by CDI the key [bounds nothing](environment.md#capabilities-of-the-driver).",
@@ -280,17 +282,17 @@ class GateConfig:
     )
     root_inside: bool | None = setting(
         None,
-        OrPreset(Flag()),
+        OrPreset(YesOrNo()),
         "Whether `--user root` is given, with few capabilities, to containers that have nothing of the "
         "machine: no writable mounts of files, devices or host's namespaces.",
     )
-    host_ipc: bool | None = setting(None, OrPreset(Flag()), "Whether `--ipc host` is given.")
+    host_ipc: bool | None = setting(None, OrPreset(YesOrNo()), "Whether `--ipc host` is given.")
     unconfined_seccomp: bool | None = setting(
-        None, OrPreset(Flag()), "Whether `--security-opt seccomp=unconfined` is given."
+        None, OrPreset(YesOrNo()), "Whether `--security-opt seccomp=unconfined` is given."
     )
     home_and_name: bool | None = setting(
         None,
-        OrPreset(Flag()),
+        OrPreset(YesOrNo()),
         "Whether containers have their caller's `HOME`, `USER` and `LOGNAME`, a home in memory where the own "
         "one is not mounted, and the caller's line in `/etc/passwd`; every preset says yes.",
     )
@@ -307,7 +309,7 @@ class GateConfig:
     )
     memory_per_user: int | Percent | None = setting(  # noqa: RUF009 - makes a field
         None,
-        OrPreset(OrPercent(Size(2**50))),
+        OrPreset(OrPercent(ByteSize(2**50))),
         "The memory that all containers of a user may hold together, swap and `/dev/shm` included; beyond it "
         "the kernel ends one of their programs.",
     )
@@ -324,7 +326,7 @@ class GateConfig:
     )
     memory_limit_bytes: int | None = setting(
         None,
-        OrPreset(Size(2**50)),
+        OrPreset(ByteSize(2**50)),
         "The memory of a container that asks for none, and the most that `--memory` may say; "
         "no preset has a limit.",
         key="memory_limit",

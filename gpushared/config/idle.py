@@ -12,7 +12,7 @@ from typing import Any
 
 from gpushared.config.calendar import is_days, is_hours
 from gpushared.config.fields import HOUR_SECONDS, setting
-from gpushared.config.kinds import Choice, Seconds, Text, Words
+from gpushared.config.kinds import Choice, Seconds, Text, TextList
 from gpushared.domain.leases.node_rules import IdleAction
 from gpushared.domain.model.request import LeaseClass
 
@@ -62,7 +62,7 @@ class QuietTimesConfig:
 
     classes: tuple[str, ...] = setting(
         (LeaseClass.BUILD.value,),
-        Words(Text("`build`, `train` or `infer`", lambda text: text in set(LeaseClass))),
+        TextList(Text("`build`, `train` or `infer`", lambda text: text in set(LeaseClass))),
         "For which classes these times hold instead of those of `[idle]`.",
     )
     warn_seconds: int = setting(600, _IDLE_SECONDS, "As in `[idle]`.")

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from gpushared.config.fields import HOUR_SECONDS, setting
-from gpushared.config.kinds import Seconds, Table, Text, Whole, Words, is_absolute
+from gpushared.config.kinds import Seconds, Table, Text, TextList, Whole, is_absolute
 from gpushared.domain.leases.project_settings import is_user_name
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
@@ -79,7 +79,7 @@ class PoolConfig:
     )
     trusted_realms: tuple[str, ...] = setting(
         (),
-        Words(Text("the name of a realm", is_realm)),
+        TextList(Text("the name of a realm", is_realm)),
         "Other realms whose users are the local accounts of the same names here.",
     )
     accounts: tuple[tuple[str, str], ...] = setting(

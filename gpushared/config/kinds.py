@@ -27,7 +27,7 @@ class Wrong(Exception):
     """The value is not one of its kind; the text completes the sentence "<setting> ..."."""
 
 
-class Kind(ABC):
+class ValueKind(ABC):
     """Read and write one kind of value.
 
     ``read`` takes the value that TOML gives, ``read_word`` the word of an environment variable or a flag.
@@ -52,7 +52,7 @@ class Kind(ABC):
 
 
 @dataclass(frozen=True)
-class Text(Kind):
+class Text(ValueKind):
     """Read any text, or text that ``fits``; ``words`` tells which."""
 
     words: str = "text"
@@ -66,7 +66,7 @@ class Text(Kind):
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class Choice(ValueKind):
     """Read one word of a closed set."""
 
     choices: type[StrEnum]
@@ -84,7 +84,7 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
-class Flag(Kind):
+class YesOrNo(ValueKind):
     """Read yes or no."""
 
     words: str = "`true` or `false`"
@@ -104,7 +104,7 @@ class Flag(Kind):
 
 
 @dataclass(frozen=True)
-class Whole(Kind):
+class Whole(ValueKind):
     """Read a whole number between bounds that belong to it."""
 
     lowest: int
@@ -151,7 +151,7 @@ class Seconds(Whole):
 
 
 @dataclass(frozen=True)
-class Number(Kind):
+class Number(ValueKind):
     """Read a number with a fraction, between bounds that belong to it."""
 
     lowest: float
@@ -182,7 +182,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Size(Kind):
+class ByteSize(ValueKind):
     """Read bytes, written like ``300MiB``."""
 
     highest: int
@@ -211,10 +211,10 @@ class Percent:
 
 
 @dataclass(frozen=True)
-class OrPercent(Kind):
+class OrPercent(ValueKind):
     """Read a value of another kind, a ``Percent`` of the machine's amount, or ``"none"``, which is 0."""
 
-    kind: Kind
+    kind: ValueKind
 
     @property
     def words(self) -> str:
@@ -241,7 +241,7 @@ class OrPercent(Kind):
 
 
 @dataclass(frozen=True)
-class FileMode(Kind):
+class FileMode(ValueKind):
     """Read permissions of a file, written like ``"0660"``."""
 
     words: str = 'permissions like `"0660"`'
@@ -257,7 +257,7 @@ class FileMode(Kind):
 
 
 @dataclass(frozen=True)
-class Words(Kind):
+class TextList(ValueKind):
     """Read a list of texts; in one word they are separated by commas."""
 
     item: Text
@@ -280,14 +280,14 @@ class Words(Kind):
 
 
 @dataclass(frozen=True)
-class Table(Kind):
+class Table(ValueKind):
     """Read values by name, kept as pairs; in one word ``name=value``, separated by commas.
 
     A later file's table replaces the whole table of an earlier file.
     """
 
     name: Text
-    item: Kind
+    item: ValueKind
 
     @property
     def words(self) -> str:
@@ -309,7 +309,7 @@ class Table(Kind):
 
 
 @dataclass(frozen=True)
-class GpuNames(Kind):
+class GpuNames(ValueKind):
     """Read GPUs by index or UUID, or all of them; kept as texts."""
 
     words: str = 'list of GPU indexes and UUIDs, or `"all"`'
@@ -339,7 +339,7 @@ NO_LIMIT = "none"
 
 
 @dataclass(frozen=True)
-class GpuAmount(Kind):
+class GpuAmount(ValueKind):
     """Read GPUs and parts of them, such as ``2`` or ``1.5``; kept in permille, 1000 are one GPU.
 
     ``optional``: the word ``none`` is allowed too.

@@ -25,10 +25,10 @@ from gpushared.config.idle import (
     idle_with,
     quiet_with,
 )
-from gpushared.config.kinds import Kind, Wrong
+from gpushared.config.kinds import ValueKind, Wrong
 from gpushared.config.model import PRESETS, Config, Preset, attribute_of
 from gpushared.config.quotas import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
-from gpushared.config.schema import NODE, Schema
+from gpushared.config.schema import NODE, ConfigSchema
 from gpushared.domain.leases.project_settings import PROJECT_NAME_HINT, is_project_name
 from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.model.ranges import parse_gpu_range
@@ -66,10 +66,10 @@ class _Value:
 
 
 @dataclass(slots=True)
-class Draft:
+class ConfigDraft:
     """Collect the values and the errors that were found so far."""
 
-    schema: Schema
+    schema: ConfigSchema
     values: dict[tuple[str, ...], _Value] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
 
@@ -99,15 +99,15 @@ def load(
 
 
 def gather(
-    schema: Schema,
+    schema: ConfigSchema,
     path: Path,
     *,
     environ: Mapping[str, str] | None,
     flags: Mapping[str, str | None] | None,
     must_exist: bool,
-) -> Draft:
+) -> ConfigDraft:
     """Gather the values of all sources, before any is read as its kind."""
-    draft = Draft(schema)
+    draft = ConfigDraft(schema)
     _read_files(path, draft, must_exist=must_exist)
     _read_environment(environ or {}, draft)
     for dotted, word in (flags or {}).items():
@@ -119,7 +119,7 @@ def gather(
 # --- sources -------------------------------------------------------------------------------------------
 
 
-def _read_files(path: Path, draft: Draft, *, must_exist: bool) -> None:
+def _read_files(path: Path, draft: ConfigDraft, *, must_exist: bool) -> None:
     folder = path.with_suffix(".d")
     try:
         exists = path.exists()
@@ -136,7 +136,7 @@ def _read_files(path: Path, draft: Draft, *, must_exist: bool) -> None:
         draft.values.update(_read_file(file, draft))
 
 
-def _read_file(file: Path, draft: Draft) -> dict[tuple[str, ...], _Value]:
+def _read_file(file: Path, draft: ConfigDraft) -> dict[tuple[str, ...], _Value]:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -153,7 +153,7 @@ def _read_file(file: Path, draft: Draft) -> dict[tuple[str, ...], _Value]:
 
 
 def _leaves(
-    tree: Mapping[str, Any], schema: Schema, above: tuple[str, ...] = ()
+    tree: Mapping[str, Any], schema: ConfigSchema, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], object]]:
     """Yield the values with their paths. A table where no section can be is a value, and a wrong one."""
     for name, value in tree.items():
@@ -164,7 +164,7 @@ def _leaves(
             yield at, value
 
 
-def _depth(at: tuple[str, ...], schema: Schema) -> int:
+def _depth(at: tuple[str, ...], schema: ConfigSchema) -> int:
     """Return how many names lead to a value there."""
     if at[0] == PROJECTS:
         return _DEPTH_OF_NAMED_KEY + _part_of_project(at)[1]
@@ -184,7 +184,7 @@ def _part_of_project(at: tuple[str, ...]) -> tuple[type, int]:
             return ProjectConfig, 0
 
 
-def _read_environment(environ: Mapping[str, str], draft: Draft) -> None:
+def _read_environment(environ: Mapping[str, str], draft: ConfigDraft) -> None:
     for name in sorted(environ):
         rest = name.removeprefix(draft.schema.prefix)
         if rest == name or ENVIRONMENT_SEPARATOR not in rest or name.startswith(draft.schema.foreign):
@@ -196,7 +196,7 @@ def _read_environment(environ: Mapping[str, str], draft: Draft) -> None:
 # --- building ------------------------------------------------------------------------------------------
 
 
-def _build(draft: Draft) -> Config:
+def _build(draft: ConfigDraft) -> Config:
     found = read_all(draft)
     sections = sections_of(draft.schema, found)
     presets = presets_of(found)
@@ -208,7 +208,7 @@ def _build(draft: Draft) -> Config:
     return Config(**sections, presets=presets, projects=projects)
 
 
-def read_all(draft: Draft) -> Found:
+def read_all(draft: ConfigDraft) -> Found:
     """Return every value as its setting reads it, and complain of values that cannot be read."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for at, value in draft.values.items():
@@ -223,7 +223,7 @@ def read_all(draft: Draft) -> Found:
     return found
 
 
-def sections_of(schema: Schema, found: Found) -> dict[str, Any]:
+def sections_of(schema: ConfigSchema, found: Found) -> dict[str, Any]:
     """Return all sections by the attribute that holds them."""
     return {
         attribute_of(section): cls(**found.get(tuple(section.split(".")), {}))
@@ -266,7 +266,7 @@ def _with_part(
     return replace(project, **parts)
 
 
-def _find(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
+def _find(at: tuple[str, ...], value: _Value, draft: ConfigDraft) -> Key | None:
     """Return the setting at a path, or None after a complaint."""
     sections = draft.schema.sections
     if at[0] == PROJECTS:
@@ -288,7 +288,7 @@ def _section_of(at: tuple[str, ...]) -> str:
     return ".".join(at[:-1])
 
 
-def _find_in_table(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
+def _find_in_table(at: tuple[str, ...], value: _Value, draft: ConfigDraft) -> Key | None:
     rule = draft.schema.named[at[0]]
     if len(at) != _DEPTH_OF_NAMED_KEY:
         draft.complain(value.origin, f"{_dotted(at)} is not a {rule.what} with settings", rule.example)
@@ -299,7 +299,7 @@ def _find_in_table(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | No
     return _key_of(draft.schema.tables[at[0]], at, value, draft)
 
 
-def _find_in_project(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
+def _find_in_project(at: tuple[str, ...], value: _Value, draft: ConfigDraft) -> Key | None:
     if len(at) != _depth(at, draft.schema):
         hint = f"write [{PROJECTS}.vision] and below it guaranteed = 2"
         draft.complain(value.origin, f"{_dotted(at)} is not a project with settings", hint)
@@ -318,14 +318,14 @@ def _find_in_project(at: tuple[str, ...], value: _Value, draft: Draft) -> Key | 
     return _key_of(table, at, value, draft)
 
 
-def _key_of(section: type, at: tuple[str, ...], value: _Value, draft: Draft) -> Key | None:
+def _key_of(section: type, at: tuple[str, ...], value: _Value, draft: ConfigDraft) -> Key | None:
     key = keys_of(section).get(at[-1])
     if key is None:
         draft.complain(value.origin, f"{_dotted(at)} is not a setting", _nearest(at, draft.schema))
     return key
 
 
-def _read(kind: Kind, value: _Value) -> object:
+def _read(kind: ValueKind, value: _Value) -> object:
     if value.is_word:
         assert isinstance(value.raw, str)
         return kind.read_word(value.raw)
@@ -337,7 +337,7 @@ def presets_of(found: Found) -> dict[str, Preset]:
     return {name: Preset(**parts) for name, parts in sorted(named(PRESETS, found).items())}
 
 
-def check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
+def check_presets(presets: Mapping[str, Preset], draft: ConfigDraft) -> None:
     """Complain of presets that nobody could ask for."""
     for name, preset in presets.items():
         try:
@@ -347,7 +347,7 @@ def check_presets(presets: Mapping[str, Preset], draft: Draft) -> None:
             draft.complain(origins[-1], f"{PRESETS}.{name}: {error.message}", error.hint)
 
 
-def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft: Draft) -> None:
+def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft: ConfigDraft) -> None:
     """Complain of a name that is neither a size nor a preset."""
     said = gate.dev_containers
     if said is None or said == ALL_GPUS or said in presets:
@@ -363,7 +363,7 @@ def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft
         )
 
 
-def check_projects(projects: Mapping[str, ProjectConfig], draft: Draft) -> None:
+def check_projects(projects: Mapping[str, ProjectConfig], draft: ConfigDraft) -> None:
     """Complain of projects that no node could keep; the number of GPUs is not known here."""
     for name, project in projects.items():
         origins = [value.origin for at, value in draft.values.items() if at[:2] == (PROJECTS, name)]
@@ -374,7 +374,7 @@ def check_projects(projects: Mapping[str, ProjectConfig], draft: Draft) -> None:
 # --- complaints ----------------------------------------------------------------------------------------
 
 
-def _nearest(at: tuple[str, ...], schema: Schema) -> str:
+def _nearest(at: tuple[str, ...], schema: ConfigSchema) -> str:
     """Return a hint with the setting that was meant, by its whole path or by its last name alone."""
     if at[0] in schema.tables and len(at) == _depth(at, schema):
         section = _part_of_project(at)[0] if at[0] == PROJECTS else schema.tables[at[0]]
@@ -398,7 +398,7 @@ def _printable(name: str) -> str:
     return name if re.fullmatch(r"[\w-]{1,64}", name) else shown(name)
 
 
-def raise_problems(draft: Draft) -> None:
+def raise_problems(draft: ConfigDraft) -> None:
     if not draft.problems:
         return
     if len(draft.problems) == 1:

@@ -16,12 +16,12 @@ from gpushared.config.gate import GateConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.jobs import JobsConfig, PoolConfig
 from gpushared.config.kinds import (
+    ByteSize,
     Choice,
     FileMode,
     GpuNames,
     Number,
     Seconds,
-    Size,
     Text,
     Whole,
     is_absolute,
@@ -112,7 +112,7 @@ class GpusConfig:
     )
     mps_reserve_bytes: int = setting(
         300 * MIB,
-        Size(64 * 1024 * MIB),
+        ByteSize(64 * 1024 * MIB),
         "Memory of each GPU that is not leased, because an MPS server and the driver need it.",
         key="mps_reserve",
     )
@@ -179,7 +179,7 @@ class WatchdogConfig:
     infer: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `infer`.")
     tolerance_bytes: int = setting(
         256 * MIB,
-        Size(64 * 1024 * MIB),
+        ByteSize(64 * 1024 * MIB),
         "So much more on a GPU is no overuse: a CUDA context counts too, and drivers round.",
         key="tolerance",
     )

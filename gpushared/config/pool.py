@@ -10,7 +10,17 @@ from pathlib import Path
 from gpushared.config.audit import AuditConfig
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
-from gpushared.config.kinds import Choice, FileMode, Number, Seconds, Size, Text, Whole, Words, is_absolute
+from gpushared.config.kinds import (
+    ByteSize,
+    Choice,
+    FileMode,
+    Number,
+    Seconds,
+    Text,
+    TextList,
+    Whole,
+    is_absolute,
+)
 from gpushared.config.load import (
     check_presets,
     check_projects,
@@ -24,7 +34,7 @@ from gpushared.config.load import (
 )
 from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
 from gpushared.config.quotas import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
-from gpushared.config.schema import POOL_PREFIX, PRESET_NAMED, Named, Schema
+from gpushared.config.schema import POOL_PREFIX, PRESET_NAMED, ConfigSchema, Named
 from gpushared.config.users import EVERYBODY, USERS, UserConfig
 from gpushared.domain.jobs.coordinator_rules import WhenCutOff
 from gpushared.domain.leases.project_settings import is_user_name
@@ -82,7 +92,7 @@ class CoordinatorSection:
         "root and the coordinator's own user are administrators.",
     )
     trusted_groups: tuple[str, ...] = setting(
-        (), Words(_GROUP), "Their members on this machine are administrators of the pool, too."
+        (), TextList(_GROUP), "Their members on this machine are administrators of the pool, too."
     )
     keep_ended_jobs: int = setting(
         100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."
@@ -127,7 +137,7 @@ class PoolQueueConfig:
     max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait or run.")
     max_queued_bytes: int = setting(
         2048 * MIB,
-        Size(64 * 1024 * MIB),
+        ByteSize(64 * 1024 * MIB),
         "How much the jobs that wait or run may take of the store and the memory.",
         key="max_queued_size",
     )
@@ -139,7 +149,7 @@ class PoolQueueConfig:
     )
     max_queued_bytes_per_realm: int = setting(
         1024 * MIB,
-        Size(64 * 1024 * MIB),
+        ByteSize(64 * 1024 * MIB),
         "How much these jobs may take of the store and the memory.",
         key="max_queued_size_per_realm",
     )
@@ -148,7 +158,7 @@ class PoolQueueConfig:
     )
     max_queued_bytes_per_person: int = setting(
         512 * MIB,
-        Size(64 * 1024 * MIB),
+        ByteSize(64 * 1024 * MIB),
         "How much one person's waiting jobs may take of the store and the memory; nearly all of that are "
         "their create bodies.",
         key="max_queued_size_per_person",
@@ -244,7 +254,7 @@ class CoordinatorConfig:
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
-POOL = Schema(
+POOL = ConfigSchema(
     path=Path("/etc/gpushared/pool.toml"),
     sections={
         "coordinator": CoordinatorSection,

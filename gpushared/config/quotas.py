@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpushared.config.fields import HOUR_SECONDS, setting
 from gpushared.config.idle import IdleConfig, QuietTimesConfig
-from gpushared.config.kinds import Choice, GpuAmount, Number, Seconds, Text, Whole, Words
+from gpushared.config.kinds import Choice, GpuAmount, Number, Seconds, Text, TextList, Whole
 from gpushared.domain.leases.project_settings import MAX_WEIGHT, MIN_WEIGHT, is_user_name
 from gpushared.domain.scheduling.projects import (
     ClassRules,
@@ -21,7 +21,7 @@ YEAR_SECONDS = 366 * 24 * HOUR_SECONDS
 PROJECTS = "projects"
 MODELS = "models"
 
-_USERS = Words(Text("the name of a user", is_user_name))
+_USERS = TextList(Text("the name of a user", is_user_name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class ConfigSchema:
     """List a configuration's sections. ``tables`` hold sections that users name, by the rules in ``named``.
 
     ``prefix`` is that of environment variables, without those that begin with one of ``foreign``.
@@ -50,7 +50,7 @@ PRESET_NAMED = Named(
     f'write [{PRESETS}.small] and below it gpu = "0.25"',
 )
 POOL_PREFIX = "GPUSHARED_POOL_"
-NODE = Schema(
+NODE = ConfigSchema(
     path=Path("/etc/gpushared/config.toml"),
     sections=SECTIONS,
     tables=TABLES,

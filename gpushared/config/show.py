@@ -12,11 +12,11 @@ from gpushared.config.kinds import toml_string
 from gpushared.config.load import Loaded
 from gpushared.config.model import PRESETS, SECTIONS, attribute_of
 from gpushared.config.quotas import MODELS, PROJECTS, ProjectConfig, QuotaConfig
-from gpushared.config.schema import NODE, Schema
+from gpushared.config.schema import NODE, ConfigSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ShownSetting:
     """Hold one setting as it is now; ``value`` is TOML, ``table`` the section in its parts."""
 
     table: tuple[str, ...]
@@ -33,7 +33,7 @@ class Setting:
         return f"{self.section}.{self.name}"
 
 
-def settings(loaded: Loaded) -> tuple[Setting, ...]:
+def settings(loaded: Loaded) -> tuple[ShownSetting, ...]:
     """Return every setting, in the order of the reference; for projects and presets only those they set."""
     return tuple(_settings(loaded))
 
@@ -54,7 +54,7 @@ def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
     return "\n".join(parts) + "\n"
 
 
-def reference(schema: Schema = NODE) -> str:
+def reference(schema: ConfigSchema = NODE) -> str:
     """Return the tables of the reference page, in Markdown."""
     parts = []
     for title, cls in (*schema.sections.items(), *_tables(schema)):
@@ -67,7 +67,7 @@ def reference(schema: Schema = NODE) -> str:
     return "\n".join(parts)
 
 
-def _tables(schema: Schema) -> Iterator[tuple[str, type]]:
+def _tables(schema: ConfigSchema) -> Iterator[tuple[str, type]]:
     for name, cls in schema.tables.items():
         yield f"{name}.NAME", cls
         if cls is ProjectConfig:
@@ -83,7 +83,7 @@ all classes that are not named beside it.
 """
 
 
-def _settings(loaded: Loaded) -> Iterator[Setting]:
+def _settings(loaded: Loaded) -> Iterator[ShownSetting]:
     for section, cls in SECTIONS.items():
         values = getattr(loaded.config, attribute_of(section))
         for key in keys_of(cls).values():
@@ -100,16 +100,16 @@ def _settings(loaded: Loaded) -> Iterator[Setting]:
         yield from _set(loaded, (PRESETS, name), preset)
 
 
-def _set(loaded: Loaded, table: tuple[str, ...], values: object) -> Iterator[Setting]:
+def _set(loaded: Loaded, table: tuple[str, ...], values: object) -> Iterator[ShownSetting]:
     """Yield the settings that somebody set in a named section."""
     for key in keys_of(type(values)).values():
         if ".".join((*table, key.name)) in loaded.origins:
             yield _setting(loaded, table, key, getattr(values, key.attribute))
 
 
-def _setting(loaded: Loaded, table: tuple[str, ...], key: Key, value: object) -> Setting:
+def _setting(loaded: Loaded, table: tuple[str, ...], key: Key, value: object) -> ShownSetting:
     origin = loaded.origin(".".join((*table, key.name)))
-    return Setting(table, key.name, key.kind.write(value), origin)
+    return ShownSetting(table, key.name, key.kind.write(value), origin)
 
 
 def _header(table: tuple[str, ...]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpushared.config.fields import setting
 from gpushared.config.jobs import is_realm
-from gpushared.config.kinds import Flag, Text, Words
+from gpushared.config.kinds import Text, TextList, YesOrNo
 from gpushared.domain.leases.project_settings import is_user_name
 
 USERS = "users"
@@ -26,10 +26,10 @@ class UserConfig:
 
     principals: tuple[str, ...] = setting(
         (),
-        Words(Text("a principal such as `ada@lab`", is_principal)),
+        TextList(Text("a principal such as `ada@lab`", is_principal)),
         "Who on the nodes is this person: user names with the realm (a node's own name, or one that several "
         'nodes share). In `[users."*"]`: `*@REALM`, whose users are the persons of the same names.',
     )
     admin: bool = setting(
-        False, Flag(), "May see and end everybody's jobs, drain nodes, and make and revoke tokens."
+        False, YesOrNo(), "May see and end everybody's jobs, drain nodes, and make and revoke tokens."
     )

@@ -48,7 +48,7 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class BootTime:
     """Place a boot in time: ``began_at``, the moment of the boot, in seconds since the epoch.
 
     ``seen_at``: a moment in that boot up to which time is known to have passed.
@@ -98,15 +98,15 @@ class SteadyClock:
 
     def keep(self) -> None:
         if self._path is not None:
-            anchor = Anchor(self._boot_id, self._began_at, self.now())
+            anchor = BootTime(self._boot_id, self._began_at, self.now())
             write_private(self._path, json.dumps(asdict(anchor)).encode())
 
 
-def _read(path: Path) -> Anchor | None:
+def _read(path: Path) -> BootTime | None:
     """Read the anchor; None if it cannot be read: then time begins anew, by the time of day."""
     try:
         told = json.loads(path.read_bytes())
-        return Anchor(str(told["boot_id"]), float(told["began_at"]), float(told["seen_at"]))
+        return BootTime(str(told["boot_id"]), float(told["began_at"]), float(told["seen_at"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -26,7 +26,7 @@ OPEN_FILES = 65536
 """The service units have the same number."""
 
 
-class Running(Protocol[ConfigT_contra]):
+class RunningDaemon(Protocol[ConfigT_contra]):
     """Define the calls that signals make on a daemon."""
 
     async def run(self) -> None: ...
@@ -41,7 +41,7 @@ class Running(Protocol[ConfigT_contra]):
 
 
 async def run_with_signals(
-    daemon: Running[ConfigT], notifier: Notifier, read_config: Callable[[], ConfigT]
+    daemon: RunningDaemon[ConfigT], notifier: Notifier, read_config: Callable[[], ConfigT]
 ) -> None:
     """Run the daemon: SIGTERM and SIGINT stop it, SIGHUP makes it take over its configuration anew."""
     loop = asyncio.get_running_loop()

@@ -9,10 +9,10 @@ from gpushared.doctor import engine_checks as engine
 from gpushared.doctor import gpu_checks as gpu
 from gpushared.doctor import host_checks as host
 from gpushared.doctor import pool_checks as pool
-from gpushared.doctor.facts import Facts, Unread
+from gpushared.doctor.facts import DoctorFacts, Unread
 from gpushared.domain.model.checkup import (
     Check,
-    Finding,
+    CheckFinding,
     skipped,
     warning,
 )
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 def _of(
-    part: Callable[[Facts], T | Unread], judge: Callable[[T], Finding], *, told_by: str = ""
-) -> Callable[[Facts], Finding]:
+    part: Callable[[DoctorFacts], T | Unread], judge: Callable[[T], CheckFinding], *, told_by: str = ""
+) -> Callable[[DoctorFacts], CheckFinding]:
     """Return a check of one part. A part that could not be read is a warning: nothing was found wrong.
 
     ``told_by`` names the check that tells so, if several checks look at the same part.
     """
 
-    def look(facts: Facts) -> Finding:
+    def look(facts: DoctorFacts) -> CheckFinding:
         found = part(facts)
         if isinstance(found, Unread) and told_by:
             return skipped("could not be looked at", because=told_by)
@@ -39,11 +39,11 @@ def _of(
     return look
 
 
-def _check(name: str, look: Callable[[Facts], Finding], *after: str) -> Check[Facts]:
+def _check(name: str, look: Callable[[DoctorFacts], CheckFinding], *after: str) -> Check[DoctorFacts]:
     return Check(name, look, after)
 
 
-CHECKS: tuple[Check[Facts], ...] = (
+CHECKS: tuple[Check[DoctorFacts], ...] = (
     _check("host", host.host),
     _check("driver", gpu.driver),
     _check("gpu-health", gpu.gpu_health, "driver"),

@@ -7,10 +7,10 @@ that lose their GPUs when systemd reloads its units.
 
 from __future__ import annotations
 
-from gpushared.doctor.facts import DaemonView, EngineReport, Facts, Groups, Host, Toolkit, Unread
+from gpushared.doctor.facts import DaemonView, DoctorFacts, EngineReport, Groups, HostFacts, Toolkit, Unread
 from gpushared.doctor.versions import Version, is_rebuilt, numbers
 from gpushared.domain.model.checkup import (
-    Finding,
+    CheckFinding,
     failed,
     ok,
     warning,
@@ -34,13 +34,13 @@ OTHERS_WRITE = 0o002
 REMOTE_WITHOUT_TLS = "without encryption"
 
 
-def docker(facts: Facts) -> Finding:
+def docker(facts: DoctorFacts) -> CheckFinding:
     if isinstance(facts.engine, Unread):
         return failed(facts.engine.why, facts.engine.hint)
     return ok(f"Docker {facts.engine.version}, API {facts.engine.api_version}")
 
 
-def docker_api(facts: Facts) -> Finding:
+def docker_api(facts: DoctorFacts) -> CheckFinding:
     engine = _engine(facts)
     if numbers(engine.api_version) < OLDEST_API:
         return failed(
@@ -50,7 +50,7 @@ def docker_api(facts: Facts) -> Finding:
     return ok(f"API {engine.api_version} is new enough")
 
 
-def docker_cdi(facts: Facts) -> Finding:
+def docker_cdi(facts: DoctorFacts) -> CheckFinding:
     engine = _engine(facts)
     if engine.cdi_dirs:
         return ok(f"CDI is on ({', '.join(engine.cdi_dirs)})")
@@ -64,7 +64,7 @@ def docker_cdi(facts: Facts) -> Finding:
     )
 
 
-def docker_exposure(facts: Facts) -> Finding:
+def docker_exposure(facts: DoctorFacts) -> CheckFinding:
     engine = _engine(facts)
     if engine.socket_mode & OTHERS_WRITE:
         return failed(
@@ -79,7 +79,7 @@ def docker_exposure(facts: Facts) -> Finding:
     return ok("Docker is reached through its socket only")
 
 
-def docker_authorization(facts: Facts) -> Finding:
+def docker_authorization(facts: DoctorFacts) -> CheckFinding:
     """Check for CVE-2024-41110 and CVE-2026-34040, which concern only engines with authorization plugins."""
     engine = _engine(facts)
     if not engine.authorization_plugins:
@@ -99,7 +99,7 @@ def docker_authorization(facts: Facts) -> Finding:
     return ok(f"Docker {engine.version} keeps to its plugin {plugins}")
 
 
-def mount_pins(daemon: DaemonView) -> Finding:
+def mount_pins(daemon: DaemonView) -> CheckFinding:
     if daemon.pins_trouble:
         return warning(
             daemon.pins_trouble,
@@ -108,7 +108,7 @@ def mount_pins(daemon: DaemonView) -> Finding:
     return ok("nothing is in the way of users' bind mounts")
 
 
-def user_limits(daemon: DaemonView) -> Finding:
+def user_limits(daemon: DaemonView) -> CheckFinding:
     if daemon.users_trouble:
         return warning(
             daemon.users_trouble,
@@ -117,7 +117,7 @@ def user_limits(daemon: DaemonView) -> Finding:
     return ok("the kernel bounds what the containers of each user have together")
 
 
-def default_runtime(facts: Facts) -> Finding:
+def default_runtime(facts: DoctorFacts) -> CheckFinding:
     engine, toolkit = _engine(facts), facts.toolkit
     if engine.default_runtime != NVIDIA_RUNTIME:
         return ok(f"the default runtime is {engine.default_runtime}")
@@ -127,7 +127,7 @@ def default_runtime(facts: Facts) -> Finding:
     return warning(detail, 'remove "default-runtime" from /etc/docker/daemon.json and restart Docker')
 
 
-def docker_group_members(groups: Groups) -> Finding:
+def docker_group_members(groups: Groups) -> CheckFinding:
     found = {group: names for group, names in groups.members.items() if names}
     if not found:
         return ok("nobody is trusted through a group")
@@ -141,7 +141,7 @@ def docker_group_members(groups: Groups) -> Finding:
 # --- how GPUs come into containers ---------------------------------------------------------------------
 
 
-def gpu_mechanism(facts: Facts) -> Finding:
+def gpu_mechanism(facts: DoctorFacts) -> CheckFinding:
     mechanism = _engine(facts).gpu_mechanism
     if mechanism is DeviceMechanism.PLAIN:
         return failed(
@@ -156,7 +156,7 @@ def gpu_mechanism(facts: Facts) -> Finding:
     return ok(f"GPUs are given by {mechanism}")
 
 
-def cdi_spec(facts: Facts) -> Finding:
+def cdi_spec(facts: DoctorFacts) -> CheckFinding:
     """Check that the CDI spec fits: it names the driver's files and the GPUs of the day it was made."""
     specs, driver = _engine(facts).nvidia_specs, _driver(facts)
     if not specs.files:
@@ -180,7 +180,7 @@ def _to_be_named(gpu: GpuSettings) -> tuple[str, ...]:
     return gpu.mig_instances if gpu.mig else (gpu.gpu,)
 
 
-def toolkit(facts: Facts) -> Finding:
+def toolkit(facts: DoctorFacts) -> CheckFinding:
     if isinstance(facts.toolkit, Unread):
         return warning(
             f"NVIDIA's toolkit could not be asked: {facts.toolkit.why}", facts.toolkit.hint, final=True
@@ -206,7 +206,7 @@ def toolkit(facts: Facts) -> Finding:
     return ok(f"NVIDIA Container Toolkit {facts.toolkit.version}")
 
 
-def toolkit_env_switch(facts: Facts) -> Finding:
+def toolkit_env_switch(facts: DoctorFacts) -> CheckFinding:
     found = facts.toolkit
     assert isinstance(found, Toolkit), "made after `toolkit` only"
     if found.env_switch:
@@ -219,12 +219,12 @@ def toolkit_env_switch(facts: Facts) -> Finding:
     return ok("containers without privileges get no GPU by a variable")
 
 
-def daemon_reload(facts: Facts) -> Finding:
+def daemon_reload(facts: DoctorFacts) -> CheckFinding:
     """Check for links in ``/dev/char``, by which systemd knows allowed devices.
 
     NVIDIA's driver does not make these links.
     """
-    assert isinstance(facts.host, Host), "made after `host` only"
+    assert isinstance(facts.host, HostFacts), "made after `host` only"
     missing = facts.host.missing_char_links
     if _engine(facts).cgroup_driver == "systemd" and missing:
         return warning(
@@ -242,12 +242,12 @@ def _lacks_authorization_fix(version: Version) -> bool:
     return not any(fix[:2] == version[:2] and version >= fix for fix in AUTHZ_FIXES)
 
 
-def _engine(facts: Facts) -> EngineReport:
+def _engine(facts: DoctorFacts) -> EngineReport:
     assert not isinstance(facts.engine, Unread), "made after `docker` only"
     return facts.engine
 
 
-def _driver(facts: Facts) -> DriverFacts:
+def _driver(facts: DoctorFacts) -> DriverFacts:
     assert not isinstance(facts.driver, Unread), "made after `driver` only"
     return facts.driver
 

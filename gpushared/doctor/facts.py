@@ -165,7 +165,7 @@ class MpsReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostFacts:
     """Describe the kernel's and the system's side.
 
     ``memory_limit_bytes`` bounds the daemon's own cgroup, None without a limit.
@@ -230,7 +230,7 @@ class ConfigState:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DoctorFacts:
     """Hold all facts of one look."""
 
     simulated: bool
@@ -239,7 +239,7 @@ class Facts:
     engine: EngineReport | Unread
     toolkit: Toolkit | Unread | None
     mps: MpsReport | Unread
-    host: Host | Unread
+    host: HostFacts | Unread
     groups: Groups | Unread
     unit: Unit | Unread | None
     socket: SocketFile | Unread

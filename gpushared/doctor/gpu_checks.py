@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushared.doctor.facts import DaemonView, Facts, Host, MpsReport, UnmanagedProcess, Unread
+from gpushared.doctor.facts import DaemonView, DoctorFacts, HostFacts, MpsReport, UnmanagedProcess, Unread
 from gpushared.doctor.versions import numbers
 from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.checkup import (
-    Finding,
+    CheckFinding,
     failed,
     ok,
     skipped,
@@ -37,7 +37,7 @@ SERVER_HOST_BYTES = 512 * 1024 * 1024
 SHOWN = 3
 
 
-def driver(facts: Facts) -> Finding:
+def driver(facts: DoctorFacts) -> CheckFinding:
     if facts.simulated:
         return skipped("the GPUs are simulated, so that no driver is looked at")
     if isinstance(facts.driver, Unread):
@@ -48,7 +48,7 @@ def driver(facts: Facts) -> Finding:
     return ok(f"driver {facts.driver.version}, {count} GPU{'s' if count > 1 else ''}")
 
 
-def gpu_health(facts: Facts) -> Finding:
+def gpu_health(facts: DoctorFacts) -> CheckFinding:
     told = {gpu.index: gpu.trouble for gpu in _driver(facts).gpus if gpu.trouble}
     told |= {gpu.index: gpu.trouble for gpu in facts.daemon.gpus if gpu.trouble and gpu.index not in told}
     empty = {gpu.index for gpu in _driver(facts).gpus if gpu.mig and not gpu.mig_instances}
@@ -61,7 +61,7 @@ def gpu_health(facts: Facts) -> Finding:
     return ok("every GPU answers")
 
 
-def drained_gpus(facts: Facts) -> Finding:
+def drained_gpus(facts: DoctorFacts) -> CheckFinding:
     drained = {gpu.index: gpu for gpu in facts.daemon.gpus if gpu.drained}
     told = "; ".join(f"GPU {index} {gpu.drained}" for index, gpu in sorted(drained.items()))
     sick = [index for index, gpu in sorted(drained.items()) if gpu.sick]
@@ -75,7 +75,7 @@ def drained_gpus(facts: Facts) -> Finding:
     return ok("no GPU is drained")
 
 
-def device_nodes(host: Host) -> Finding:
+def device_nodes(host: HostFacts) -> CheckFinding:
     if host.missing_device_nodes:
         return warning(
             f"{', '.join(host.missing_device_nodes)} is missing, without which CUDA does not start",
@@ -84,7 +84,7 @@ def device_nodes(host: Host) -> Finding:
     return ok("the driver's device nodes are there")
 
 
-def persistence_mode(facts: Facts) -> Finding:
+def persistence_mode(facts: DoctorFacts) -> CheckFinding:
     off = [gpu for gpu in _driver(facts).gpus if gpu.persistence is False]
     if off:
         return warning(
@@ -95,7 +95,7 @@ def persistence_mode(facts: Facts) -> Finding:
     return ok("the driver keeps idle GPUs awake")
 
 
-def persistence_daemon(host: Host) -> Finding:
+def persistence_daemon(host: HostFacts) -> CheckFinding:
     if not host.persistence_daemon:
         return warning(
             "persistence mode is on, but nvidia-persistenced does not run, so that it is off after a boot",
@@ -104,7 +104,7 @@ def persistence_daemon(host: Host) -> Finding:
     return ok("nvidia-persistenced runs")
 
 
-def compute_mode(facts: Facts) -> Finding:
+def compute_mode(facts: DoctorFacts) -> CheckFinding:
     gpus = _driver(facts).gpus
     if closed := [gpu for gpu in gpus if gpu.compute_mode == PROHIBITED]:
         return failed(
@@ -130,7 +130,7 @@ def compute_mode(facts: Facts) -> Finding:
     return ok("compute mode DEFAULT")
 
 
-def mig_mode(facts: Facts) -> Finding:
+def mig_mode(facts: DoctorFacts) -> CheckFinding:
     split = [gpu for gpu in _driver(facts).gpus if gpu.mig]
     if empty := [gpu for gpu in split if not gpu.mig_instances and not gpu.trouble]:
         index = empty[0].index
@@ -145,7 +145,7 @@ def mig_mode(facts: Facts) -> Finding:
     return ok("no GPU is split by MIG")
 
 
-def driver_memory_limits(facts: Facts) -> Finding:
+def driver_memory_limits(facts: DoctorFacts) -> CheckFinding:
     version = numbers(_driver(facts).version)
     if version[:1] < (MEMORY_LIMITS_DRIVER,):
         return warning(
@@ -162,7 +162,7 @@ def driver_memory_limits(facts: Facts) -> Finding:
     return ok(f"driver {_driver(facts).version} limits each container's memory as a whole")
 
 
-def pid_namespace(host: Host) -> Finding:
+def pid_namespace(host: HostFacts) -> CheckFinding:
     if not host.init_pid_namespace:
         return failed(
             "the daemon runs in a PID namespace of its own: the driver names processes by PIDs of the host, "
@@ -175,7 +175,7 @@ def pid_namespace(host: Host) -> Finding:
 # --- MPS -----------------------------------------------------------------------------------------------
 
 
-def mps_program(facts: Facts) -> Finding:
+def mps_program(facts: DoctorFacts) -> CheckFinding:
     if isinstance(facts.mps, Unread):
         return warning(f"the MPS program could not be looked at: {facts.mps.why}", facts.mps.hint, final=True)
     if not facts.mps.wanted:
@@ -194,7 +194,7 @@ def mps_program(facts: Facts) -> Finding:
     return ok(f"{program.path}{f', version {program.version}' if program.version else ''}")
 
 
-def mps_version(facts: Facts) -> Finding:
+def mps_version(facts: DoctorFacts) -> CheckFinding:
     program, running = _mps(facts).program, _driver(facts).version
     mps = numbers(program.version)[:1] if program else ()
     if mps and mps != numbers(running)[:1]:
@@ -210,7 +210,7 @@ def mps_version(facts: Facts) -> Finding:
     return ok("MPS and driver are of one release")
 
 
-def mps_users(facts: Facts) -> Finding:
+def mps_users(facts: DoctorFacts) -> CheckFinding:
     program = _mps(facts).program
     closed = [gpu for gpu in facts.daemon.gpus if gpu.exclusive_process]
     if program is not None and not program.serves_many_users and closed:
@@ -228,7 +228,7 @@ def mps_users(facts: Facts) -> Finding:
     return ok("one MPS server can serve several users")
 
 
-def mps_architecture(facts: Facts) -> Finding:
+def mps_architecture(facts: DoctorFacts) -> CheckFinding:
     old = [gpu for gpu in _driver(facts).gpus if gpu.compute_capability and gpu.compute_capability < VOLTA]
     if old:
         return warning(
@@ -238,7 +238,7 @@ def mps_architecture(facts: Facts) -> Finding:
     return ok("every GPU's MPS keeps limits")
 
 
-def mps_default_pipe(mps: MpsReport) -> Finding:
+def mps_default_pipe(mps: MpsReport) -> CheckFinding:
     if mps.default_pipe_answers:
         return failed(
             f"an MPS daemon that is not gpushared's serves in {DEFAULT_PIPE}: NVIDIA's toolkit mounts that "
@@ -253,7 +253,7 @@ def mps_default_pipe(mps: MpsReport) -> Finding:
     return ok(f"no MPS in its default place, {DEFAULT_PIPE}")
 
 
-def mps_foreign(mps: MpsReport) -> Finding:
+def mps_foreign(mps: MpsReport) -> CheckFinding:
     if mps.foreign_pids:
         pids = ", ".join(map(str, mps.foreign_pids))
         return warning(
@@ -263,14 +263,14 @@ def mps_foreign(mps: MpsReport) -> Finding:
     return ok("no foreign MPS daemon runs")
 
 
-def mps_daemons(view: DaemonView) -> Finding:
+def mps_daemons(view: DaemonView) -> CheckFinding:
     if sick := [gpu for gpu in view.gpus if gpu.sharing_trouble]:
         told = dict.fromkeys(gpu.sharing_trouble for gpu in sick)
         return failed("; ".join(told), "see `journalctl -u gpushared`; whole GPUs can still be leased")
     return ok("the MPS daemons of leases answer")
 
 
-def mps_clients(view: DaemonView) -> Finding:
+def mps_clients(view: DaemonView) -> CheckFinding:
     if full := [gpu for gpu in view.gpus if gpu.processes >= MOST_CLIENTS * NEARLY_ALL]:
         named = ", ".join(f"GPU {gpu.index}: {gpu.processes}" for gpu in full)
         return warning(
@@ -281,7 +281,7 @@ def mps_clients(view: DaemonView) -> Finding:
     return ok(f"far from the {MOST_CLIENTS} processes that one GPU can serve through MPS")
 
 
-def service_memory(host: Host) -> Finding:
+def service_memory(host: HostFacts) -> CheckFinding:
     limit = host.memory_limit_bytes
     if limit is not None and limit < SERVER_HOST_BYTES:
         return warning(
@@ -292,7 +292,7 @@ def service_memory(host: Host) -> Finding:
     return ok("the service has memory enough for MPS servers")
 
 
-def unmanaged_processes(facts: Facts) -> Finding:
+def unmanaged_processes(facts: DoctorFacts) -> CheckFinding:
     if isinstance(facts.driver, Unread) and not facts.simulated:
         return skipped("nobody tells who is on the GPUs", because="driver")
     view = facts.daemon
@@ -306,7 +306,7 @@ def unmanaged_processes(facts: Facts) -> Finding:
     )
 
 
-def memory_figures(view: DaemonView) -> Finding:
+def memory_figures(view: DaemonView) -> CheckFinding:
     if unseen := [text for part, text in sorted(view.troubles.items()) if part.startswith(UNSEEN)]:
         return warning(
             "; ".join(unseen),
@@ -325,12 +325,12 @@ def _process(one: UnmanagedProcess) -> str:
 # --- what dependencies make sure of --------------------------------------------------------------------
 
 
-def _driver(facts: Facts) -> DriverFacts:
+def _driver(facts: DoctorFacts) -> DriverFacts:
     assert not isinstance(facts.driver, Unread), "made after `driver` only"
     return facts.driver
 
 
-def _mps(facts: Facts) -> MpsReport:
+def _mps(facts: DoctorFacts) -> MpsReport:
     assert not isinstance(facts.mps, Unread), "made after `mps-program` only"
     return facts.mps
 

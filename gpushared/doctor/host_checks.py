@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, Host, SocketFile, Unread
+from gpushared.doctor.facts import (
+    ConfigState,
+    DaemonView,
+    Directory,
+    DoctorFacts,
+    HostFacts,
+    SocketFile,
+    Unread,
+)
 from gpushared.doctor.pool_checks import TOLD_HERE
 from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.checkup import (
-    Finding,
+    CheckFinding,
     failed,
     ok,
     warning,
@@ -24,13 +32,13 @@ NETWORK_FILE_SYSTEMS = frozenset(
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 
 
-def host(facts: Facts) -> Finding:
+def host(facts: DoctorFacts) -> CheckFinding:
     if isinstance(facts.host, Unread):
         return warning(f"the machine could not be looked at: {facts.host.why}", facts.host.hint, final=True)
     return ok(f"Linux {facts.host.kernel}")
 
 
-def cgroup_version(found: Host) -> Finding:
+def cgroup_version(found: HostFacts) -> CheckFinding:
     if found.cgroup_version < 2:  # noqa: PLR2004 - cgroup v2
         return warning(
             "the machine uses cgroup v1: no driver can limit a container's GPU memory as a whole",
@@ -40,7 +48,7 @@ def cgroup_version(found: Host) -> Finding:
     return ok("cgroup v2")
 
 
-def selinux(found: Host) -> Finding:
+def selinux(found: HostFacts) -> CheckFinding:
     if found.selinux_enforces:
         return warning(
             "SELinux enforces: containers cannot reach MPS unless the directory has a label for them",
@@ -50,7 +58,7 @@ def selinux(found: Host) -> Finding:
     return ok("SELinux does not stand between containers and MPS")
 
 
-def service_unit(facts: Facts) -> Finding:
+def service_unit(facts: DoctorFacts) -> CheckFinding:
     unit = facts.unit
     if isinstance(unit, Unread):
         return warning(f"systemd could not be asked for the daemon's unit: {unit.why}", unit.hint)
@@ -70,7 +78,7 @@ def service_unit(facts: Facts) -> Finding:
     return ok(f"{unit.name} leaves containers alone when it restarts")
 
 
-def socket(found: SocketFile) -> Finding:
+def socket(found: SocketFile) -> CheckFinding:
     if not found.is_socket:
         return failed(
             f"the socket {found.path} is gone: who connects by that path does not reach the daemon",
@@ -86,7 +94,7 @@ def socket(found: SocketFile) -> Finding:
     return ok(f"{found.path}, for everybody (mode {found.mode:04o})")
 
 
-def runtime_directory(found: Directory) -> Finding:
+def runtime_directory(found: Directory) -> CheckFinding:
     if not found.writable:
         return failed(
             f"the daemon cannot write to {found.path}: leases get no settings",
@@ -102,7 +110,7 @@ def runtime_directory(found: Directory) -> Finding:
     return ok(f"{found.path} on {found.file_system}")
 
 
-def journal_disk(found: Directory) -> Finding:
+def journal_disk(found: Directory) -> CheckFinding:
     if not found.writable:
         return failed(
             f"the daemon cannot write to {found.path}: no lease can be granted",
@@ -121,7 +129,7 @@ def journal_disk(found: Directory) -> Finding:
     return ok(f"{found.path}, {free} free")
 
 
-def daemon_parts(facts: Facts) -> Finding:
+def daemon_parts(facts: DoctorFacts) -> CheckFinding:
     """Tell the daemon's troubles that no other check names."""
     told = {"journal", *TOLD_HERE}
     told |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
@@ -132,13 +140,13 @@ def daemon_parts(facts: Facts) -> Finding:
     return ok("the daemon's parts work")
 
 
-def journal(view: DaemonView) -> Finding:
+def journal(view: DaemonView) -> CheckFinding:
     if trouble := view.troubles.get("journal"):
         return failed(f"the journal cannot be written: {trouble}", "see `journalctl -u gpushared`")
     return ok("the journal is written")
 
 
-def config(found: ConfigState) -> Finding:
+def config(found: ConfigState) -> CheckFinding:
     if found.problem:
         return failed(
             f"the configuration is wrong, and the next start would fail: {found.problem}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.doctor.facts import DaemonView
 from gpushared.domain.model.checkup import (
-    Finding,
+    CheckFinding,
     failed,
     ok,
     warning,
@@ -21,7 +21,7 @@ TOLD_HERE = frozenset({"pool", "pool-clock", "membership"})
 _NONE = ok("this node is in no pool")
 
 
-def certificate(view: DaemonView) -> Finding:
+def certificate(view: DaemonView) -> CheckFinding:
     if trouble := view.troubles.get("membership"):
         return failed(f"the node's place in its pool: {trouble}", "see `journalctl -u gpushared`")
     pool = view.pool
@@ -42,7 +42,7 @@ def certificate(view: DaemonView) -> Finding:
     return ok(text)
 
 
-def link(view: DaemonView) -> Finding:
+def link(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
         return _NONE
@@ -54,7 +54,7 @@ def link(view: DaemonView) -> Finding:
     return ok(f"linked to the coordinator of pool {pool.name}, {pool.address}")
 
 
-def clock(view: DaemonView) -> Finding:
+def clock(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
         return _NONE
@@ -71,7 +71,7 @@ def clock(view: DaemonView) -> Finding:
     return ok(text)
 
 
-def realm(view: DaemonView) -> Finding:
+def realm(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
         return _NONE

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from gpushared.config.model import Config
 from gpushared.doctor.checks import CHECKS
-from gpushared.doctor.facts import ConfigState, DaemonView, Directory, Facts, MpsReport, Unread
+from gpushared.doctor.facts import ConfigState, DaemonView, Directory, DoctorFacts, MpsReport, Unread
 from gpushared.doctor.read_gpu_stack import read_engine, read_mps, read_toolkit
 from gpushared.doctor.read_host import read_directory, read_groups, read_host, read_socket, read_unit
 from gpushared.doctor.readers import Readers
 from gpushared.domain.leases.node_rules import MpsMode
-from gpushared.domain.model.checkup import Result, examine
+from gpushared.domain.model.checkup import CheckOutcome, examine
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.ports import Driver, DriverFacts
 
@@ -27,11 +27,11 @@ FRESH_SECONDS = 1.0
 class Probe(Protocol):
     """Describe the source of the facts."""
 
-    async def look(self) -> Facts: ...
+    async def look(self) -> DoctorFacts: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class DaemonPaths:
     """Hold the daemon's own settings and paths.
 
     ``config`` is the configuration that the daemon read last; ``started`` is the one read at its start, which
@@ -50,7 +50,7 @@ class MachineProbe:
 
     def __init__(
         self,
-        places: Callable[[], Places],
+        places: Callable[[], DaemonPaths],
         view: Callable[[], DaemonView],
         driver: Driver | None,
         readers: Readers | None = None,
@@ -60,7 +60,7 @@ class MachineProbe:
         self._driver = driver
         self._readers = readers or Readers()
 
-    async def look(self) -> Facts:
+    async def look(self) -> DoctorFacts:
         """Return the facts within the readers' and the driver's time-outs."""
         places, read = self._places(), self._readers.read
         config = places.started
@@ -77,7 +77,7 @@ class MachineProbe:
             runtime = group.create_task(self._read_directory("runtime", config.node.runtime_dir))
             state = group.create_task(self._read_directory("state", config.node.state_dir))
             stored = group.create_task(read("config", lambda: read_config(places)))
-        return Facts(
+        return DoctorFacts(
             simulated=self._driver is None,
             daemon=self._view(),
             driver=driver.result(),
@@ -110,7 +110,7 @@ def _read_mps(config: Config) -> MpsReport:
     return read_mps(config.sharing.mps_binary, Path(config.node.runtime_dir) / "mps", wanted=wanted)
 
 
-def read_config(places: Places) -> ConfigState:
+def read_config(places: DaemonPaths) -> ConfigState:
     """Compare the files with the configuration that the daemon read."""
     try:
         stored = places.reread()
@@ -138,16 +138,16 @@ class Doctor:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._look: asyncio.Task[tuple[Result, ...]] | None = None
+        self._look: asyncio.Task[tuple[CheckOutcome, ...]] | None = None
         self._done_at = 0.0
 
-    async def examine(self) -> tuple[Result, ...]:
+    async def examine(self) -> tuple[CheckOutcome, ...]:
         if self._look is None or (self._look.done() and self._is_stale()):
             self._look = asyncio.create_task(self._examine(), name="doctor")
         # A caller that leaves must not take the look away from others.
         return await asyncio.shield(self._look)
 
-    async def _examine(self) -> tuple[Result, ...]:
+    async def _examine(self) -> tuple[CheckOutcome, ...]:
         results = examine(CHECKS, await self._probe.look())
         self._done_at = asyncio.get_running_loop().time()
         return results

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from gpushared.doctor.facts import Directory, Groups, Host, SocketFile, Unit
+from gpushared.doctor.facts import Directory, Groups, HostFacts, SocketFile, Unit
 
 INIT_PID_NAMESPACE = "pid:[4026531836]"
 """The number is ``PROC_PID_INIT_INO``, fixed in the kernel's include/linux/proc_ns.h."""
@@ -22,9 +22,9 @@ PROGRAM_SECONDS = 4.0
 OTHERS_ENTER = 0o001
 
 
-def read_host(root: Path = Path("/")) -> Host:
+def read_host(root: Path = Path("/")) -> HostFacts:
     """Read the machine. ``root`` is the top of its file systems; another one than ``/`` is for tests."""
-    return Host(
+    return HostFacts(
         kernel=os.uname().release,
         cgroup_version=2 if (root / "sys/fs/cgroup/cgroup.controllers").exists() else 1,
         init_pid_namespace=str((root / "proc/self/ns/pid").readlink()) == INIT_PID_NAMESPACE,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.domain.model.errors import EngineUnavailable, RequestError
-from gpushared.ports import Edits, Hook, Mount
+from gpushared.ports import EditMount, Edits, Hook
 
 KIND = "gpushare.io/lease"
 DEFAULT_SPEC_DIR = Path("/var/run/cdi")
@@ -165,7 +165,7 @@ def _hook(hook: Hook) -> dict[str, Any]:
     }
 
 
-def _mount(mount: Mount) -> dict[str, Any]:
+def _mount(mount: EditMount) -> dict[str, Any]:
     access = "ro" if mount.read_only else "rw"
     return {
         "hostPath": _absolute(mount.source),

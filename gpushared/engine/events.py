@@ -31,7 +31,7 @@ PENDING_LIMIT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ContainerChange:
     """Note a container that changed; ``last_words`` if it died, ``destroyed`` if it was removed."""
 
     container: ContainerId
@@ -48,14 +48,14 @@ class EventFeed:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._lock = threading.Lock()
-        self._pending: dict[ContainerId, Change] = {}
+        self._pending: dict[ContainerId, ContainerChange] = {}
         self._error: GpushareError | None = None
         self._socket: socket.socket | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
         self._thread.start()
 
-    async def next(self) -> Change:
+    async def next(self) -> ContainerChange:
         """Return the next container that changed; ``EngineUnavailable`` at the end."""
         while True:
             with self._lock:
@@ -132,7 +132,7 @@ class EventFeed:
         with self._lock:
             before = self._pending.get(container)
             last_words = death or (before.last_words if before else None)
-            self._pending[container] = Change(container, last_words, destroyed)
+            self._pending[container] = ContainerChange(container, last_words, destroyed)
             crowded = len(self._pending) > PENDING_LIMIT
         if crowded:
             raise EngineUnavailable(f"more than {PENDING_LIMIT} containers changed at once")

@@ -25,7 +25,7 @@ _START_TIME = 22 - 3
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class LiveProcess:
     """Describe a process that lives.
 
     ``start_ticks`` (clock ticks since boot) tells it from a later one of the same PID. ``container_ids``: the
@@ -97,10 +97,10 @@ class ProcessTable:
 
     def __init__(self, proc: Path = Path("/proc"), *, handles: ProcessHandles | None = None) -> None:
         self._proc = proc
-        self._known: dict[int, Process] = {}
+        self._known: dict[int, LiveProcess] = {}
         self._handles = handles
 
-    def look_up(self, pids: Iterable[int]) -> dict[int, Process]:
+    def look_up(self, pids: Iterable[int]) -> dict[int, LiveProcess]:
         """Return the living processes among these, and forget all others."""
         if self._handles is not None:
             for pid in self._handles.drop_ended():
@@ -111,7 +111,7 @@ class ProcessTable:
         self._known = found
         return dict(found)
 
-    def _find(self, pid: int) -> Process | None:
+    def _find(self, pid: int) -> LiveProcess | None:
         handles = self._handles
         if handles is None:
             return self._process(pid)
@@ -121,7 +121,7 @@ class ProcessTable:
         handles.take(pid)
         return self._process(pid)
 
-    def _process(self, pid: int) -> Process | None:
+    def _process(self, pid: int) -> LiveProcess | None:
         try:
             start = self._start_ticks(pid)
             known = self._known.get(pid)
@@ -129,7 +129,7 @@ class ProcessTable:
                 return known
             containers = containers_of_cgroup((self._proc / str(pid) / "cgroup").read_text())
             # Had the PID changed hands between the two reads, they would not fit together.
-            return Process(pid, start, containers) if self._start_ticks(pid) == start else None
+            return LiveProcess(pid, start, containers) if self._start_ticks(pid) == start else None
         except (FileNotFoundError, ProcessLookupError):
             return None
 

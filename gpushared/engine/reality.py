@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.mountinfo import exposures, parse
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
 from gpushared.mountinfo import Mount
-from gpushared.ports import DeviceNode, DeviceRule, Machine, Reality, Word
+from gpushared.ports import DeviceNode, DeviceRule, MachineDevices, Reality, Word
 
 PROC = Path("/proc")
 OWN = "self"
@@ -146,7 +146,7 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
 # --- the kernel's word ---------------------------------------------------------------------------------
 
 
-def machine(proc: Path = PROC) -> Machine:
+def machine(proc: Path = PROC) -> MachineDevices:
     """Return the GPU devices of this machine, by ``/proc/devices`` and ``/proc/driver/nvidia``."""
     characters = (proc / "devices").read_text().partition("Block devices:")[0]
     pairs = (line.split(None, 1) for line in characters.splitlines()[1:] if line.strip())
@@ -157,7 +157,7 @@ def machine(proc: Path = PROC) -> Machine:
         uuid, minor = said.get("GPU UUID", "").strip(), said.get("Device Minor", "").strip()
         if minor.isdecimal():
             minors[GpuId(uuid)] = int(minor)
-    return Machine({NVIDIA_MAJOR: "nvidia", **majors}, minors)
+    return MachineDevices({NVIDIA_MAJOR: "nvidia", **majors}, minors)
 
 
 def rules_of_list(text: str) -> tuple[DeviceRule, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpushared.domain.leases.stop_order import Process
+from gpushared.domain.leases.stop_order import SignalHandling
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.processes import ProcessTable
 
@@ -25,13 +25,13 @@ def members(container: ContainerId, proc: Path = _PROC) -> frozenset[int]:
     return frozenset(pid for pid, process in table.items() if process.container_among({container}))
 
 
-def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> Process | None:
+def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> SignalHandling | None:
     """Return how a process and its children handle signals; None if the process has ended."""
     try:
         text = (proc / str(pid) / "status").read_text()
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         children = _children(pid, proc) if depth else []
-        return Process(
+        return SignalHandling(
             caught=int(fields["SigCgt"], 16),
             blocked=int(fields["SigBlk"], 16),
             ignored=int(fields["SigIgn"], 16),

@@ -34,7 +34,7 @@ class Workers:
         self._connector = connector
         self._name = name
         self._limit = limit
-        self._jobs: deque[_Job[Any]] = deque()
+        self._jobs: deque[_EngineCall[Any]] = deque()
         self._changed = threading.Condition()
         self._threads = 0
         self._idle = 0
@@ -45,7 +45,7 @@ class Workers:
 
         The error is ``TimedOut`` also if no thread was free in time.
         """
-        job = _Job(what, work)
+        job = _EngineCall(what, work)
         self._submit(job)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -62,7 +62,7 @@ class Workers:
         for job in waiting:
             job.refuse(EngineUnavailable(CLOSED))
 
-    def _submit(self, job: _Job[T]) -> None:
+    def _submit(self, job: _EngineCall[T]) -> None:
         with self._changed:
             if self._closed:
                 raise EngineUnavailable(CLOSED)
@@ -81,7 +81,7 @@ class Workers:
             job.run(client, self._connector)
         client.close()
 
-    def _next(self) -> _Job[Any] | None:
+    def _next(self) -> _EngineCall[Any] | None:
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._jobs or self._closed, timeout=IDLE_SECONDS)
@@ -92,7 +92,7 @@ class Workers:
             return None
 
 
-class _Job(Generic[T]):
+class _EngineCall(Generic[T]):
     """Hold a call and its result. A caller that gave up before the call began has cancelled it."""
 
     def __init__(self, what: str, work: Work[T]) -> None:

@@ -23,7 +23,7 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.published_ports import ports_of
 from gpushared.gate.api.schema import Version
-from gpushared.gate.containers.count_limits import Room
+from gpushared.gate.containers.count_limits import CreatesUnderWay
 from gpushared.gate.containers.create import ROOT_USER
 from gpushared.gate.containers.gpu_request import (
     ClaimWish,
@@ -33,8 +33,8 @@ from gpushared.gate.containers.gpu_request import (
 )
 from gpushared.gate.containers.homes import put_home
 from gpushared.gate.containers.ownership import find_image, find_network, find_volume
-from gpushared.gate.handlers.context import Ground
-from gpushared.gate.policy.explain import WHY_SET, Finding, Notes
+from gpushared.gate.handlers.context import HandlerContext
+from gpushared.gate.policy.explain import WHY_SET, FieldFinding, Notes
 from gpushared.gate.policy.judge import HOST_PREFIX, judge_create, networks_of
 from gpushared.gate.policy.mount_rules import volumes_of, wishes_of
 from gpushared.gate.policy.rules import Context
@@ -47,10 +47,10 @@ _REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, 
 class Explainer:
     """Ask everything that a create asks: the rules, and also the engine and the system."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
 
-    async def explain(self, raw: bytes, version: Version | None, caller: Caller) -> list[Finding]:
+    async def explain(self, raw: bytes, version: Version | None, caller: Caller) -> list[FieldFinding]:
         """Explain every field that says something. Raises errors that prevent the explanation itself."""
         notes = Notes()
         try:
@@ -83,7 +83,7 @@ class Explainer:
             self._note_env(judged, image, account, wish, notes)
             exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
             ports = ports_of(judged["HostConfig"], exposed)
-            await Room(ground.engine).check(caller, ground.policy, ports=ports)
+            await CreatesUnderWay(ground.engine).check(caller, ground.policy, ports=ports)
             await ground.together.check_start(caller.uid)
         except LimitReached as error:
             notes.refused("", None, error, may_change=True)

@@ -7,10 +7,10 @@ from typing import assert_never
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.endpoints import BUILD_OF_NOBODY, match_route
-from gpushared.gate.api.routes import Action, Payload
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.routes import Payload, RouteAction
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.api.target import parse_target
-from gpushared.gate.containers.lease_port import Desk
+from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.explain_create import Explainer
 from gpushared.gate.handlers.archives import Archives
@@ -20,18 +20,18 @@ from gpushared.gate.handlers.call import (
     drop_body,
     expect_nothing,
 )
-from gpushared.gate.handlers.containers import Containers
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.containers import ContainerHandlers
+from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.creates import Creates
 from gpushared.gate.handlers.execs import Execs
-from gpushared.gate.handlers.images import Images
+from gpushared.gate.handlers.images import ImageHandlers
 from gpushared.gate.handlers.listings import Listings
 from gpushared.gate.handlers.networks import Networks
 from gpushared.gate.handlers.request_audit import Recording, line_of_refusal, recording
 from gpushared.gate.handlers.shared import Shared
 from gpushared.gate.handlers.volumes import Volumes
-from gpushared.gate.mounts.held_mounts import Pins
-from gpushared.net.error_answers import Refusal
+from gpushared.gate.mounts.held_mounts import HeldMounts
+from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Exchange
 from gpushared.ports import UserWalls
@@ -51,21 +51,23 @@ class Gate:
     def __init__(
         self,
         engine_socket: str,
-        desk: Desk,
-        policy: Policy | None = None,
+        desk: LeasePort,
+        policy: SitePolicy | None = None,
         audit: Sink = ignore,
-        pins: Pins | None = None,
+        pins: HeldMounts | None = None,
         name: str = "",
         walls: UserWalls | None = None,
         passwd: PasswdFiles | None = None,
     ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
-        ground = self._ground = Ground(engine, desk, policy or Policy(), pins, name, walls, passwd)
+        ground = self._ground = HandlerContext(
+            engine, desk, policy or SitePolicy(), pins, name, walls, passwd
+        )
         self._audit = audit
         self._creates = Creates(ground)
         self.explainer = Explainer(ground)
-        containers, execs, shared = Containers(ground), Execs(ground), Shared(ground)
-        self._everybody: dict[Action, Handler] = {
+        containers, execs, shared = ContainerHandlers(ground), Execs(ground), Shared(ground)
+        self._everybody: dict[RouteAction, Handler] = {
             **self._creates.everybody(),
             **containers.everybody(),
             **execs.everybody(),
@@ -73,13 +75,13 @@ class Gate:
         }
         networks, volumes = Networks(ground), Volumes(ground)
         # Trusted callers' requests come to these handlers too if everybody is confined.
-        self._judged: dict[Action, Handler] = {
+        self._judged: dict[RouteAction, Handler] = {
             **self._everybody,
             **networks.judged(),
             **volumes.judged(),
-            Action.BUILD: _no_build,
+            RouteAction.BUILD: _no_build,
         }
-        self._confined: dict[Action, Handler] = {
+        self._confined: dict[RouteAction, Handler] = {
             **self._everybody,
             **containers.confined(),
             **Archives(ground).confined(),
@@ -87,20 +89,20 @@ class Gate:
             **execs.confined(),
             **networks.confined(),
             **volumes.confined(),
-            **Images(ground).confined(),
+            **ImageHandlers(ground).confined(),
             **shared.confined(),
         }
 
     @property
-    def pins(self) -> Pins:
+    def pins(self) -> HeldMounts:
         return self._ground.pins
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> SitePolicy:
         return self._ground.policy
 
     @policy.setter
-    def policy(self, policy: Policy) -> None:
+    def policy(self, policy: SitePolicy) -> None:
         self._ground.policy = policy
 
     def judges(self, caller: Caller) -> bool:
@@ -111,7 +113,7 @@ class Gate:
         with recording(exchange, self._audit) as recorded:
             await self._handle(exchange, recorded)
 
-    def refused(self, refusal: Refusal, caller: Caller, origin: Origin) -> None:
+    def refused(self, refusal: RequestRefusal, caller: Caller, origin: Origin) -> None:
         """Tell the audit that the HTTP layer refused a request, which never came to the gate."""
         self._audit(line_of_refusal(refusal, caller, origin))
 
@@ -125,7 +127,7 @@ class Gate:
                 hint="trusted users can ask the engine itself",
             )
         recorded.record.name = match.name or target.get("name")
-        if match.route.action is Action.REFUSE:
+        if match.route.action is RouteAction.REFUSE:
             raise PermissionRefused(match.route.why, hint=match.route.hint)
         match match.route.payload:
             case Payload.NONE:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
+class _DriverCall:
     work: Callable[[], Any]
     answer: asyncio.Future[Any]
     even_unawaited: bool = False
@@ -38,13 +38,13 @@ class CallThread:
         self._timeout_seconds = timeout_seconds
         self._max_waiting = max_waiting
         # Two places more than callers may take, so that close() always finds room.
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(max_waiting + 2)
+        self._jobs: queue.Queue[_DriverCall | None] = queue.Queue(max_waiting + 2)
         self._thread: threading.Thread | None = None
         self._closed = False
         # Written by the thread: the job it is busy with.
-        self._running: _Job | None = None
+        self._running: _DriverCall | None = None
         # Written by the event loop: the job that ran when a caller's patience ended.
-        self._overdue: _Job | None = None
+        self._overdue: _DriverCall | None = None
 
     async def call(self, work: Callable[[], T]) -> T:
         """Return or raise the result of ``work``. Errors of its own: ``TimedOut``, ``GpusUnavailable``."""
@@ -83,7 +83,7 @@ class CallThread:
         return self._overdue is not None and self._overdue is self._running
 
     def _enqueue(self, work: Callable[[], Any], *, even_unawaited: bool = False) -> asyncio.Future[Any]:
-        job = _Job(work, asyncio.get_running_loop().create_future(), even_unawaited)
+        job = _DriverCall(work, asyncio.get_running_loop().create_future(), even_unawaited)
         self._jobs.put_nowait(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="gpus", daemon=True)

@@ -62,7 +62,7 @@ NO_FIGURE = OLD_DRIVER | {
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class DriverTrouble:
     """Tell what is wrong, and what to do about it."""
 
     message: str
@@ -74,43 +74,45 @@ class Trouble:
 
 
 _TROUBLES = {
-    NvmlCode.UNINITIALIZED: Trouble("NVML was shut down", "it is opened again with the next call"),
-    NvmlCode.NOT_SUPPORTED: Trouble(
+    NvmlCode.UNINITIALIZED: DriverTrouble("NVML was shut down", "it is opened again with the next call"),
+    NvmlCode.NOT_SUPPORTED: DriverTrouble(
         "The NVIDIA driver does not support this", "a newer driver may; see `nvidia-smi -q`"
     ),
-    NvmlCode.NO_PERMISSION: Trouble(
+    NvmlCode.NO_PERMISSION: DriverTrouble(
         "The daemon has no permission to use the GPU",
         "run it as root and allow /dev/nvidia* (DeviceAllow= of its unit, device cgroups)",
     ),
-    NvmlCode.INSUFFICIENT_POWER: Trouble(
+    NvmlCode.INSUFFICIENT_POWER: DriverTrouble(
         "The GPU's external power is not connected", "check its power cables"
     ),
-    NvmlCode.DRIVER_NOT_LOADED: Trouble(
+    NvmlCode.DRIVER_NOT_LOADED: DriverTrouble(
         "The NVIDIA driver is not loaded",
         "try `modprobe nvidia`; after an update of the kernel the driver has to be built again",
     ),
-    NvmlCode.TIMEOUT: Trouble("The NVIDIA driver gave up on a call", "`dmesg` may tell why (NVRM, Xid)"),
-    NvmlCode.IRQ_ISSUE: Trouble("The GPU's interrupts do not arrive", "`dmesg` may tell why (NVRM)"),
-    NvmlCode.LIBRARY_NOT_FOUND: Trouble(
+    NvmlCode.TIMEOUT: DriverTrouble(
+        "The NVIDIA driver gave up on a call", "`dmesg` may tell why (NVRM, Xid)"
+    ),
+    NvmlCode.IRQ_ISSUE: DriverTrouble("The GPU's interrupts do not arrive", "`dmesg` may tell why (NVRM)"),
+    NvmlCode.LIBRARY_NOT_FOUND: DriverTrouble(
         "There is no NVIDIA driver on this machine: libnvidia-ml.so.1 was not found",
         "install the driver, or simulate GPUs with `gpushared --simulate h100:2`",
     ),
-    NvmlCode.FUNCTION_NOT_FOUND: Trouble(
+    NvmlCode.FUNCTION_NOT_FOUND: DriverTrouble(
         "The NVIDIA driver is too old: its library lacks a function that is needed", "update the driver"
     ),
-    NvmlCode.GPU_IS_LOST: Trouble(
+    NvmlCode.GPU_IS_LOST: DriverTrouble(
         "The GPU is lost: it does not answer on the PCIe bus any more",
         "see `dmesg` for its Xid; it usually takes a reboot",
     ),
-    NvmlCode.RESET_REQUIRED: Trouble(
+    NvmlCode.RESET_REQUIRED: DriverTrouble(
         "The GPU has to be reset before it can be used",
         "stop what runs on it, then `nvidia-smi --gpu-reset -i INDEX`, or reboot",
     ),
-    NvmlCode.LIB_RM_VERSION_MISMATCH: Trouble(
+    NvmlCode.LIB_RM_VERSION_MISMATCH: DriverTrouble(
         "The NVIDIA driver was changed while it ran: its library and its kernel module differ",
         "reboot; or unload and load the kernel modules and restart gpushared",
     ),
-    NvmlCode.IN_USE: Trouble("The GPU is in exclusive use by another program", "see `nvidia-smi`"),
+    NvmlCode.IN_USE: DriverTrouble("The GPU is in exclusive use by another program", "see `nvidia-smi`"),
 }
 
 
@@ -123,9 +125,9 @@ class DriverError(Exception):
         self.function = function
 
     @property
-    def trouble(self) -> Trouble:
+    def trouble(self) -> DriverTrouble:
         known = _TROUBLES.get(NvmlCode(self.code)) if self.code in list(NvmlCode) else None
-        return known or Trouble(
+        return known or DriverTrouble(
             f"The NVIDIA driver answered {self.function} with error {self.code}",
             "`dmesg` may tell why (NVRM, Xid); see also `nvidia-smi`",
         )

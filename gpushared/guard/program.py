@@ -122,7 +122,7 @@ def say(text: str) -> None:
         os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
-class Guard:
+class FenceGuard:
     """Look at deadlines, and end containers. ``fences`` is empty while there is nothing to guard."""
 
     def __init__(self, directory: str) -> None:
@@ -211,7 +211,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     if not take_lock(directory):
         return
-    guard, idle_looks = Guard(directory), 0
+    guard, idle_looks = FenceGuard(directory), 0
     # Looks are counted, and not seconds: a machine that slept has something to guard when it wakes.
     while idle_looks < IDLE_LOOKS:
         guard.look()

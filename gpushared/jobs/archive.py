@@ -20,7 +20,7 @@ from gpushared.jobs.job_records import (
     read_job,
     time_of,
 )
-from gpushared.ports.job_store import MAX_OPERATIONS, Record, Store
+from gpushared.ports.job_store import MAX_OPERATIONS, JobStore, Record
 
 GONE_KEPT_SECONDS = 40 * 24 * 3600.0
 """Longer than nodes keep records of attempts that are over."""
@@ -42,7 +42,7 @@ class Page:
 class Archive:
     """Reads only; ``prune`` writes by what it is given."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: JobStore) -> None:
         self._store = store
 
     async def get(self, job: JobId) -> Job | None:

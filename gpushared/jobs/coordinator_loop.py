@@ -49,7 +49,7 @@ from gpushared.jobs.write_batches import Chunk, cut
 from gpushared.ports import Clock
 from gpushared.ports.job_store import (
     Deposed,
-    Store,
+    JobStore,
     StoreUnavailable,
     Transaction,
 )
@@ -80,7 +80,7 @@ class _Sent:
 class PoolLoop:
     """Owns the state, and alone writes what it is made of; ``write`` is for the records of others."""
 
-    def __init__(self, state: PoolState, store: Store, clock: Clock, troubles: Troubles) -> None:
+    def __init__(self, state: PoolState, store: JobStore, clock: Clock, troubles: Troubles) -> None:
         """The store is led already, with ``state.epoch``."""
         self.state = state
         self.revision = state.revision
@@ -132,7 +132,7 @@ class PoolLoop:
         deletes: Iterable[str] = (),
         compares: Mapping[str, int] | None = None,
     ) -> int:
-        """Records that are not the state's, in one transaction; the revision. Errors as ``Store.commit``."""
+        """Records that are not the state's, in one transaction; the revision. Errors as ``JobStore.commit``."""
         while True:
             epoch = self._epoch
             try:

@@ -36,7 +36,7 @@ LIVE, OVER_MARK, ARRAY = "l", "o", "a"
 """A page token begins with one of these letters: the stage of the listing."""
 
 
-class Past(Protocol):
+class JobArchive(Protocol):
     """Jobs that are over, however long ago; an ``Archive``."""
 
     async def get(self, job: JobId) -> Job | None: ...
@@ -45,7 +45,7 @@ class Past(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JobPage:
     """A page of jobs; ``next_token`` is empty where it is the last."""
 
     jobs: tuple[Job, ...]
@@ -53,7 +53,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobQuery:
     """Describe the jobs to list.
 
     ``everybody``: not only the asker's own. ``array``: an array's id or name.
@@ -70,7 +70,7 @@ def may_see(job: Job, owner: Owner) -> bool:
     return owner.may_see_jobs_of(job.spec.owner)
 
 
-async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job:
+async def find(live: PoolState, past: JobArchive, reference: str, owner: Owner) -> Job:
     """Find a job by its id, its container's name, an unmistakable beginning of its id, or its array.
 
     An array names a job only if that is its only one. Raise NotFound, also for another person's job, and
@@ -87,7 +87,7 @@ async def find(live: PoolState, past: Past, reference: str, owner: Owner) -> Job
     return found
 
 
-async def _by_id(live: PoolState, past: Past, job: JobId, owner: Owner) -> Job | None:
+async def _by_id(live: PoolState, past: JobArchive, job: JobId, owner: Owner) -> Job | None:
     """None also where it is somebody else's, whose id must not hide what the owner calls so."""
     known = live.jobs.get(job) or live.ended.get(job)
     if known is None or not may_see(known, owner):
@@ -112,12 +112,12 @@ def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
     return max(going or named, key=lambda job: job.sequence, default=None)
 
 
-async def _by_array(live: PoolState, past: Past, reference: str, owner: Owner) -> Job | None:
+async def _by_array(live: PoolState, past: JobArchive, reference: str, owner: Owner) -> Job | None:
     """The only job of an array, by the array's id or name. Raises RequestError where it has several."""
     array = array_called(live, reference, owner) or (reference if is_array_id(reference) else "")
     if not array:
         return None
-    asked = Asked(ended=True, array=array, limit=MAX_NAMED + 1)
+    asked = JobQuery(ended=True, array=array, limit=MAX_NAMED + 1)
     jobs = (await _of_array(live, past, asked, await _whose(live, past, array, owner))).jobs
     if len(jobs) > 1:
         many, more = (f"more than {MAX_NAMED}", ", ...") if len(jobs) > MAX_NAMED else (len(jobs), "")
@@ -147,7 +147,7 @@ def array_called(live: PoolState, name: str, owner: Owner) -> str:
     return "" if newest is None or newest in alone else newest.spec.array or ""
 
 
-async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owner) -> Job | None:
+async def _by_beginning(live: PoolState, past: JobArchive, beginning: str, owner: Owner) -> Job | None:
     """Find a job by the beginning of its id; among several, look only for as many as the error names."""
     mine: dict[JobId, Job] = {}
     for over in (False, True):
@@ -167,7 +167,7 @@ async def _by_beginning(live: PoolState, past: Past, beginning: str, owner: Owne
 # --- pages ---------------------------------------------------------------------------------------------
 
 
-async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
+async def page(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner) -> JobPage:
     """Return a page of jobs: live ones in the order in which they came, then finished ones, newest first.
 
     Raise PermissionRefused or RequestError.
@@ -185,14 +185,14 @@ async def page(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found
         return await _over(past, asked, owner, place, asked.limit)
     first = await _first(live, asked, owner, _number(place))
     if len(first) > asked.limit:
-        return Found(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
+        return JobPage(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
     if not asked.ended:
-        return Found(tuple(first))
+        return JobPage(tuple(first))
     over = await _over(past, asked, owner, "", asked.limit - len(first))
-    return Found((*first, *over.jobs), over.next_token)
+    return JobPage((*first, *over.jobs), over.next_token)
 
 
-async def _first(live: PoolState, asked: Asked, owner: Owner, after: int) -> list[Job]:
+async def _first(live: PoolState, asked: JobQuery, owner: Owner, after: int) -> list[Job]:
     """A page of those that are not over and came after a number, and one more, in steps."""
     asker = replace(owner, admin=False)
     jobs = iter(live.jobs.values() if asked.everybody else live.beginning("", asker, over=False))
@@ -204,35 +204,35 @@ async def _first(live: PoolState, asked: Asked, owner: Owner, after: int) -> lis
     return first
 
 
-async def _over(past: Past, asked: Asked, owner: Owner, token: str, limit: int) -> Found:
+async def _over(past: JobArchive, asked: JobQuery, owner: Owner, token: str, limit: int) -> JobPage:
     """A page may have fewer than asked for, even none, where few of those looked at are the owner's."""
     if limit <= 0:
-        return Found((), f"{OVER_MARK}{token}")
+        return JobPage((), f"{OVER_MARK}{token}")
     found: list[Job] = []
     for _ in range(MAX_SCANNED):
         newest = await past.page(MAX_LISTED, token)
         for job in _own(newest.jobs, asked, owner):
             found.append(job)
             if len(found) == limit:
-                return Found(tuple(found), OVER_MARK + _place(job))
+                return JobPage(tuple(found), OVER_MARK + _place(job))
         token = newest.next_token
         if not token:
-            return Found(tuple(found))
-    return Found(tuple(found), OVER_MARK + token)
+            return JobPage(tuple(found))
+    return JobPage(tuple(found), OVER_MARK + token)
 
 
-async def _whose(live: PoolState, past: Past, array: str, owner: Owner) -> Owner:
+async def _whose(live: PoolState, past: JobArchive, array: str, owner: Owner) -> Owner:
     """Return the owner for whom to list the array: an administrator with jobs in it sees only these.
 
     Other users could give their jobs the ids that older releases gave by chance.
     """
     alone = replace(owner, admin=False)
-    if owner.admin and (await _of_array(live, past, Asked(ended=True, array=array, limit=1), alone)).jobs:
+    if owner.admin and (await _of_array(live, past, JobQuery(ended=True, array=array, limit=1), alone)).jobs:
         return alone
     return owner
 
 
-async def _of_array(live: PoolState, past: Past, asked: Asked, owner: Owner) -> Found:
+async def _of_array(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner) -> JobPage:
     """Return a page of an array's jobs in the order of their ids, so that a page costs only its length.
 
     The page may have fewer jobs than asked for, even none, if other users' finished jobs bear the array's id
@@ -251,11 +251,11 @@ async def _of_array(live: PoolState, past: Past, asked: Asked, owner: Owner) -> 
     jobs = {job.id: job for job in over} | jobs
     found = [jobs[name] for name in sorted(jobs) if not end or name <= end]
     if len(found) > asked.limit:
-        return Found(tuple(found[: asked.limit]), f"{ARRAY}{found[asked.limit - 1].id}")
-    return Found(tuple(found), end and ARRAY + end)
+        return JobPage(tuple(found[: asked.limit]), f"{ARRAY}{found[asked.limit - 1].id}")
+    return JobPage(tuple(found), end and ARRAY + end)
 
 
-def _own(jobs: Iterable[Job], asked: Asked, owner: Owner) -> Iterator[Job]:
+def _own(jobs: Iterable[Job], asked: JobQuery, owner: Owner) -> Iterator[Job]:
     return (job for job in jobs if asked.everybody or job.spec.owner.person == owner.person)
 
 

@@ -44,9 +44,9 @@ from gpushared.domain.model.units import shown
 from gpushared.jobs import job_search as search
 from gpushared.jobs.job_ids import is_array_id
 from gpushared.jobs.job_requests import Wanted, read_submit
-from gpushared.jobs.job_search import Asked, Past
+from gpushared.jobs.job_search import JobArchive, JobQuery
 from gpushared.jobs.job_views import OVER, JobViews
-from gpushared.net.intake import Admitted, Turns
+from gpushared.net.intake import Admitted, CallerTurns
 
 MAX_BATCH = 64
 MAX_AFTER = 1000
@@ -63,7 +63,7 @@ LONG_SECONDS = 30.0
 SHOWN_AT_ONCE = 16
 
 
-class Machine(Protocol):
+class CoordinatorPort(Protocol):
     """The loop around a coordinator's rules."""
 
     @property
@@ -167,8 +167,8 @@ class JobsService:
 
     def __init__(
         self,
-        machine: Machine,
-        past: Past,
+        machine: CoordinatorPort,
+        past: JobArchive,
         views: JobViews,
         *,
         presets: Callable[[], Mapping[str, Ask]] = _no_presets,
@@ -187,7 +187,7 @@ class JobsService:
         self._lacks = lacks
         self._simulated = simulated
         self._stop_grace_seconds = stop_grace_seconds
-        self._turns = Turns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
+        self._turns = CallerTurns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
 
     def turn(self, owner: Owner) -> AbstractAsyncContextManager[object]:
         """Around the work on a call that looks at much. Raises LimitReached."""
@@ -231,7 +231,7 @@ class JobsService:
     async def _of_array(self, array: str, owner: Owner) -> list[JobId]:
         """All, or more than a job can wait for. Pages may be short where others' jobs fill what was read."""
         found: list[JobId] = []
-        asked = Asked(ended=True, array=array, limit=MAX_ARRAY)
+        asked = JobQuery(ended=True, array=array, limit=MAX_ARRAY)
         while True:
             page = await search.page(self._machine.state, self._past, asked, owner)
             found += (job.id for job in page.jobs)
@@ -265,7 +265,7 @@ class JobsService:
 
     async def list_jobs(self, message: jobs_pb2.ListJobsRequest, owner: Owner) -> jobs_pb2.ListJobsResponse:
         """A page of them."""
-        asked = Asked(
+        asked = JobQuery(
             ended=message.ended,
             everybody=message.all,
             array=message.array_id,
@@ -363,7 +363,7 @@ class JobsService:
                 raise _not_known_yet(reference, lacks) from None
             raise
 
-    async def _check_whole(self, array: str, found: search.Found, owner: Owner) -> None:
+    async def _check_whole(self, array: str, found: search.JobPage, owner: Owner) -> None:
         """Raises Unavailable where jobs of the array may be missing in what was found."""
         if not (lacks := self._lacks()):
             return

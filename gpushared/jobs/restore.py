@@ -30,7 +30,7 @@ from gpushared.jobs.job_records import (
     read_standing,
 )
 from gpushared.jobs.write_batches import cut
-from gpushared.ports.job_store import Record, Store
+from gpushared.ports.job_store import JobStore, Record
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Stored:
     recovering: bool
 
 
-async def load(store: Store, ended_kept: int) -> Stored:
+async def load(store: JobStore, ended_kept: int) -> Stored:
     """Errors as the store's, and StoreUnavailable for what cannot be read."""
     live = await _jobs(store)
     over = await _newest_over(Archive(store), ended_kept)
@@ -69,7 +69,7 @@ async def load(store: Store, ended_kept: int) -> Stored:
 
 
 async def restored(
-    store: Store,
+    store: JobStore,
     rules: PoolRules,
     *,
     epoch: int,
@@ -163,7 +163,7 @@ def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member])
     return stored.revision < mark.revision
 
 
-async def _write(store: Store, epoch: int, changes: Sequence[Changes]) -> int:
+async def _write(store: JobStore, epoch: int, changes: Sequence[Changes]) -> int:
     revision = 0
     for chunk in cut([changes]):
         if chunk.changes:
@@ -171,7 +171,7 @@ async def _write(store: Store, epoch: int, changes: Sequence[Changes]) -> int:
     return revision
 
 
-async def _jobs(store: Store) -> list[Job]:
+async def _jobs(store: JobStore) -> list[Job]:
     found: list[Job] = []
     after = ""
     while page := await store.page(JOB, PAGE, after=after):

@@ -60,7 +60,7 @@ def peer_name(secret: str, number: int, peer: Peer) -> str:
     return f"gpushared/{secret}/{number}/{peer.uid}/{peer.gid}/{peer.pid}"
 
 
-class Doors:
+class CallAuthenticator:
     """Identify the caller of each gRPC call, and turn errors of the tree into gRPC status."""
 
     def __init__(

@@ -11,7 +11,7 @@ WATCH_AFTER_SECONDS = 0.05
 """The watch begins after so long: most answers are ready sooner, and cost less than a watch."""
 
 
-class Presence:
+class ClientPresence:
     """``task`` is cancelled when the client has hung up. Of what it sends meanwhile, some is read ahead."""
 
     def __init__(self, incoming: Incoming, wire: Wire, ahead_bytes: int) -> None:

@@ -59,7 +59,7 @@ def broken_by_parser(status: int) -> Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RequestRefusal:
     """Hold a request that was refused before any handler; fields that were not understood are empty.
 
     ``code``: one of ``Broken``, or an error's code if a user has too much open at once.
@@ -72,7 +72,7 @@ class Refusal:
     code: str
 
 
-def forget(_: Refusal, __: Caller, ___: Origin) -> None:
+def forget(_: RequestRefusal, __: Caller, ___: Origin) -> None:
     """Do nothing, for servers that keep no audit."""
 
 

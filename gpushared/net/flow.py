@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum, auto
 
-from gpushared.net.limits import Share
+from gpushared.net.limits import UserShare
 from gpushared.net.socket_wire import Wire
 
 FIRST_BYTES = 4 * 1024
@@ -31,7 +31,7 @@ class End(Enum):
 class Flow:
     """Copy by the event loop's callbacks. A slow sink leaves at most the buffer's bytes waiting."""
 
-    def __init__(self, source: Wire, sink: Wire, share: Share) -> None:
+    def __init__(self, source: Wire, sink: Wire, share: UserShare) -> None:
         self._loop = asyncio.get_running_loop()
         self._source, self._sink = source.sock, sink.sock
         self._share = share

@@ -30,7 +30,7 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.request import Caller
 from gpushared.net.acceptor import BACKLOG, Acceptor
 from gpushared.net.call_checks import peer_name
-from gpushared.net.error_answers import Refusal
+from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_server import Routes, linger, serve_http
 from gpushared.net.identity import (
     Identities,
@@ -38,7 +38,7 @@ from gpushared.net.identity import (
     origin_of,
     peer_of,
 )
-from gpushared.net.limits import Share
+from gpushared.net.limits import UserShare
 from gpushared.storage.audit.line import Origin
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Front:
         except OSError as lost:
             log.debug("connection lost: %s", lost)
 
-    async def _converse(self, sock: socket.socket, peer: Peer, share: Share) -> None:
+    async def _converse(self, sock: socket.socket, peer: Peer, share: UserShare) -> None:
         try:
             await share.turn()
             reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
@@ -154,7 +154,7 @@ class Front:
         peer: Peer,
         error: GpushareError,
     ) -> None:
-        refusal = Refusal(b"", b"", http_status(error), error.message, error.code)
+        refusal = RequestRefusal(b"", b"", http_status(error), error.message, error.code)
         self._routes.refused(refusal, await self._named(peer), Origin(peer.pid))
         writer.write(_answer(error))  # HTTP/2 has no word for it: there the connection just ends
         await linger(reader, writer)
@@ -186,7 +186,7 @@ class Front:
             caller = await self._identities.caller_behind(peer, origin)
             await serve_http(reader, writer, caller, self._routes, prefix=prefix, origin=origin)
 
-    def _share_of(self, peer: Peer) -> Share:
+    def _share_of(self, peer: Peer) -> UserShare:
         return self._routes.shares.of(self._identities.counted_as(peer.uid))
 
     async def _splice(
@@ -195,7 +195,7 @@ class Front:
         writer: asyncio.StreamWriter,
         inner: socket.socket,
         prefix: bytes,
-        share: Share,
+        share: UserShare,
     ) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inner)
         inner_writer.write(prefix)
@@ -242,7 +242,7 @@ def _brush_off(sock: socket.socket, error: GpushareError) -> None:
         sock.send(_answer(error))
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: Share) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: UserShare) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(COPY_BYTES):
             await share.turn()

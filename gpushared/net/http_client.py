@@ -31,7 +31,7 @@ ANSWER_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """Hold a whole response of the engine."""
 
     status: int
@@ -46,7 +46,7 @@ class Answer:
             raise EngineUnavailable("the Docker engine answered with something that is not JSON") from error
 
 
-def message_of(answer: Answer) -> str:
+def message_of(answer: EngineAnswer) -> str:
     """Return the sentence of an error, empty if there is none."""
     try:
         return str(json.loads(answer.body)["message"])
@@ -175,7 +175,7 @@ class EngineSocket:
 
     async def call(
         self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0
-    ) -> Answer:
+    ) -> EngineAnswer:
         """Make a small request of the gate's own, or of a client whose body was judged."""
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -186,7 +186,7 @@ class EngineSocket:
                 hint="try again later",
             ) from None
 
-    async def _call(self, method: str, target: bytes, body: bytes | None) -> Answer:
+    async def _call(self, method: str, target: bytes, body: bytes | None) -> EngineAnswer:
         connection = await self.connect()
         try:
             headers = [(b"Host", b"docker"), (b"Connection", b"close")]
@@ -200,7 +200,7 @@ class EngineSocket:
                 )
             head = await connection.response()
             pieces = [piece async for piece in _bounded(connection.chunks(), self.path)]
-            return Answer(head.status_code, tuple(head.headers.raw_items()), b"".join(pieces))
+            return EngineAnswer(head.status_code, tuple(head.headers.raw_items()), b"".join(pieces))
         finally:
             connection.close()
 

@@ -21,12 +21,12 @@ import h11
 
 from gpushared.domain.model.errors import Code, GpushareError, LimitReached, http_status
 from gpushared.domain.model.request import Caller
-from gpushared.net.client_presence import Presence
+from gpushared.net.client_presence import ClientPresence
 from gpushared.net.error_answers import (
     NOT_HTTP,
     Broken,
-    Refusal,
     RefusedRequestError,
+    RequestRefusal,
     broken_by_parser,
     check_framing,
     connect_error,
@@ -34,7 +34,7 @@ from gpushared.net.error_answers import (
     forget,
 )
 from gpushared.net.http_parser import Incoming
-from gpushared.net.limits import Share, Shares
+from gpushared.net.limits import Shares, UserShare
 from gpushared.net.socket_wire import (
     READ_BYTES,
     Piece,
@@ -95,7 +95,7 @@ class Routes:
     json: JsonHandler
     docker: Callable[[Exchange], Awaitable[None]]
     json_prefix: bytes = b"/gpushare.v1."
-    refused: Callable[[Refusal, Caller, Origin], None] = forget
+    refused: Callable[[RequestRefusal, Caller, Origin], None] = forget
     shares: Shares = field(default_factory=Shares)
 
 
@@ -284,7 +284,7 @@ class _Connection:
         limits: Limits,
         early: bytes,
         origin: Origin,
-        share: Share,
+        share: UserShare,
         is_away: Callable[[], bool],
     ) -> None:
         self.caller = caller
@@ -305,7 +305,7 @@ class _Connection:
         )
         self._hijacked = False
         self._held_bytes = 0
-        self.client = Presence(self._incoming, wire, limits.pipelined_bytes)
+        self.client = ClientPresence(self._incoming, wire, limits.pipelined_bytes)
 
     # --- requests, one after the other ---
 
@@ -382,7 +382,7 @@ class _Connection:
         self, routes: Routes, request: h11.Request | None, status: int, code: str, message: str
     ) -> None:
         method, target = (request.method, request.target) if request else (b"", b"")
-        routes.refused(Refusal(method, target, status, message, code), self.caller, self.origin)
+        routes.refused(RequestRefusal(method, target, status, message, code), self.caller, self.origin)
 
     async def _refuse(self, request: h11.Request | None, status: int, message: str) -> None:
         """Answer what cannot be understood, where that is still possible; the connection ends after it."""

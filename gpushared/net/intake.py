@@ -85,7 +85,7 @@ class CallsUnderWay:
                 del self._calls[who]
 
 
-class Turns:
+class CallerTurns:
     """Turns at work of which only so much is done at a time: ``at_once`` in all, ``of_caller`` for each."""
 
     def __init__(self, at_once: int, of_caller: int, seconds: float) -> None:
@@ -130,7 +130,7 @@ class Intake(grpc.aio.ServerInterceptor):
         self._refuse = refuse
         self._bounds = bounds or IntakeBounds()
         self._calls = CallsUnderWay(self._bounds.calls)
-        self._turns = Turns(self._bounds.at_once, self._bounds.of_caller, self._bounds.turn_seconds)
+        self._turns = CallerTurns(self._bounds.at_once, self._bounds.of_caller, self._bounds.turn_seconds)
 
     async def intercept_service(
         self,

@@ -39,7 +39,7 @@ class UserLimits:
     """A request that takes longer mostly waits, for a container's end or a lease, and gives up its desk."""
 
 
-class Share:
+class UserShare:
     """Count one user's present use. The methods that bound something raise ``LimitReached``."""
 
     def __init__(self, limits: UserLimits) -> None:
@@ -198,7 +198,7 @@ class Shares:
 
     def __init__(self, limits: UserLimits | None = None) -> None:
         self._limits = limits or UserLimits()
-        self._shares: dict[int, Share] = {}
+        self._shares: dict[int, UserShare] = {}
 
     @property
     def limits(self) -> UserLimits:
@@ -211,12 +211,12 @@ class Shares:
         for share in self._shares.values():
             share.limits = limits
 
-    def of(self, uid: int) -> Share:
+    def of(self, uid: int) -> UserShare:
         """Return a user's share, which must be used at once: a share without any use may be forgotten."""
         share = self._shares.get(uid)
         if share is None:
             self._forget_idle()
-            share = self._shares[uid] = Share(self._limits)
+            share = self._shares[uid] = UserShare(self._limits)
         return share
 
     def _forget_idle(self) -> None:

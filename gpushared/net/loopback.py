@@ -31,7 +31,7 @@ SOCKET_BYTES = 1 << 20
 NAME = "the node's own gate"
 
 
-class Insider:
+class LoopbackGate:
     """Open connections from inside. Before ``serve``, which needs the routes, all are refused."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ async def _serve(sock: socket.socket, caller: Caller, routes: Routes, is_away: C
 
 
 class _GateAs(EngineSocket):
-    def __init__(self, insider: Insider, caller: Caller) -> None:
+    def __init__(self, insider: LoopbackGate, caller: Caller) -> None:
         super().__init__(NAME)
         self._insider = insider
         self._caller = caller

@@ -36,13 +36,13 @@ from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUna
 from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.gate import Gate
-from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.guard.fences import FenceGuard
 from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_audit import CallAudit
-from gpushared.net.call_checks import Doors
+from gpushared.net.call_checks import CallAuthenticator
 from gpushared.net.front import Front, listen
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
@@ -54,27 +54,27 @@ from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import Parts
-from gpushared.node.pool.allowance_file import Kept, NodeAllowance, load_kept
+from gpushared.node.pool.allowance_file import AllowanceFile, StoredAllowance, load_kept
 from gpushared.node.pool.membership_service import (
     Memberships,
     load_enrolment,
     open_enrolment,
     pool_folder,
 )
-from gpushared.node.pool_services import PoolRoom
+from gpushared.node.pool_services import PoolServices
 from gpushared.node.restore import remembered
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, policy_of, rules_of
-from gpushared.node.runtime.container_reconciler import Follower, UserLimits
+from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
-from gpushared.node.runtime.executor import Performer
+from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.jobs_factory import JobsRoom
 from gpushared.node.services.jobs_of_node import NodeJobs
-from gpushared.node.services.lease_service import NodeDesk
+from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
@@ -123,7 +123,7 @@ class Daemon:
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         engine = EngineSocket(config.engine.socket)
         self._passwd = PasswdFiles(engine, Path(config.node.state_dir) / USERS_FILES_NAME)
-        self._pins = Pins(
+        self._pins = HeldMounts(
             engine,
             lambda: policy_of(self._config),
             owner=str(self._runtime_dir),
@@ -131,7 +131,7 @@ class Daemon:
             barred=[config.node.runtime_dir, config.node.state_dir],
             also_swept=self._passwd.sweep,
         )
-        self._limits = UserLimits(
+        self._limits = UserLimitKeeper(
             gate_name(config.node.state_dir),
             Path(config.node.state_dir),
             lambda: policy_of(self._config).user_bounds,
@@ -139,7 +139,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
-        self._kept: Kept | None = None
+        self._kept: StoredAllowance | None = None
 
     def stop(self) -> None:
         """End serving; containers and what they use stay."""
@@ -184,7 +184,7 @@ class Daemon:
             lambda: self._config,
             simulated=self._parts.gpus.simulated,
         )
-        self._follower = Follower(
+        self._follower = ContainerReconciler(
             loop,
             self._parts.engine,
             self._parts.checkpoints,
@@ -199,7 +199,7 @@ class Daemon:
             self._config.gpus.sample_seconds,
             self._config.gpus.exclusive_process,
         )
-        performer = Performer(
+        performer = Executor(
             loop,
             self._parts.sharing,
             self._parts.engine,
@@ -255,7 +255,7 @@ class Daemon:
         self._follower.on_reached = reached
         stack.push_async_callback(verifier.close)
 
-    async def _first_look(self, loop: Loop, performer: Performer) -> None:
+    async def _first_look(self, loop: Loop, performer: Executor) -> None:
         """Look at GPUs, containers' settings and containers before anything is granted, if they answer."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
@@ -299,7 +299,7 @@ class Daemon:
         else:
             self._troubles.cleared("pins")
 
-    async def _clean_up(self, loop: Loop, performer: Performer) -> None:
+    async def _clean_up(self, loop: Loop, performer: Executor) -> None:
         """Remove the remains of a run that was cut off, but nothing that a container may still use."""
         containers = await self._parts.engine.containers()
         up = {facts.device_name for facts in containers if facts.status in UP}
@@ -310,10 +310,10 @@ class Daemon:
                 performer.perform(DropEdits(lease.id, lease.device_name))
 
     async def _serve(
-        self, loop: Loop, performer: Performer, stack: AsyncExitStack, listener: socket.socket
+        self, loop: Loop, performer: Executor, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
         config = self._config
-        self._desk = NodeDesk(
+        self._desk = LeaseService(
             loop,
             performer,
             self._follower,
@@ -350,7 +350,7 @@ class Daemon:
         json.add(policy.calls())
         json.add(self._pool.calls())
         front = Front(inner, self._identities, routes)
-        doors = Doors(self._identities, front.secret, front.origins, of_calls, self._shares)
+        doors = CallAuthenticator(self._identities, front.secret, front.origins, of_calls, self._shares)
         await stack.enter_async_context(
             grpc_services.serving(self._api, jobs, lines, policy, doors, str(inner))
         )
@@ -370,7 +370,7 @@ class Daemon:
             socket=str(self._runtime_dir / SOCKET_NAME),
         )
         jobs = await stack.enter_async_context(opened)
-        self._pool = PoolRoom(
+        self._pool = PoolServices(
             lambda: self._config,
             self._enrolment,
             loop,
@@ -385,8 +385,8 @@ class Daemon:
         )
         return jobs
 
-    def _allowance_of(self, connected: Callable[[], bool]) -> NodeAllowance:
-        return NodeAllowance(
+    def _allowance_of(self, connected: Callable[[], bool]) -> AllowanceFile:
+        return AllowanceFile(
             pool_folder(self._config), self._kept, self._loop, self._realm, connected, self._troubles
         )
 

@@ -20,7 +20,7 @@ from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
 from gpushared.node.runtime.configured import watchdog_of
 from gpushared.ports import Checkpoints, Clock, Engine, Gpus, Journal, Sharing
-from gpushared.ports.job_store import Store
+from gpushared.ports.job_store import JobStore
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
@@ -50,7 +50,7 @@ class Parts:
     engine: Engine
     checkpoints: Checkpoints
     journal: Journal
-    jobs: Store
+    jobs: JobStore
     """The memory of the node's own book of jobs."""
     clock: Clock
     audit: SqliteAudit

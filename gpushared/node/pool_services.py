@@ -21,7 +21,7 @@ from gpushared.net.call_checks import error_of
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.pool.admin_forwarding import admin_calls
-from gpushared.node.pool.allowance_file import NodeAllowance
+from gpushared.node.pool.allowance_file import AllowanceFile
 from gpushared.node.pool.client_ends import PoolClients
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
@@ -31,14 +31,14 @@ from gpushared.node.services.jobs_factory import JobsRoom
 from gpushared.node.services.node_service import Api
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls, Metadata
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.member.tunnel_endpoints import TunnelDoors
+from gpushared.pool.member.tunnel_endpoints import TunnelEndpoints
 from gpushared.pool.member.tunnel_ends import TunnelEnds
 from gpushared.storage.audit.line import Sink
 
 DOORS_FOLDER = "doors"
 
 
-class PoolRoom:
+class PoolServices:
     """Comes and goes with the membership; everything local is the same without it."""
 
     def __init__(
@@ -50,7 +50,7 @@ class PoolRoom:
         room: JobsRoom,
         api: Api,
         troubles: Troubles,
-        allowance: Callable[[Callable[[], bool]], NodeAllowance],
+        allowance: Callable[[Callable[[], bool]], AllowanceFile],
         audit: Sink,
         *,
         runtime_dir: Path,
@@ -85,7 +85,7 @@ class PoolRoom:
             orders.tunnel,
             self.link.connected_seconds,
         )
-        self._doors = TunnelDoors(
+        self._doors = TunnelEndpoints(
             runtime_dir / DOORS_FOLDER,
             self.link.channel,
             self._vouch,

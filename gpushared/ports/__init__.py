@@ -6,7 +6,7 @@ are coroutines that return within their adapter's time-out, with a result or wit
 """
 
 from gpushared.ports.clock import Clock
-from gpushared.ports.edits import Edits, Hook, Mount
+from gpushared.ports.edits import EditMount, Edits, Hook
 from gpushared.ports.engine import (
     DEFAULT_STOP_SECONDS,
     LABEL_ATTEMPT,
@@ -32,8 +32,8 @@ from gpushared.ports.gpus import (
     GpuSettings,
     MemoryLimiter,
 )
-from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite, Past
-from gpushared.ports.reality import DeviceNode, DeviceRule, Exposure, Machine, Reality, Word
+from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite, PastLeases
+from gpushared.ports.reality import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
 from gpushared.ports.sharing import Checkpoints, ServerFault, Sharing, SharingStatus
 from gpushared.ports.user_walls import UserBounds, UserUse, UserWalls
 
@@ -56,6 +56,7 @@ __all__ = [
     "DeviceRule",
     "Driver",
     "DriverFacts",
+    "EditMount",
     "Edits",
     "Engine",
     "EngineFacts",
@@ -68,10 +69,9 @@ __all__ = [
     "Journal",
     "JournalSnapshot",
     "JournalWrite",
-    "Machine",
+    "MachineDevices",
     "MemoryLimiter",
-    "Mount",
-    "Past",
+    "PastLeases",
     "Reality",
     "ServerFault",
     "Sharing",

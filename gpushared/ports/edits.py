@@ -10,7 +10,7 @@ from gpushared.domain.model.lease import Walls
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class EditMount:
     source: str
     target: str
     read_only: bool = True
@@ -28,7 +28,7 @@ class Edits:
     walls: Walls
     env: Mapping[str, str] = field(default_factory=dict)
     env_defaults: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[EditMount, ...] = ()
     devices: tuple[str, ...] = ()
     cgroup_parent: str = ""
     """Docker's ``CgroupParent``; empty for the engine's own choice."""

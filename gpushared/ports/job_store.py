@@ -82,7 +82,7 @@ def check_key(key: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """One record's change; ``value`` None = it was deleted."""
 
     key: str
@@ -90,7 +90,7 @@ class Change:
     revision: int
 
 
-class Store(Protocol):
+class JobStore(Protocol):
     """Errors besides those named: ``StoreUnavailable``, ``TimedOut`` (nobody knows whether it happened)."""
 
     async def lead(self, above: int = 0) -> int:
@@ -125,7 +125,7 @@ class Store(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         """The changes since that revision, in order, those of one transaction with the same revision.
 
         Raises ``Conflict`` where so old changes are not kept any more: load again.

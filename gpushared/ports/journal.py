@@ -47,7 +47,7 @@ class JournalWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastLeases:
     """Select leases that are over; a field that is left out is no condition.
 
     ``outcomes``: the kinds of their records. ``before``: the end and the sequence of a lease; the selection
@@ -79,7 +79,7 @@ class Journal(Protocol):
         """Return leases that are over, newest first."""
         ...
 
-    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         """Return leases that are over, newest first, and how many more there are beyond the limit."""
         ...
 

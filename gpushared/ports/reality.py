@@ -63,7 +63,7 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineDevices:
     """Describe the machine's GPU devices. ``majors``: the kernel's names of drivers by their number.
 
     ``minors``: the numbers of GPUs, if their driver tells; empty without a driver.
@@ -86,7 +86,7 @@ class Reality:
     pid: int
     start_ticks: int
     word: Word
-    machine: Machine
+    machine: MachineDevices
     uids: frozenset[int]
     gids: frozenset[int]
     """The supplementary groups are here too."""

@@ -17,7 +17,7 @@ from gpushared.sharing.slices import (
     SLICE,
     SYSTEMCTL,
     SYSTEMD_RUNS,
-    Place,
+    CgroupPlace,
     slice_of,
     tell_systemd,
 )
@@ -25,7 +25,7 @@ from gpushared.sharing.slices import (
 _log = logging.getLogger(__name__)
 
 ROOT = Path("/sys/fs/cgroup")
-_HOME = Place(("gpushare",))
+_HOME = CgroupPlace(("gpushare",))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _CONTAINER = re.compile(r"[0-9a-f]{64}|(docker|libpod)-.*")
 """The engine gives such names to containers' cgroups."""
@@ -57,7 +57,7 @@ class LeaseCgroups:
         systemd_runs: Path = SYSTEMD_RUNS,
     ) -> None:
         self.root = root
-        self.users: Place | None = None
+        self.users: CgroupPlace | None = None
         """The parent of the users' places, in which leases may be."""
         self._systemctl = systemctl
         self._systemd_runs = systemd_runs
@@ -144,7 +144,7 @@ class LeaseCgroups:
                     if name is not None:
                         yield name, path
 
-    def _uids(self, users: Place) -> set[int]:
+    def _uids(self, users: CgroupPlace) -> set[int]:
         names = {
             _device_of(path.name, users, driver)
             for driver in CgroupDriver
@@ -157,7 +157,7 @@ def _made_for(path: str) -> CgroupDriver:
     return CgroupDriver.SYSTEMD if path.endswith(SLICE) else CgroupDriver.CGROUPFS
 
 
-def _device_of(name: str, home: Place, driver: CgroupDriver) -> str | None:
+def _device_of(name: str, home: CgroupPlace, driver: CgroupDriver) -> str | None:
     """Return the last name of a place in ``home``; None for a container's cgroup, and for foreign names."""
     if driver is CgroupDriver.CGROUPFS:
         return None if _CONTAINER.fullmatch(name) else name

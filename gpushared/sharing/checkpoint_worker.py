@@ -19,27 +19,29 @@ LOCK_MILLISECONDS = 20_000
 NOT_INSTALLED = "the package cuda-bindings is not installed: `pip install 'gpushared[checkpoint]'`"
 
 
-class Trouble(Exception):
+class CheckpointFailed(Exception):
     """The call failed; the text is a sentence on the reason."""
 
 
 class Cuda:
-    """Make the driver's calls, with errors as ``Trouble``."""
+    """Make the driver's calls, with errors as ``CheckpointFailed``."""
 
     def __init__(self) -> None:
         try:
             from cuda.bindings import driver
         except ImportError:
-            raise Trouble(NOT_INSTALLED) from None
+            raise CheckpointFailed(NOT_INSTALLED) from None
         # Any: cuda-bindings has no type hints.
         self.driver: Any = driver
         try:
             self._ask("start", driver.cuInit(0))
         except RuntimeError as error:
-            raise Trouble(f"the CUDA driver cannot be loaded: {str(error).splitlines()[0]}") from error
+            raise CheckpointFailed(
+                f"the CUDA driver cannot be loaded: {str(error).splitlines()[0]}"
+            ) from error
         (version,) = self._ask("tell its version", driver.cuDriverGetVersion())
         if version < OLDEST_DRIVER:
-            raise Trouble("CUDA checkpoints need driver release 580 or later")
+            raise CheckpointFailed("CUDA checkpoints need driver release 580 or later")
 
     def state(self, pid: int) -> Any:
         """Return the process's state, None for a process that uses no CUDA."""
@@ -66,7 +68,7 @@ class Cuda:
     def _ask(self, what: str, answer: tuple[Any, ...]) -> tuple[Any, ...]:
         error, *values = answer
         if error != self.driver.CUresult.CUDA_SUCCESS:
-            raise Trouble(f"the CUDA driver does not {what}: {error.name}")
+            raise CheckpointFailed(f"the CUDA driver does not {what}: {error.name}")
         return tuple(values)
 
 
@@ -79,7 +81,7 @@ def save(cuda: Cuda, pids: Sequence[int]) -> None:
             cuda.lock(pid)
         for pid in mine:
             cuda.checkpoint(pid)
-    except Trouble:
+    except CheckpointFailed:
         restore(cuda, mine)
         raise
 
@@ -95,7 +97,7 @@ def restore(cuda: Cuda, pids: Sequence[int]) -> None:
                 cuda.restore(pid)
             if state in (states.CU_PROCESS_STATE_CHECKPOINTED, states.CU_PROCESS_STATE_LOCKED):
                 cuda.unlock(pid)
-        except Trouble as trouble:
+        except CheckpointFailed as trouble:
             failures.append(trouble)
     if failures:
         raise failures[0]
@@ -111,7 +113,7 @@ def main(words: Sequence[str]) -> None:
             save(cuda, [int(pid) for pid in pids])
         elif command == "restore":
             restore(cuda, [int(pid) for pid in pids])
-    except Trouble as error:
+    except CheckpointFailed as error:
         trouble = str(error)
     print(json.dumps({"trouble": trouble}))  # noqa: T201 - the answer
 

@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import Grant, Lease, MemoryWall
 from gpushared.ports import EngineFacts, Hook, MemoryLimiter
 from gpushared.sharing import limit_hook
 from gpushared.sharing.cgroups import LeaseCgroups
-from gpushared.sharing.slices import Place
+from gpushared.sharing.slices import CgroupPlace
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class DriverWall:
         self._leaves: dict[str, str] = {}
         self._lost: str | None = None
 
-    def put_into(self, users: Place) -> None:
+    def put_into(self, users: CgroupPlace) -> None:
         """Put leases into their users' places, which lie in this place and bear the users' numbers."""
         self._cgroups.users = users
 

@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import Isolation
-from gpushared.ports import Edits, Mount
+from gpushared.ports import EditMount, Edits
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold
 
@@ -72,7 +72,7 @@ def lease_edits(
     simulated: bool,
     hold: Hold | None = None,
     watched: bool = False,
-    mounts: tuple[Mount, ...] = (),
+    mounts: tuple[EditMount, ...] = (),
 ) -> Edits:
     """Return the edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` come on top.
 
@@ -101,7 +101,7 @@ def lease_edits(
             **_range_env(lease, [bounds(lease.request, grant, gpus[grant.gpu]) for grant in grants]),
         },
         env_defaults={} if whole else _framework_env(grants, gpus, walls),
-        mounts=(Mount(directory, CONTAINER_DIRECTORY), *mounts),
+        mounts=(EditMount(directory, CONTAINER_DIRECTORY), *mounts),
         cgroup_parent=hold.cgroup_parent if hold else "",
         hooks=hold.hooks if hold else (),
     )

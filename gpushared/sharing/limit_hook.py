@@ -26,7 +26,7 @@ FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
 MAX_MESSAGE_BYTES = 4096
 
 
-class Refused(Exception):
+class LimitRefused(Exception):
     """The limit could not be set; the text says why."""
 
 
@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
         root, *limits = words
         cgroup = cgroup_of(json.load(sys.stdin)["pid"], root)
         trouble = _in_child(cgroup, dict(_limit(word) for word in limits))
-    except (Refused, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
+    except (LimitRefused, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
         trouble = str(error) or repr(error)
     if trouble:
         _tell(trouble)
@@ -55,11 +55,11 @@ def main(words: list[str]) -> None:
 def cgroup_of(pid: int, root: str) -> str:
     """Return the full path of a process's cgroup of v2, as the driver needs it. Raises Refused, OSError."""
     if not os.access(f"{root}/cgroup.controllers", os.F_OK):
-        raise Refused(f"{root} is not cgroup v2, which the driver needs")
+        raise LimitRefused(f"{root} is not cgroup v2, which the driver needs")
     with open(f"/proc/{int(pid)}/cgroup") as file:  # noqa: PTH123 - importing pathlib takes as long as the rest
         paths = [line.rstrip("\n")[3:] for line in file if line.startswith("0::/")]
     if not paths or paths[0] == "/":
-        raise Refused(f"process {pid} has no cgroup of its own")
+        raise LimitRefused(f"process {pid} has no cgroup of its own")
     return root + paths[0]
 
 
@@ -69,7 +69,7 @@ def limit(cgroup: str, limits: dict[str, int]) -> None:
         nvml = ctypes.CDLL(os.environ.get(LIBRARY_VARIABLE, LIBRARY))
         change = getattr(nvml, FUNCTION)
     except (OSError, AttributeError) as error:
-        raise Refused(f"the driver sets no limits: {error}") from error
+        raise LimitRefused(f"the driver sets no limits: {error}") from error
     _check(nvml.nvmlInit_v2(), "nvmlInit_v2")
     for gpu, limit_bytes in limits.items():
         handle = ctypes.c_void_p()
@@ -86,7 +86,7 @@ def _limit(word: str) -> tuple[str, int]:
 
 def _check(code: int, what: str) -> None:
     if code != 0:
-        raise Refused(f"{what} answered {code}")
+        raise LimitRefused(f"{what} answered {code}")
 
 
 def _in_child(cgroup: str, limits: dict[str, int]) -> str:
@@ -111,7 +111,7 @@ def _be_child(writer: int, cgroup: str, limits: dict[str, int]) -> None:
         for descriptor in range(3):
             os.dup2(nowhere, descriptor)
         limit(cgroup, limits)
-    except (Refused, OSError) as error:
+    except (LimitRefused, OSError) as error:
         text = str(error)
     finally:
         # The child must not finish any work that the parent had begun.

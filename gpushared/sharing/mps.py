@@ -13,7 +13,7 @@ from gpushared.domain.model.errors import GpushareError, SharingUnavailable, Tim
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import Lease, LeaseId
 from gpushared.domain.model.request import Isolation, LeaseClass
-from gpushared.ports import Edits, EngineFacts, Mount, SharingStatus
+from gpushared.ports import EditMount, Edits, EngineFacts, SharingStatus
 from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.daemon_pool import DaemonKey, DaemonPool, MpsTiming
@@ -46,7 +46,7 @@ class MpsSharing:
         mode: MpsMode = MpsMode.AUTO,
         simulated: bool = False,
         watched: Collection[LeaseClass] = (),
-        mounts: tuple[Mount, ...] = (),
+        mounts: tuple[EditMount, ...] = (),
         timing: MpsTiming | None = None,
         environ: Mapping[str, str] | None = None,
         wall: DriverWall | None = None,

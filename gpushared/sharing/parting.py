@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from gpushared.domain.model.errors import SharingUnavailable
-from gpushared.sharing.servers import Asked
+from gpushared.sharing.servers import QueriedDaemon
 
 _LOOK_AGAIN_SECONDS = 0.05
 _LET_GO_SECONDS = 1.0
@@ -21,13 +21,13 @@ _LET_GO_SECONDS = 1.0
 _GONE = "not found"
 
 
-class Parted(Asked, Protocol):
+class ClientLister(QueriedDaemon, Protocol):
     """Describe a control daemon whose servers list their clients."""
 
     async def clients(self, server: int) -> tuple[int, ...] | None: ...
 
 
-async def part(control: Parted, pids: Collection[int]) -> int:
+async def part(control: ClientLister, pids: Collection[int]) -> int:
     """Terminate the clients among these processes (host PIDs), and see them go.
 
     Returns how many there were. Raises ``SharingUnavailable`` if the daemon refuses, ``TimedOut`` if it does
@@ -46,11 +46,11 @@ async def part(control: Parted, pids: Collection[int]) -> int:
     return parted
 
 
-async def _clients_among(control: Parted, server: int, pids: Collection[int]) -> list[int]:
+async def _clients_among(control: ClientLister, server: int, pids: Collection[int]) -> list[int]:
     return sorted(set(await control.clients(server) or ()) & set(pids))
 
 
-async def _terminate(control: Parted, server: int, pid: int) -> None:
+async def _terminate(control: ClientLister, server: int, pid: int) -> None:
     """Terminate one client; a process that has ended meanwhile is no client any more, which is as good."""
     answer = [line.strip() for line in await control.ask(f"terminate_client {server} {pid}")]
     refused = next((line for line in answer if line and not line.isdecimal() and _GONE not in line), None)

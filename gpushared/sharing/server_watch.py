@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpushared.ports import ServerFault
-from gpushared.sharing.servers import Asked, Server, ServerState, culprit_of, read_server
+from gpushared.sharing.servers import MpsServer, QueriedDaemon, ServerState, culprit_of, read_server
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ RECYCLE_SECONDS = 10.0
 """A server without clients may take so long to rebuild itself, and each step of its removal to work."""
 
 
-class Watched(Asked, Protocol):
+class WatchedDaemon(QueriedDaemon, Protocol):
     """Describe a control daemon that is asked, and whose servers' log can be read."""
 
     def server_log(self) -> list[str]:
@@ -41,7 +41,7 @@ class _Recycling:
 class ServerWatch:
     """Look at the servers of a daemon; ``look`` may be called again before it is back."""
 
-    def __init__(self, control: Watched, *, recycle_seconds: float = RECYCLE_SECONDS) -> None:
+    def __init__(self, control: WatchedDaemon, *, recycle_seconds: float = RECYCLE_SECONDS) -> None:
         self.servers: tuple[int, ...] = ()
         self.clients: frozenset[int] = frozenset()
         self.clients_at: float | None = None
@@ -51,7 +51,7 @@ class ServerWatch:
         self.faults: tuple[ServerFault, ...] = ()
         self._control = control
         self._recycle_seconds = recycle_seconds
-        self._seen: dict[int, Server] = {}
+        self._seen: dict[int, MpsServer] = {}
         self._recycling: dict[int, _Recycling] = {}
 
     async def look(self, is_current: Callable[[], bool]) -> None:
@@ -64,7 +64,7 @@ class ServerWatch:
         elif self.clients_at is None or began > self.clients_at:
             await self._take(servers, began)
 
-    async def _take(self, servers: list[Server], began: float) -> None:
+    async def _take(self, servers: list[MpsServer], began: float) -> None:
         self.servers = tuple(server.pid for server in servers)
         before, self._seen = self._seen, {server.pid: server for server in servers}
         lists = [server.clients for server in servers]
@@ -78,7 +78,7 @@ class ServerWatch:
         self.faults = tuple(self._fault(server, before.get(server.pid), log) for server in in_fault)
         self._recycling = {pid: known for pid, known in self._recycling.items() if pid in self._seen}
 
-    def _fault(self, server: Server, before: Server | None, log: list[str]) -> ServerFault:
+    def _fault(self, server: MpsServer, before: MpsServer | None, log: list[str]) -> ServerFault:
         """Return a server's fault with its victims: at first all clients, then those that are or were there.
 
         Later looks keep the victims that are there now or were at the look before.

@@ -21,7 +21,7 @@ class ServerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class MpsServer:
     """Describe a server; ``state`` is None if the daemon is silent on it, ``clients`` None if unsure."""
 
     pid: int
@@ -29,7 +29,7 @@ class Server:
     clients: tuple[int, ...] | None = ()
 
 
-class Asked(Protocol):
+class QueriedDaemon(Protocol):
     """Describe a control daemon that can be asked. Errors: ``SharingUnavailable``, ``TimedOut``."""
 
     async def ask(self, *commands: str) -> list[str]: ...
@@ -37,12 +37,12 @@ class Asked(Protocol):
     async def servers(self) -> tuple[int, ...]: ...
 
 
-async def read_server(control: Asked, pid: int) -> Server:
+async def read_server(control: QueriedDaemon, pid: int) -> MpsServer:
     """Return one server's state and clients; a server that is gone has none."""
     lines = await control.ask(f"get_server_status {pid}", f"get_client_list {pid}")
     words = [line.strip() for line in lines]
     state = ServerState(words[0]) if words and words[0] in set(ServerState) else None
-    return Server(pid, state, client_pids(pid, words if state is None else words[1:]))
+    return MpsServer(pid, state, client_pids(pid, words if state is None else words[1:]))
 
 
 def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:

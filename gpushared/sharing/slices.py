@@ -18,7 +18,7 @@ ESCAPED_DASH = r"\x2d"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CgroupPlace:
     """Name a cgroup by the names on the way to it from the top.
 
     With ``cgroupfs`` the names are directories. With ``systemd`` they are slices, each named after all before
@@ -27,9 +27,9 @@ class Place:
 
     names: tuple[str, ...]
 
-    def within(self, *names: str) -> Place:
+    def within(self, *names: str) -> CgroupPlace:
         """Return a place below this one."""
-        return Place((*self.names, *names))
+        return CgroupPlace((*self.names, *names))
 
     def path(self, driver: CgroupDriver) -> str:
         """Return the path from the top of a tree, with a slash first, as the kernel writes it."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from gpushared.domain.model.errors import GpushareError, LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts, UserBounds, UserUse
 from gpushared.sharing.limit_files import ROOT, Limit, Trees
-from gpushared.sharing.slices import SYSTEMCTL, Place, tell_systemd
+from gpushared.sharing.slices import SYSTEMCTL, CgroupPlace, tell_systemd
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class UserCgroups:
     def __init__(
         self, name: str, ledger: Path | None = None, *, root: Path = ROOT, systemctl: str = SYSTEMCTL
     ) -> None:
-        self.home = Place((HOME, name))
+        self.home = CgroupPlace((HOME, name))
         self._ledger = ledger
         self._root = root
         self._systemctl = systemctl
@@ -73,7 +73,7 @@ class UserCgroups:
         """Return why there are no such walls, or which user's wall fails; empty if all is well."""
         return self._troubles.get(TRIAL) or "; ".join(self._troubles[uid] for uid in sorted(self._troubles))
 
-    def place_of(self, uid: int) -> Place:
+    def place_of(self, uid: int) -> CgroupPlace:
         return self.home.within(str(uid))
 
     def parent_of(self, uid: int, engine: EngineFacts) -> str:

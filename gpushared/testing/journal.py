@@ -20,7 +20,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
 from gpushared.domain.scheduling.projects import Project
-from gpushared.ports import JournalSnapshot, JournalWrite, Past
+from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.records import kind_of
 from gpushared.testing.failing import Failing
 
@@ -88,7 +88,7 @@ class MemoryJournal(Failing):
             lease for _, _, lease in sorted(over, key=lambda row: row[:2], reverse=True)[: max(0, limit)]
         )
 
-    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
         return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
 
@@ -141,7 +141,7 @@ class MemoryJournal(Failing):
         return Standing(rows, dict(self._turns), self._projects)
 
 
-def _matches(lease: Lease, which: Past) -> bool:
+def _matches(lease: Lease, which: PastLeases) -> bool:
     assert isinstance(lease.state, Ended), "only of those that are over"
     return (
         lease.state.at >= which.since

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from gpushared.ports.job_store import (
-    Change,
     Conflict,
     Contents,
     Deposed,
     Record,
+    StoreChange,
     StoreUnavailable,
     Transaction,
 )
@@ -35,7 +35,7 @@ class StoreWorld:
         twin.epoch = self.epoch
         return twin
 
-    def apply(self, transaction: Transaction) -> tuple[Change, ...]:
+    def apply(self, transaction: Transaction) -> tuple[StoreChange, ...]:
         """Apply a transaction, whoever leads and whatever it compares, and return its changes."""
         deleted = [key for key in transaction.deletes if key in self.records]
         self.transactions.append(transaction)
@@ -106,7 +106,7 @@ class MemoryStore(Failing):
         self._log.add(self.world.apply(transaction))
         return self.world.revision
 
-    def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         return self._log.follow(prefix, after)
 
     async def close(self) -> None:

@@ -12,9 +12,9 @@ from gpushared.storage.audit.audit_file import (
     PRUNE_EVERY,
     PRUNE_STEP,
     VERSION,
+    AuditFile,
     Keep,
     Search,
-    Store,
 )
 from gpushared.storage.audit.line import NOBODY_HERE, AuditLine, Origin
 from gpushared.storage.audit.sqlite_audit import SqliteAudit
@@ -29,13 +29,13 @@ LINE = AuditLine(
 REFUSAL = replace(LINE, container="", status=403, code="permission_denied", text="not for you", more=3)
 
 
-def store(folder: Path, *lines: AuditLine) -> Store:
-    made = Store(folder / "audit.db", busy_seconds=1.0)
+def store(folder: Path, *lines: AuditLine) -> AuditFile:
+    made = AuditFile(folder / "audit.db", busy_seconds=1.0)
     made.write(list(enumerate(lines, 1)), MUCH, NOW)
     return made
 
 
-def found(made: Store, **wanted: object) -> list[int]:
+def found(made: AuditFile, **wanted: object) -> list[int]:
     return [number for number, _ in made.search(Search(**wanted))]  # type: ignore[arg-type]  # data of the cases
 
 

@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 from gpushared.node.runtime.container_verifier import gate_name
-from gpushared.sharing.slices import Place
+from gpushared.sharing.slices import CgroupPlace
 from gpushared.sharing.user_cgroups import HOME
 
 ROOT = Path("/sys/fs/cgroup")
 
 
-def users_of(state_dir: Path) -> Place:
+def users_of(state_dir: Path) -> CgroupPlace:
     """Around the cgroups of a daemon's users."""
-    return Place((HOME, gate_name(str(state_dir))))
+    return CgroupPlace((HOME, gate_name(str(state_dir))))
 
 
-def remove_users(home: Place) -> None:
+def remove_users(home: CgroupPlace) -> None:
     """The places of users in ``home``, and what the engine made beside them in trees without limits."""
     names = Path(*home.names)
     for found in (*ROOT.glob(str(names)), *ROOT.glob(f"*/{names}")):

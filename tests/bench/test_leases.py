@@ -15,7 +15,7 @@ from bench.gpu.machine import Machine
 from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
-from gpushared.ports import Edits, Mount
+from gpushared.ports import EditMount, Edits
 from tests.bench.conftest import ROW
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mount namespaces need root")
@@ -52,7 +52,7 @@ def edits(tmp_path: Path) -> Edits:
     source = tmp_path / "source"
     source.mkdir()
     (source / "control").touch()
-    mounts = (Mount(str(source), "/run/gpushare/mps"),)
+    mounts = (EditMount(str(source), "/run/gpushare/mps"),)
     return Edits(gpus=(), walls=Walls(MemoryWall.NONE, ComputeCap.NONE), mounts=mounts)
 
 

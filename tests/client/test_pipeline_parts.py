@@ -17,11 +17,11 @@ from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.cli.submit import submit
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.job_messages import Job
-from gpushared.client.patience import FIRST_SECONDS, Patience
+from gpushared.client.patience import FIRST_SECONDS, RetryPatience
 from gpushared.client.pipeline import AsyncPool, Pool
 from gpushared.client.pipeline.door import find_door, pool_of
-from gpushared.client.pipeline.progress import Position, Watched
-from gpushared.client.pipeline.request import JobRequest, Mount
+from gpushared.client.pipeline.progress import JobWatch, Position
+from gpushared.client.pipeline.request import JobMount, JobRequest
 from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
 from gpushared.domain.model.errors import (
     ConfigError,
@@ -57,7 +57,7 @@ def token(tmp_path: Path) -> Path:
 
 def test_a_request_becomes_the_body_that_docker_takes() -> None:
     request = JobRequest(
-        "busybox", WORDS, env={"PART": "7"}, mounts=[Mount("/data", "/in", read_only=True)], workdir="/in"
+        "busybox", WORDS, env={"PART": "7"}, mounts=[JobMount("/data", "/in", read_only=True)], workdir="/in"
     )
     assert json.loads(request.message("r").create_body) == {
         "Image": "busybox",
@@ -179,7 +179,7 @@ def test_the_commands_do_not_import_grpc() -> None:
 
 
 def test_it_asks_more_and_more_rarely_until_the_time_is_over() -> None:
-    patience = Patience(100.0, known=True)
+    patience = RetryPatience(100.0, known=True)
     pauses = [patience.pause_seconds(AWAY, 0.0) for _ in range(10)]
     assert pauses[0] <= 0.2
     assert 2.5 <= pauses[-1] <= 5.0
@@ -189,14 +189,14 @@ def test_it_asks_more_and_more_rarely_until_the_time_is_over() -> None:
 
 
 def test_an_answer_makes_it_patient_again() -> None:
-    patience = Patience(100.0, known=True)
+    patience = RetryPatience(100.0, known=True)
     patience.pause_seconds(AWAY, 0.0)
     patience.answered()
     assert patience.pause_seconds(AWAY, 150.0) <= 0.2
 
 
 def test_who_never_answered_is_not_waited_for_long() -> None:
-    patience = Patience(100.0, known=False)
+    patience = RetryPatience(100.0, known=False)
     patience.pause_seconds(AWAY, 0.0)
     with pytest.raises(ConnectionLost):
         patience.pause_seconds(AWAY, FIRST_SECONDS)
@@ -205,7 +205,7 @@ def test_who_never_answered_is_not_waited_for_long() -> None:
 @pytest.mark.parametrize("error", [NotFound("no"), StateConflict("no"), RequestError("no")])
 def test_what_would_be_said_again_is_not_asked_again(error: GpushareError) -> None:
     with pytest.raises(type(error)):
-        Patience(100.0, known=True).pause_seconds(error, 0.0)
+        RetryPatience(100.0, known=True).pause_seconds(error, 0.0)
 
 
 # --- where reading goes on
@@ -216,7 +216,7 @@ def job(state: str = "running", attempt: int = 1, token: str = "") -> Job:
 
 
 def test_a_watcher_tells_each_change_once_over_all_connections() -> None:
-    watched = Watched()
+    watched = JobWatch()
     assert [watched.news(job(token=token)) for token in ("a", "a", "b", "b", "a")] == [
         *(True, False, True, False, True),
     ]

@@ -9,10 +9,10 @@ from gpushared.doctor.facts import (
     ConfigState,
     DaemonView,
     Directory,
+    DoctorFacts,
     EngineReport,
-    Facts,
     Groups,
-    Host,
+    HostFacts,
     KnownGpu,
     MpsProgram,
     MpsReport,
@@ -40,8 +40,8 @@ ENGINE = EngineReport(
     nvidia_specs=SPECS,
 )
 MPS = MpsReport(program=MpsProgram("/usr/bin/nvidia-cuda-mps-control", "615.71.09", serves_many_users=True))
-HOST = Host(kernel="6.14")
-HEALTHY = Facts(
+HOST = HostFacts(kernel="6.14")
+HEALTHY = DoctorFacts(
     simulated=False,
     daemon=DaemonView(gpus=(KnownGpu(0, "H100"),)),
     driver=DRIVER,
@@ -58,19 +58,19 @@ HEALTHY = Facts(
 )
 
 
-def but(part: str, **changes: Any) -> Facts:
+def but(part: str, **changes: Any) -> DoctorFacts:
     """The healthy machine with fields of one part changed."""
     return also(HEALTHY, **{part: replace(getattr(HEALTHY, part), **changes)})
 
 
-def with_gpu(**changes: Any) -> Facts:
+def with_gpu(**changes: Any) -> DoctorFacts:
     return but("driver", gpus=(replace(GPU, **changes),))
 
 
-def with_part(part: str, value: Any) -> Facts:
+def with_part(part: str, value: Any) -> DoctorFacts:
     return also(HEALTHY, **{part: value})
 
 
-def also(facts: Facts, **parts: Any) -> Facts:
+def also(facts: DoctorFacts, **parts: Any) -> DoctorFacts:
     """The machine with whole parts exchanged."""
     return replace(facts, **parts)

@@ -10,8 +10,8 @@ import pytest
 from gpushared.doctor.checks import CHECKS
 from gpushared.doctor.facts import (
     DaemonView,
+    DoctorFacts,
     EngineReport,
-    Facts,
     KnownGpu,
     MpsProgram,
     NvidiaSpecs,
@@ -20,7 +20,7 @@ from gpushared.doctor.facts import (
     UnmanagedProcess,
     Unread,
 )
-from gpushared.domain.model.checkup import Result, Status, examine
+from gpushared.domain.model.checkup import CheckOutcome, Status, examine
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.ports import DeviceMechanism
 from tests.doctor.healthy import HEALTHY, UUID, also, but, with_gpu, with_part
@@ -33,56 +33,56 @@ OTHER = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"
 SPECS = NvidiaSpecs(("/etc/cdi/nvidia.yaml",), frozenset({OLD_DRIVER}), frozenset({UUID}))
 
 
-def engine(**changes: object) -> Facts:
+def engine(**changes: object) -> DoctorFacts:
     return but("engine", **changes)
 
 
-def mps(**changes: object) -> Facts:
+def mps(**changes: object) -> DoctorFacts:
     return but("mps", **changes)
 
 
-def host(**changes: object) -> Facts:
+def host(**changes: object) -> DoctorFacts:
     return but("host", **changes)
 
 
-def view(**changes: object) -> Facts:
+def view(**changes: object) -> DoctorFacts:
     return but("daemon", **changes)
 
 
-def state(**changes: object) -> Facts:
+def state(**changes: object) -> DoctorFacts:
     return but("state_dir", **changes)
 
 
-def authz(version: str) -> Facts:
+def authz(version: str) -> DoctorFacts:
     return engine(version=version, authorization_plugins=("opa",))
 
 
-def program(version: str = "615.71.09", *, serves_many_users: bool = True) -> Facts:
+def program(version: str = "615.71.09", *, serves_many_users: bool = True) -> DoctorFacts:
     return mps(program=MpsProgram("/usr/bin/nvidia-cuda-mps-control", version, serves_many_users))
 
 
 SICK, FAN = "fell off the bus (XID 79)", "is drained by root: new fan"
 
 
-def exclusive(*, mode_set_for: int | None) -> Facts:
+def exclusive(*, mode_set_for: int | None) -> DoctorFacts:
     """A GPU in that mode, and for how many leases the daemon set it."""
     gpus = (KnownGpu(0, "H", exclusive_process=True, mode_set_for=mode_set_for),)
     return replace(with_gpu(compute_mode=3), daemon=DaemonView(gpus=gpus))
 
 
-def closed_to_all_but_one_user() -> Facts:
+def closed_to_all_but_one_user() -> DoctorFacts:
     gpus = (KnownGpu(0, "H", exclusive_process=True),)
     return replace(program(serves_many_users=False), daemon=DaemonView(gpus=gpus))
 
 
-def pool(**changes: Any) -> Facts:
+def pool(**changes: Any) -> DoctorFacts:
     """A node in a pool, whose certificate is good for 30 days and is in its fifth."""
     good = PoolView("lab", "a", "head:7441", now=5 * DAY, issued_at=0.0, expires_at=30 * DAY, realm="a")
     return view(pool=replace(good, **changes))
 
 
 # (check, machine, status, what the sentence says, what the fix says)
-CASES: list[tuple[str, Facts, Status, str, str]] = [
+CASES: list[tuple[str, DoctorFacts, Status, str, str]] = [
     ("host", with_part("host", GONE), W, "it is gone", "bring it back"),
     ("pool-certificate", pool(now=31 * DAY), F, "ended 1d ago", "gpushare pool token --node a"),
     ("pool-certificate", pool(now=28 * DAY), W, "good for 2d only", "renews it"),
@@ -179,11 +179,11 @@ CASES: list[tuple[str, Facts, Status, str, str]] = [
 ]  # fmt: skip
 
 
-def made(facts: Facts) -> dict[str, Result]:
+def made(facts: DoctorFacts) -> dict[str, CheckOutcome]:
     return {result.name: result for result in examine(CHECKS, facts)}
 
 
-def lines(facts: Facts) -> list[str]:
+def lines(facts: DoctorFacts) -> list[str]:
     """The checks that a user sees as not well."""
     return [
         result.name
@@ -202,7 +202,7 @@ def test_on_a_healthy_machine_every_check_is_made_and_ok() -> None:
     ("check", "facts", "status", "says", "fix"), CASES, ids=[f"{case[0]}: {case[3]}" for case in CASES]
 )
 def test_one_thing_that_is_wrong_gives_one_line_with_a_fix(
-    check: str, facts: Facts, status: Status, says: str, fix: str
+    check: str, facts: DoctorFacts, status: Status, says: str, fix: str
 ) -> None:
     found = made(facts)[check].finding
     assert (found.status, lines(facts)) == (status, [check])

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpushared.doctor.facts import Facts
+from gpushared.doctor.facts import DoctorFacts
 from gpushared.doctor.probe import FRESH_SECONDS, Doctor
 from gpushared.domain.model.checkup import is_well
 from tests.doctor.healthy import HEALTHY
@@ -20,7 +20,7 @@ class CountingProbe:
         self.allowed = asyncio.Event()
         self.error: Exception | None = None
 
-    async def look(self) -> Facts:
+    async def look(self) -> DoctorFacts:
         self.looks += 1
         await self.allowed.wait()
         if self.error is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpushared.config.model import Config, QueueConfig
 from gpushared.doctor.facts import Unit
-from gpushared.doctor.probe import Places, read_config
+from gpushared.doctor.probe import DaemonPaths, read_config
 from gpushared.doctor.read_gpu_stack import (
     ENV_SWITCH,
     read_engine,
@@ -311,7 +311,7 @@ def test_a_changed_queue_waits_for_a_reload_and_a_changed_place_for_a_restart() 
     moved = Config(log=type(old.log)(level=type(old.log.level).DEBUG))
 
     def state(stored: Config, read: Config) -> tuple[bool, bool]:
-        found = read_config(Places(read, old, Path("/s"), lambda: stored))
+        found = read_config(DaemonPaths(read, old, Path("/s"), lambda: stored))
         return found.differs, found.needs_restart
 
     assert state(old, old) == (False, False)
@@ -325,5 +325,5 @@ def test_a_configuration_that_is_wrong_is_told_on_one_line() -> None:
     def wrong() -> Config:
         raise ConfigError("2 things are wrong:\n  one\n  two")
 
-    found = read_config(Places(Config(), Config(), Path("/s"), wrong))
+    found = read_config(DaemonPaths(Config(), Config(), Path("/s"), wrong))
     assert found.problem == "2 things are wrong:; one; two"

@@ -15,7 +15,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.engine.docker import DockerEngine
-from gpushared.ports import ContainerStatus, DeviceMechanism, Edits, Mount
+from gpushared.ports import ContainerStatus, DeviceMechanism, EditMount, Edits
 from tests.bed.fixtures import CdiEngine
 from tests.engine.world import DockerHands, facts, unique_name
 
@@ -44,7 +44,7 @@ async def test_a_container_gets_what_its_lease_says(
     """Environment over the user's own, mounts that are read-only, device nodes."""
     (tmp_path / "note").write_text("from the host\n")
     device = unique_name()
-    full = replace(edits(device), mounts=(Mount(str(tmp_path), "/lease"),), devices=("/dev/kmsg",))
+    full = replace(edits(device), mounts=(EditMount(str(tmp_path), "/lease"),), devices=("/dev/kmsg",))
     await cdi.write_device(device, full)
     container = cdi_hands.create(device, command=REPORT, environment={"LEASE": "mine"}, leases=[device])
     cdi_hands.start(container)

@@ -11,14 +11,14 @@ import pytest
 from gpushared.domain.model.errors import EngineUnavailable, RequestError
 from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
 from gpushared.engine.cdi import LeaseSpecs, qualified_name
-from gpushared.ports import Edits, Hook, Mount
+from gpushared.ports import EditMount, Edits, Hook
 
 EDITS = Edits(
     gpus=(),
     walls=Walls(MemoryWall.NONE, ComputeCap.NONE),
     env={"A": "1", "B": 'two words, "quoted"\nand a line'},
     env_defaults={"XLA_FLAGS": "x"},
-    mounts=(Mount("/run/x", "/x"), Mount("/run/y", "/y", read_only=False)),
+    mounts=(EditMount("/run/x", "/x"), EditMount("/run/y", "/y", read_only=False)),
     devices=("/dev/null",),
 )
 
@@ -121,8 +121,8 @@ def test_a_name_that_is_no_device_name_touches_no_file(tmp_path: Path, name: str
         replace(EDITS, env={"A B": "1"}),
         replace(EDITS, env={"A=B": "1"}),
         replace(EDITS, env={"A": "1\0"}),
-        replace(EDITS, mounts=(Mount("run/x", "/x"),)),
-        replace(EDITS, mounts=(Mount("/run/x", "x"),)),
+        replace(EDITS, mounts=(EditMount("run/x", "/x"),)),
+        replace(EDITS, mounts=(EditMount("/run/x", "x"),)),
         replace(EDITS, devices=("null",)),
         replace(EDITS, env={}, mounts=(), devices=()),
         replace(EDITS, hooks=(Hook("sh", ("sh",)),)),

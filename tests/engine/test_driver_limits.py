@@ -20,7 +20,7 @@ from gpushared.engine.docker import DockerEngine
 from gpushared.engine.processes import place_of
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_limits import NvmlMemoryLimits
-from gpushared.ports import CgroupDriver, Edits, Hook, Mount
+from gpushared.ports import CgroupDriver, EditMount, Edits, Hook
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
@@ -109,7 +109,7 @@ async def test_a_container_is_limited_from_its_first_instruction_on(node: Node, 
     edits = replace(
         edits,
         hooks=tuple(map(as_the_machine, edits.hooks)),
-        mounts=(Mount(str(node.machine.state.parent), "/driver"),),
+        mounts=(EditMount(str(node.machine.state.parent), "/driver"),),
     )
     container = await node.run(mine, edits, "cat", "/driver/state.limits")
     node.bed.check("wait", container)

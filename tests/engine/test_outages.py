@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.engine.connection import Connector
 from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
-from gpushared.engine.events import PENDING_LIMIT, Change, EventFeed
+from gpushared.engine.events import PENDING_LIMIT, ContainerChange, EventFeed
 from gpushared.ports import ContainerStatus, Edits
 from tests.bed.engine import PrivateEngine
 from tests.engine.world import (
@@ -258,7 +258,7 @@ async def test_a_container_that_changes_often_waits_in_line_once(tmp_path: Path)
     async with stand_in(tmp_path / "docker.sock", streams(*lines, b"end\n")):
         feed = EventFeed(Connector(str(tmp_path / "docker.sock"), 5), since=0)
         await asyncio.to_thread(feed.join)
-        assert await feed.next() == Change(SOME, last_words=None, destroyed=False)
+        assert await feed.next() == ContainerChange(SOME, last_words=None, destroyed=False)
         with pytest.raises(EngineUnavailable, match="no JSON"):
             await feed.next()
         feed.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.leases.stop_order import ContainerEnd, Order, order_of
+from gpushared.domain.leases.stop_order import ClientStopOrder, ContainerEnd, order_of
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.signals import members, read_process
 
@@ -68,7 +68,7 @@ def test_a_program_behind_an_init_is_read_too() -> None:
     with running(body) as pid:
         found = read_process(pid)
     assert found is not None
-    assert order_of(ContainerEnd(signal.SIGTERM, 10), found) is Order.CLIENTS_LAST
+    assert order_of(ContainerEnd(signal.SIGTERM, 10), found) is ClientStopOrder.CLIENTS_LAST
 
 
 def test_a_process_that_has_ended_tells_nothing() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
 from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
@@ -71,6 +71,6 @@ async def alice(
         socket = engine.socket
     else:
         socket = request.getfixturevalue("docker_engine")
-    policy = Policy(bind_prefixes=(str(tmp_path),))
+    policy = SitePolicy(bind_prefixes=(str(tmp_path),))
     async with people(Gate(socket, desk, policy), busybox_image) as both, copier(both, socket) as found:
         yield found

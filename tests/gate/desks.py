@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import Ask
 from gpushared.gate.containers.lease_port import Claim
-from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
+from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
 
 GPU = GpuId("GPU-00000000-1111-2222-3333-444444444444")
 WALLS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
@@ -33,7 +33,7 @@ def facts(
     return EngineFacts("20.10.24", "1.41", lease_devices, gpu_mechanism, 1)
 
 
-def edits(*mounts: Mount, **env: str) -> Edits:
+def edits(*mounts: EditMount, **env: str) -> Edits:
     given = {"NVIDIA_VISIBLE_DEVICES": GPU, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", **env}
     return Edits(
         (GPU,), WALLS, env=given, env_defaults={"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.25"}, mounts=mounts

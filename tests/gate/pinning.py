@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
 from gpushared.gate.mounts import kernel
-from gpushared.gate.mounts.held_mounts import ROOT, Pins
+from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
 from gpushared.gate.mounts.helper_process import run_helper
 from gpushared.net.accounts import Account, PathWish
 from gpushared.net.http_client import EngineSocket
@@ -36,11 +36,11 @@ class Holding:
     alice: Docker
     direct: Docker
     home: Path
-    new_life: Callable[[], Pins]
+    new_life: Callable[[], HeldMounts]
     """Pins as the daemon's next life has them."""
 
     @property
-    def pins(self) -> Pins:
+    def pins(self) -> HeldMounts:
         return self.gate.pins
 
     @property
@@ -72,7 +72,7 @@ class Holding:
         assert await self.names() == []
 
 
-async def names(engine: EngineSocket, pins: Pins) -> list[str]:
+async def names(engine: EngineSocket, pins: HeldMounts) -> list[str]:
     """The pins that there are, as the engine's mounts show them."""
     table = Path(f"/proc/{await engine.peer_pid()}/mountinfo").read_text().splitlines()
     points = [line.split()[4] for line in table]
@@ -91,8 +91,8 @@ def words(holding: Holding, source: Path, *command: str) -> tuple[str, ...]:
     return ("--label", f"test={holding.home.name}", "-v", f"{source}:/x", holding.alice.image, *command)
 
 
-def make_pins(engine: EngineSocket, policy: Policy, ledger: Path, owner: str = "") -> Pins:
-    return Pins(engine, lambda: policy, owner=owner or secrets.token_hex(8), ledger=ledger)
+def make_pins(engine: EngineSocket, policy: SitePolicy, ledger: Path, owner: str = "") -> HeldMounts:
+    return HeldMounts(engine, lambda: policy, owner=owner or secrets.token_hex(8), ledger=ledger)
 
 
 def account(caller: Caller = ALICE, home: Path | str = "") -> Account:

@@ -29,7 +29,7 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.api.filters import own_only
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.api.target import parse_target
 from gpushared.gate.containers.gpu_request import (
     ClaimWish,
@@ -48,7 +48,7 @@ from gpushared.gate.policy.judge import (
 )
 from gpushared.gate.policy.rules import Context
 from gpushared.net.accounts import Account
-from gpushared.ports import DeviceMechanism, Edits, Mount
+from gpushared.ports import DeviceMechanism, EditMount, Edits
 from tests.gate.desks import GPU, WALLS, facts
 from tests.gate.serving import ALICE
 
@@ -111,7 +111,7 @@ def _judge(body: dict[str, Any]) -> None:
     with contextlib.suppress(RequestError, PermissionRefused):
         check_create(body)
         take_wish(body)
-        networks_of(judge_create(body, Context(Account(ALICE, ()), Policy())))
+        networks_of(judge_create(body, Context(Account(ALICE, ()), SitePolicy())))
 
 
 @given(st.binary())
@@ -354,7 +354,7 @@ EDITS = Edits(
     WALLS,
     env={"CUDA_MPS_PIPE_DIRECTORY": "/run/lease/mps"},
     env_defaults={"TF_FORCE_GPU_ALLOW_GROWTH": "true"},
-    mounts=(Mount("/run/gpushared/leases/l-1/mps", "/run/lease/mps"),),
+    mounts=(EditMount("/run/gpushared/leases/l-1/mps", "/run/lease/mps"),),
     devices=("/dev/zero",),
 )
 MOUNT = {

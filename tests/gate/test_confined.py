@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
-from gpushared.ports import Mount
+from gpushared.ports import EditMount
 from tests.gate.desks import GPU, FakeDesk, edits
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE, BOB, Served, ask, raw_client, request, serving_gate
@@ -59,7 +59,7 @@ class House:
 async def house(
     desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str, home: Path
 ) -> AsyncIterator[House]:
-    gate = Gate(docker_engine, desk, Policy(bind_prefixes=("~", str(home))))
+    gate = Gate(docker_engine, desk, SitePolicy(bind_prefixes=("~", str(home))))
     async with AsyncExitStack() as stack:
         alice = await stack.enter_async_context(serving_gate(gate, ALICE))
         bob = await stack.enter_async_context(serving_gate(gate, BOB))
@@ -372,7 +372,7 @@ async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_h
 async def test_files_are_copied_beside_what_a_container_mounts(
     house: House, desk: FakeDesk, home: Path, alices: str
 ) -> None:
-    desk.edits = edits(Mount("/tmp", "/run/lease"))
+    desk.edits = edits(EditMount("/tmp", "/run/lease"))
     mounted, leased = f"{alices}-mounted", f"{alices}-leased"
     await house.alice("create", "--name", mounted, "-v", f"{home}/own:/x", house.image)
     await house.alice("create", "--name", leased, "--gpus", "1", house.image)

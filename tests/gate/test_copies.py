@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import StateConflict, TimedOut, Unavailable
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.copies import helper as program
 from gpushared.gate.copies.copying import AT_ONCE, COMMAND, Copies
 from gpushared.gate.gate import Gate
@@ -341,7 +341,7 @@ async def test_who_is_root_inside_copies_as_root_without_a_right(
     desk: FakeDesk, docker_engine: str, busybox_image: str
 ) -> None:
     """Files of others in the container stay theirs."""
-    gate = Gate(docker_engine, desk, Policy(root_inside=True))
+    gate = Gate(docker_engine, desk, SitePolicy(root_inside=True))
     async with people(gate, busybox_image) as both, copier(both) as alice:
         container = await alice.runs_as_root(busybox_image)
         assert (await alice.put(container, "/own", tar_of(("file", {"uid": 7}, b"")))).status == 200
@@ -516,7 +516,7 @@ async def test_a_container_that_has_just_ended_is_not_taken_for_another(alice: C
 async def test_what_a_copy_takes_is_the_users(desk: FakeDesk, docker_engine: str, busybox_image: str) -> None:
     """It is in the cgroup with the limits of all that the user runs."""
     walls = UserCgroups(f"copies-{os.getpid()}")
-    gate = Gate(docker_engine, desk, Policy(memory_per_user=256 * MIB, pids_per_user=100), walls=walls)
+    gate = Gate(docker_engine, desk, SitePolicy(memory_per_user=256 * MIB, pids_per_user=100), walls=walls)
     async with people(gate, busybox_image) as both, copier(both) as alice:
         container = await alice.runs()
         head = request("PUT", f"/containers/{container}/archive?path=/tmp", b"", "Content-Length: 10240")

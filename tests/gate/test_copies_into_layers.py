@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import StateConflict
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.copies.copying import Copies
 from gpushared.gate.gate import Gate
 from gpushared.gate.mounts import kernel
@@ -316,7 +316,7 @@ async def test_a_container_that_is_removed_meanwhile_leaves_nothing(alice: Copie
 async def test_who_is_root_inside_writes_as_root_without_a_right(
     desk: FakeDesk, docker_engine: str, busybox_image: str
 ) -> None:
-    gate = Gate(docker_engine, desk, Policy(root_inside=True))
+    gate = Gate(docker_engine, desk, SitePolicy(root_inside=True))
     async with people(gate, busybox_image) as both, copier(both) as alice:
         container = await alice.runs_as_root(busybox_image)
         await alice.end(container)

@@ -16,7 +16,7 @@ import pytest
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.endpoints import ROUTES
 from gpushared.gate.api.fields import NEWEST
-from gpushared.gate.api.routes import Action, Payload, Route
+from gpushared.gate.api.routes import Payload, Route, RouteAction
 from gpushared.ports import DeviceMechanism, EngineFacts
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire
@@ -39,7 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
 """What endpoints need that read a JSON body."""
 NEEDED = {"/images/create": "fromImage=x:1", "/containers/{name}/rename": "name=y"}
 JSON = "Content-Type: application/json"
-TRUSTED = {Action.TRUSTED, Action.BUILD}
+TRUSTED = {RouteAction.TRUSTED, RouteAction.BUILD}
 OPTIONS = {"t": 1, "HostConfig": {"Privileged": True}, "Image": "x"}
 """As dockerode sends the options of a call."""
 OLD, NEW = "1.41", f"{NEWEST[0]}.{NEWEST[1] + 1}"
@@ -73,7 +73,7 @@ def served(*payloads: Payload) -> list[Any]:
     return [
         pytest.param(route, method, caller, id=f"{method} {route.path} {caller.name}")
         for route in ROUTES
-        if route.payload in payloads and route.action is not Action.REFUSE
+        if route.payload in payloads and route.action is not RouteAction.REFUSE
         for method in route.methods
         for caller in (ROOT, ALICE)
         if caller.trusted or route.action not in TRUSTED
@@ -193,7 +193,7 @@ def test_the_table_of_closed_parameters_is_tried_in_full() -> None:
 
 
 WITH_JSON = [one for one in served(Payload.STREAM) if one.values[0].path in BODIES]
-READ = {Action.CREATE, Action.UPDATE, Action.EXEC_CREATE}
+READ = {RouteAction.CREATE, RouteAction.UPDATE, RouteAction.EXEC_CREATE}
 """Whose bodies the gate reads for trusted callers as well."""
 
 
@@ -203,7 +203,7 @@ def test_a_field_that_the_engine_does_not_read_is_dropped(
 ) -> None:
     plain = bench.talk(asked(route, method), caller)
     more: dict[str, Any] = {"platform": "linux", "Brand": {"HostConfig": {"Privileged": True}}, "_query": [1]}
-    if route.action is Action.CREATE:
+    if route.action is RouteAction.CREATE:
         more["name"] = "x"  # elsewhere it is another spelling of a field
     told = bench.talk(asked(route, method, **more), caller)
     assert status(told.answers) == status(plain.answers) < 300, told.answers

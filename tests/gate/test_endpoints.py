@@ -10,7 +10,7 @@ import pytest
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.api.endpoints import ROUTES, match_route
 from gpushared.gate.api.parameters import FORMS, check_parameters, check_ps, drop_unknown
-from gpushared.gate.api.routes import SCOPES, Action, Route
+from gpushared.gate.api.routes import SCOPES, Route, RouteAction
 from gpushared.gate.api.target import parse_target
 from gpushared.gate.containers.filtered_views import (
     shown_image,
@@ -23,7 +23,7 @@ from gpushared.gate.handlers.archives import check_plain, engine_version
 from tests.gate.engine_endpoints import ENDPOINTS
 
 PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"
-CLOSED = {Action.TRUSTED, Action.REFUSE}
+CLOSED = {RouteAction.TRUSTED, RouteAction.REFUSE}
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS, ids=" ".join)
@@ -55,25 +55,25 @@ def test_what_is_closed_says_why_and_what_to_do_instead(route: Route) -> None:
 
 
 def test_every_action_has_a_scope_and_every_parameter_a_form() -> None:
-    assert set(SCOPES) == set(Action)
+    assert set(SCOPES) == set(RouteAction)
     assert {name for route in ROUTES for name in route.query} == set(FORMS)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "action"),
     [
-        ("GET", "/containers/create/json", Action.CONTAINER),
-        ("POST", "/containers/prune", Action.CONTAINER_PRUNE),
-        ("GET", "/images/a/json/json", Action.IMAGE),
-        ("GET", "/images/search", Action.REGISTRY),
-        ("DELETE", "/images/networks/x", Action.TRUSTED),
-        ("POST", "/volumes/prune", Action.VOLUME_PRUNE),
-        ("POST", "/plugins/a/b/enable", Action.REFUSE),
-        ("GET", "/networks/a/b", Action.NETWORK_INSPECT),
+        ("GET", "/containers/create/json", RouteAction.CONTAINER),
+        ("POST", "/containers/prune", RouteAction.CONTAINER_PRUNE),
+        ("GET", "/images/a/json/json", RouteAction.IMAGE),
+        ("GET", "/images/search", RouteAction.REGISTRY),
+        ("DELETE", "/images/networks/x", RouteAction.TRUSTED),
+        ("POST", "/volumes/prune", RouteAction.VOLUME_PRUNE),
+        ("POST", "/plugins/a/b/enable", RouteAction.REFUSE),
+        ("GET", "/networks/a/b", RouteAction.NETWORK_INSPECT),
     ],
 )
 def test_a_name_that_is_also_a_word_of_the_api_leads_nowhere_else(
-    method: str, path: str, action: Action
+    method: str, path: str, action: RouteAction
 ) -> None:
     match = match_route(method, path)
     assert match is not None
@@ -130,7 +130,7 @@ def test_a_parameter_is_either_for_confined_callers_or_closed_to_them_or_dropped
     query = "&".join(f"{name}=1" for name in ["Brand", *known, "brand", *map(str.swapcase, known)])
     parsed = parse_target(f"/x?{query}".encode())
     kept, dropped = drop_unknown(route, parsed)
-    if route.action is Action.BUILD:
+    if route.action is RouteAction.BUILD:
         assert (kept, dropped) == (parsed, [])
         return
     assert [name for name, _ in kept.query] == known

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, people
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 async def site(desk: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
-    gate = Gate(docker_engine, desk, Policy(everybody_confined=True))
+    gate = Gate(docker_engine, desk, SitePolicy(everybody_confined=True))
     async with people(gate, busybox_image) as both:
         yield both
         gate.policy = replace(gate.policy, everybody_confined=False)

@@ -28,7 +28,7 @@ from gpushared.gate.api.fields import (
 from gpushared.gate.api.schema import (
     OLDEST,
     Field,
-    Kind,
+    FieldKind,
     Table,
     Version,
     fit,
@@ -65,11 +65,11 @@ def wrapped(table: Table, path: tuple[str, ...], value: Any) -> Any:
     field = table[path[0]]
     inner = wrapped(field.table, path[1:], value) if field.table is not None and path[1:] else value
     match field.kind if field.table is not None else None:
-        case Kind.RECORDS:
+        case FieldKind.RECORDS:
             inner = [inner]
-        case Kind.RECORD_BY_NAME:
+        case FieldKind.RECORD_BY_NAME:
             inner = {"x": inner}
-        case Kind.RECORDS_BY_NAME:
+        case FieldKind.RECORDS_BY_NAME:
             inner = {"x": [inner]}
     return {path[0]: inner}
 
@@ -86,16 +86,16 @@ VALUES = [
     for path, field in places(table)
     if field is not None and field.table is None
 ]
-WRONG: dict[Kind, list[Any]] = {
-    Kind.FLAG: [0, 1, "true", []],
-    Kind.WHOLE: ["1", True, 1.0, [], 2**64],
-    Kind.TEXT: [1, True, [], {}],
-    Kind.TEXTS: ["x", {}, [1], [None], 1],
-    Kind.WORDS: [{}, [1], 1],
-    Kind.TEXT_LISTS: ["x", ["x"], [[1]]],
-    Kind.PAIRS: ["x", [], {"x": 1}],
-    Kind.NAMES: ["x", [], {"x": 1}, {"x": "y"}],
-    Kind.SIZE: [[1], [1, 2, 3], ["1", "2"], [-1, 2], "x"],
+WRONG: dict[FieldKind, list[Any]] = {
+    FieldKind.FLAG: [0, 1, "true", []],
+    FieldKind.WHOLE: ["1", True, 1.0, [], 2**64],
+    FieldKind.TEXT: [1, True, [], {}],
+    FieldKind.TEXTS: ["x", {}, [1], [None], 1],
+    FieldKind.WORDS: [{}, [1], 1],
+    FieldKind.TEXT_LISTS: ["x", ["x"], [[1]]],
+    FieldKind.PAIRS: ["x", [], {"x": 1}],
+    FieldKind.NAMES: ["x", [], {"x": 1}, {"x": "y"}],
+    FieldKind.SIZE: [[1], [1, 2, 3], ["1", "2"], [-1, 2], "x"],
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.homes import (
     USERS_FILE_BYTES,
     passwd_line,
@@ -28,7 +28,7 @@ from gpushared.gate.containers.homes import (
 from gpushared.gate.containers.passwd import PasswdFiles, is_small_file
 from gpushared.gate.gate import Gate
 from gpushared.net.accounts import Account, PathWish
-from gpushared.net.http_client import Answer, EngineSocket
+from gpushared.net.http_client import EngineAnswer, EngineSocket
 from tests.bed import parts
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
@@ -159,9 +159,9 @@ class BrokenEngine(EngineSocket):
 
     async def call(
         self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0
-    ) -> Answer:
+    ) -> EngineAnswer:
         self.asked += 1
-        return Answer(500, (), b'{"message": "no"}')
+        return EngineAnswer(500, (), b'{"message": "no"}')
 
 
 async def test_an_image_whose_look_fails_is_looked_at_again_only_after_a_while(
@@ -268,7 +268,7 @@ async def rig(
         file.write_bytes(image_tar(passwd))
         assert parts.docker(socket, "import", str(file), f"gate-homes:{name}").returncode == 0
     files = PasswdFiles(EngineSocket(socket.removeprefix("unix://")), shared / "passwd")
-    policy = Policy(root_inside=True, bind_prefixes=(str(shared),))
+    policy = SitePolicy(root_inside=True, bind_prefixes=(str(shared),))
     gate = Gate(socket, desk, policy, passwd=files)
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
@@ -399,7 +399,7 @@ async def test_the_label_of_a_look_costs_nobody_a_container(rig: Rig) -> None:
 @pytest.mark.docker
 async def test_a_site_can_switch_it_off(rig: Rig, docker_environment: dict[str, str], desk: FakeDesk) -> None:
     socket = rig.engine.environment["DOCKER_HOST"]
-    gate = Gate(socket, desk, Policy(home_and_name=False), passwd=rig.files)
+    gate = Gate(socket, desk, SitePolicy(home_and_name=False), passwd=rig.files)
     async with serving_gate(gate, ALICE) as served:
         alice = Docker(served.url, docker_environment, rig.alice.image)
         assert await rig.said(alice, "echo $HOME $USER; whoami || true") == "/"

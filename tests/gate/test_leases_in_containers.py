@@ -19,7 +19,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import Ask
 from gpushared.engine.cdi import LeaseSpecs
 from gpushared.gate.gate import Gate
-from gpushared.ports import Mount
+from gpushared.ports import EditMount
 from tests.bed.fixtures import CdiEngine
 from tests.gate.desks import GPU, FakeDesk, edits, facts
 from tests.gate.docker import Docker
@@ -62,7 +62,7 @@ async def test_mounts_of_the_lease_are_there_and_read_only(
     docker: Docker, desk: FakeDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "control").write_text("here")
-    desk.edits = edits(Mount(str(tmp_path), "/run/lease"))
+    desk.edits = edits(EditMount(str(tmp_path), "/run/lease"))
     done = await docker.run(*LEASE, docker.image, "sh", "-c", "cat /run/lease/control; touch /run/lease/x")
     assert (done.code, done.out) == (1, b"here")
     assert b"Read-only" in done.err
@@ -72,7 +72,7 @@ async def test_a_mount_over_the_leases_does_not_hide_it(
     docker: Docker, desk: FakeDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "control").write_text("here")
-    desk.edits = edits(Mount(str(tmp_path), "/run/lease"))
+    desk.edits = edits(EditMount(str(tmp_path), "/run/lease"))
     done = await docker.run(*LEASE, "--tmpfs", "/run", docker.image, "cat", "/run/lease/control")
     assert (done.code, done.out) == (0, b"here"), done.err
 

@@ -13,17 +13,17 @@ import pytest
 from gpushared.domain.model.errors import LimitReached
 from gpushared.net.accounts import ask_names
 from gpushared.net.http_server import Exchange, Routes
-from gpushared.net.limits import Share, Shares, UserLimits
+from gpushared.net.limits import Shares, UserLimits, UserShare
 from tests.gate.serving import ALICE, answer_json, ask, raw_client, request, serving
 
 FEW = UserLimits(connections=2, requests=2, creates=2, body_bytes=100, desks=1)
 
 
-@pytest.mark.parametrize("part", [Share.connection, Share.create])
+@pytest.mark.parametrize("part", [UserShare.connection, UserShare.create])
 async def test_what_is_beyond_a_bound_is_refused_until_something_ends(
-    part: Callable[[Share], AbstractContextManager[None]],
+    part: Callable[[UserShare], AbstractContextManager[None]],
 ) -> None:
-    share = Share(FEW)
+    share = UserShare(FEW)
     with part(share):
         with part(share), pytest.raises(LimitReached), part(share):
             pass
@@ -32,7 +32,7 @@ async def test_what_is_beyond_a_bound_is_refused_until_something_ends(
 
 
 async def test_requests_beyond_the_desks_wait_and_those_beyond_the_bound_are_refused() -> None:
-    share = Share(FEW)
+    share = UserShare(FEW)
     entered = asyncio.Event()
 
     async def second() -> None:
@@ -51,7 +51,7 @@ async def test_requests_beyond_the_desks_wait_and_those_beyond_the_bound_are_ref
 
 
 async def test_a_request_that_takes_long_leaves_its_desk_to_the_next_and_no_desk_is_won_by_that() -> None:
-    share = Share(UserLimits(desks=1, desk_seconds=0.01))
+    share = UserShare(UserLimits(desks=1, desk_seconds=0.01))
     order: list[str] = []
 
     async def short(name: str) -> None:
@@ -85,7 +85,7 @@ async def test_of_two_users_each_has_one_turn_a_pass_however_many_of_ones_wait()
 
 
 async def test_a_turn_that_is_waited_for_no_longer_is_given_to_the_next() -> None:
-    share = Share(UserLimits())
+    share = UserShare(UserLimits())
     turns = [asyncio.create_task(share.turn()) for _ in range(4)]
     await asyncio.sleep(0)
     turns[1].cancel()
@@ -94,7 +94,7 @@ async def test_a_turn_that_is_waited_for_no_longer_is_given_to_the_next() -> Non
 
 
 async def test_long_work_of_one_user_is_done_one_at_a_time_with_rests_in_which_others_work() -> None:
-    share, order = Share(UserLimits()), list[str]()
+    share, order = UserShare(UserLimits()), list[str]()
 
     async def works(name: str) -> None:
         async with share.long_work():
@@ -104,7 +104,7 @@ async def test_long_work_of_one_user_is_done_one_at_a_time_with_rests_in_which_o
 
     first, second = (asyncio.create_task(works(name)) for name in "ab")
     await asyncio.sleep(0)
-    async with Share(UserLimits()).long_work():
+    async with UserShare(UserLimits()).long_work():
         assert order == ["a", "a done"]
     await asyncio.gather(first, second)
     assert order == ["a", "a done", "b", "b done"]

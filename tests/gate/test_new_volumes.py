@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
 from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
@@ -78,7 +78,7 @@ async def rig(
     file = tmp_path / "image.tar"
     file.write_bytes(image())
     assert parts.docker(socket, "import", str(file), TAG).returncode == 0
-    gate = Gate(socket, desk, Policy(root_inside=True))
+    gate = Gate(socket, desk, SitePolicy(root_inside=True))
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
         urls = [each.url for each in served]

@@ -20,10 +20,10 @@ from gpushared.config.gate import ADDABLE, PolicyPreset, Publish
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.gate.api.body import check_create, parse_object
 from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE, NETWORKING_TABLE
-from gpushared.gate.api.schema import Field, Kind, Table
-from gpushared.gate.api.site import Policy, root_mark
+from gpushared.gate.api.schema import Field, FieldKind, Table
+from gpushared.gate.api.site import SitePolicy, root_mark
 from gpushared.gate.containers.gpu_request import Wish, take_wish
-from gpushared.gate.policy.explain import OPTIONS, Notes, Verdict
+from gpushared.gate.policy.explain import OPTIONS, FieldDecision, Notes
 from gpushared.gate.policy.judge import judge_create, judge_exec, judge_update
 from gpushared.gate.policy.presets import PRESETS
 from gpushared.gate.policy.processes import ROOT_CAPABILITIES
@@ -35,11 +35,16 @@ from tests.gate.serving import ALICE
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "policy.md"
 ACCOUNT = Account(ALICE, (ALICE.gid, 2000), "/home/alice")
-WORDS = {Verdict.ALLOWED: YES, Verdict.REFUSED: NO, Verdict.SET: SET, Verdict.DROPPED: DROPPED}
+WORDS = {
+    FieldDecision.ALLOWED: YES,
+    FieldDecision.REFUSED: NO,
+    FieldDecision.SET: SET,
+    FieldDecision.DROPPED: DROPPED,
+}
 OPEN, LAB, STRICT = (PRESETS[preset] for preset in PolicyPreset)
 
 
-def context(policy: Policy = LAB, **more: Any) -> Context:
+def context(policy: SitePolicy = LAB, **more: Any) -> Context:
     return Context(ACCOUNT, policy, **more)
 
 
@@ -85,7 +90,7 @@ def look(raw: bytes, field: str, preset: PolicyPreset) -> tuple[str, str]:
     judge_create(body, context(PRESETS[preset]), notes)
     name = field if field in CREATE_TABLE else f"HostConfig.{field}"
     found = {one.field: one for one in notes.findings}
-    refused = [one for one in notes.findings if one.verdict is Verdict.REFUSED]
+    refused = [one for one in notes.findings if one.verdict is FieldDecision.REFUSED]
     if refused:
         assert name in {one.field for one in refused}
         return NO, " ".join(f"{one.why} {one.hint}" for one in refused)
@@ -113,7 +118,7 @@ def test_every_option_of_the_table_is_named_in_explanations() -> None:
 # --- rules of a site -----------------------------------------------------------------------------------
 
 
-def host(body: dict[str, Any], policy: Policy, **more: Any) -> dict[str, Any]:
+def host(body: dict[str, Any], policy: SitePolicy, **more: Any) -> dict[str, Any]:
     judged = judge_create({"HostConfig": body}, context(policy, **more))
     result: dict[str, Any] = judged["HostConfig"]
     return result
@@ -372,7 +377,7 @@ def test_what_is_left_out_is_told() -> None:
     notes = Notes()
     judge_create({"HostConfig": {"Umask": 18}}, context(version=(1, 41)), notes)
     (finding,) = [one for one in notes.findings if one.field == "HostConfig.Umask"]
-    assert finding.verdict is Verdict.DROPPED
+    assert finding.verdict is FieldDecision.DROPPED
     assert "1.41" in finding.why
 
 
@@ -415,21 +420,21 @@ words = st.just("") | st.sampled_from(
 
 def values(field: Field) -> st.SearchStrategy[Any]:
     record = records(field.table) if field.table is not None else st.just({})
-    kinds: dict[Kind, st.SearchStrategy[Any]] = {
-        Kind.FLAG: st.booleans(),
-        Kind.WHOLE: st.integers(-2, 2**40),
-        Kind.TEXT: words,
-        Kind.TEXTS: st.lists(words, max_size=2),
-        Kind.WORDS: words | st.lists(words, max_size=2),
-        Kind.TEXT_LISTS: st.lists(st.lists(words, max_size=2), max_size=1),
-        Kind.PAIRS: st.dictionaries(words, words, max_size=2),
-        Kind.NAMES: st.dictionaries(words, st.just({}), max_size=2),
-        Kind.SIZE: st.just([24, 80]),
-        Kind.OPAQUE: st.just({}),
-        Kind.RECORD: record,
-        Kind.RECORDS: st.lists(record, max_size=2),
-        Kind.RECORD_BY_NAME: st.dictionaries(words, record, max_size=2),
-        Kind.RECORDS_BY_NAME: st.dictionaries(words, st.lists(record, max_size=2), max_size=1),
+    kinds: dict[FieldKind, st.SearchStrategy[Any]] = {
+        FieldKind.FLAG: st.booleans(),
+        FieldKind.WHOLE: st.integers(-2, 2**40),
+        FieldKind.TEXT: words,
+        FieldKind.TEXTS: st.lists(words, max_size=2),
+        FieldKind.WORDS: words | st.lists(words, max_size=2),
+        FieldKind.TEXT_LISTS: st.lists(st.lists(words, max_size=2), max_size=1),
+        FieldKind.PAIRS: st.dictionaries(words, words, max_size=2),
+        FieldKind.NAMES: st.dictionaries(words, st.just({}), max_size=2),
+        FieldKind.SIZE: st.just([24, 80]),
+        FieldKind.OPAQUE: st.just({}),
+        FieldKind.RECORD: record,
+        FieldKind.RECORDS: st.lists(record, max_size=2),
+        FieldKind.RECORD_BY_NAME: st.dictionaries(words, record, max_size=2),
+        FieldKind.RECORDS_BY_NAME: st.dictionaries(words, st.lists(record, max_size=2), max_size=1),
     }
     return st.none() | kinds[field.kind]
 
@@ -449,7 +454,7 @@ policies = st.sampled_from([OPEN, LAB, STRICT, ROOT, LIMITED, replace(STRICT, ne
 @settings(max_examples=400, deadline=None)
 @given(records(CREATE_TABLE), records(HOST_TABLE), policies, st.sampled_from([None, (1, 41), (1, 56)]))
 def test_whatever_is_asked_for_a_judged_body_is_within_the_policy_and_stays_as_it_is(
-    top: dict[str, Any], of_host: dict[str, Any], policy: Policy, version: tuple[int, int] | None
+    top: dict[str, Any], of_host: dict[str, Any], policy: SitePolicy, version: tuple[int, int] | None
 ) -> None:
     asked = {**top, "HostConfig": of_host}
     where = context(policy, version=version)
@@ -478,15 +483,15 @@ def test_whatever_is_asked_for_a_judged_body_is_within_the_policy_and_stays_as_i
 @settings(max_examples=200, deadline=None)
 @given(records(CREATE_TABLE), records(HOST_TABLE), policies)
 def test_an_explanation_refuses_exactly_what_is_refused(
-    top: dict[str, Any], of_host: dict[str, Any], policy: Policy
+    top: dict[str, Any], of_host: dict[str, Any], policy: SitePolicy
 ) -> None:
     asked, notes = {**top, "HostConfig": of_host}, Notes()
     judge_create(copy.deepcopy(asked), context(policy), notes)
-    whys = [one.why for one in notes.findings if one.verdict is Verdict.REFUSED]
+    whys = [one.why for one in notes.findings if one.verdict is FieldDecision.REFUSED]
     assert (refusal(asked, policy) in whys) is bool(whys)
 
 
-def refusal(asked: dict[str, Any], policy: Policy) -> str:
+def refusal(asked: dict[str, Any], policy: SitePolicy) -> str:
     """The judge's own sentence, empty where it passes."""
     try:
         judge_create(asked, context(policy))

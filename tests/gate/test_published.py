@@ -16,7 +16,7 @@ from gpushared.gate.api.published_ports import (
     counted,
     ports_of,
 )
-from gpushared.gate.api.site import NO_LIMIT, Policy
+from gpushared.gate.api.site import NO_LIMIT, SitePolicy
 from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, people
@@ -73,7 +73,7 @@ MOST = 5
 
 @pytest.fixture
 async def two(desk: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
-    async with people(Gate(docker_engine, desk, Policy(ports_per_user=MOST)), busybox_image) as both:
+    async with people(Gate(docker_engine, desk, SitePolicy(ports_per_user=MOST)), busybox_image) as both:
         yield both
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.containers.ownership import Turns
+from gpushared.gate.containers.ownership import ContainerLocks
 from gpushared.gate.gate import Gate
 from gpushared.net.http_client import EngineSocket
-from gpushared.ports import EngineFacts, Mount
+from gpushared.ports import EditMount, EngineFacts
 from tests.gate.desks import FakeDesk, edits, facts
 from tests.gate.people import People, people
 from tests.gate.serving import ask, raw_client, request
@@ -477,7 +477,7 @@ async def test_a_packed_archive_is_refused(both: People) -> None:
 
 async def test_a_start_waits_until_files_are_copied() -> None:
     """The engine would mount into a container that has begun to run."""
-    turns, seen = Turns(), list[str]()
+    turns, seen = ContainerLocks(), list[str]()
 
     async def start(container: str) -> None:
         async with turns.of(container):
@@ -535,7 +535,7 @@ async def test_a_version_that_the_engine_does_not_speak_is_refused_in_its_words(
 
 
 async def test_a_leases_container_is_copied_from_before_its_start(plain: People, desk: FakeDesk) -> None:
-    desk.edits = edits(Mount("/tmp", "/run/lease"))
+    desk.edits = edits(EditMount("/tmp", "/run/lease"))
     body = {"Image": plain.alice.image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}
     body["HostConfig"] = {"NetworkMode": "none"}
     created = await plain.alice.ask("POST", "/containers/create", body)

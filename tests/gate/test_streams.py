@@ -18,7 +18,7 @@ from gpushared.net.flow import (
     Flow,
 )
 from gpushared.net.http_parser import Incoming
-from gpushared.net.limits import Share, UserLimits
+from gpushared.net.limits import UserLimits, UserShare
 from gpushared.net.socket_wire import Wire, taken_over
 
 HEAD = b"PUT /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -58,7 +58,7 @@ async def body_of(
         feed.shutdown(socket.SHUT_WR)
 
     http = h11.Connection(h11.SERVER)
-    incoming = Incoming(http, Wire(sock), Share(UserLimits()).turn, read_bytes=65536)
+    incoming = Incoming(http, Wire(sock), UserShare(UserLimits()).turn, read_bytes=65536)
     sending = asyncio.create_task(send())
     assert isinstance(await incoming.event(), h11.Request)
     body = b""
@@ -169,7 +169,7 @@ async def test_a_flow_passes_on_all_that_comes_in_its_order(
             await asyncio.get_running_loop().sock_sendall(pair[0], sent[begin : begin + step])
         pair[0].close()
 
-    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), Share(UserLimits())).run())
+    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), UserShare(UserLimits())).run())
     sending = asyncio.create_task(send())
     got = await drained(other[1], size)
     assert got == sent
@@ -188,7 +188,7 @@ async def test_a_flow_to_one_who_does_not_read_takes_no_more_than_its_buffer_and
             await asyncio.get_running_loop().sock_sendall(pair[0], bytes(1000))
             sent += 1000
 
-    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), Share(UserLimits())).run())
+    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), UserShare(UserLimits())).run())
     sending = asyncio.create_task(send())
     before = -1
     while sent > before:
@@ -205,18 +205,18 @@ async def test_a_flow_to_one_who_does_not_read_takes_no_more_than_its_buffer_and
 async def test_a_flow_says_which_end_was_lost(
     pair: tuple[socket.socket, socket.socket], other: tuple[socket.socket, socket.socket]
 ) -> None:
-    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), Share(UserLimits())).run())
+    flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), UserShare(UserLimits())).run())
     other[1].close()
     pair[0].send(b"x")
     assert await flow is End.SINK_LOST
     pair[1].send(b"never read")
-    reset = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), Share(UserLimits())).run())
+    reset = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), UserShare(UserLimits())).run())
     pair[0].close()
     assert await reset is End.SOURCE_LOST
 
 
 async def test_many_flows_of_one_user_take_turns_and_all_come_to_their_end() -> None:
-    share, ways = Share(UserLimits()), []
+    share, ways = UserShare(UserLimits()), []
     for _ in range(30):
         source, sink = socket.socketpair(), socket.socketpair()
         for sock in (*source, *sink):
@@ -243,7 +243,7 @@ async def test_many_flows_of_one_user_take_turns_and_all_come_to_their_end() -> 
 async def test_a_flow_that_is_cancelled_while_it_waits_for_its_turn_leaves_no_reader_to_the_next_socket(
     pair: tuple[socket.socket, socket.socket], other: tuple[socket.socket, socket.socket], passes: int
 ) -> None:
-    share = Share(UserLimits())
+    share = UserShare(UserLimits())
     flow = asyncio.create_task(Flow(Wire(pair[1]), Wire(other[0]), share).run())
     await asyncio.sleep(0)
     before = [share.queue_for_turn() for _ in range(4)]

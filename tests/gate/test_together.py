@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from gpushared.domain.model.errors import SharingUnavailable
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
@@ -22,7 +22,7 @@ from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 pytestmark = pytest.mark.docker
 
 MIB = 1 << 20
-POLICY = Policy(memory_per_user=64 * MIB, cpus_per_user=0.5, pids_per_user=40)
+POLICY = SitePolicy(memory_per_user=64 * MIB, cpus_per_user=0.5, pids_per_user=40)
 HOLDS = "dd if=/dev/zero of=/dev/shm/x bs=1M count={} 2>/dev/null && echo held && sleep 600"
 FORKS = "for i in $(seq {}); do sleep 600 & done; echo forked; wait"
 
@@ -153,14 +153,14 @@ async def test_what_the_engine_starts_again_is_bounded_as_before(house: House) -
 async def test_who_is_trusted_is_bounded_only_where_everybody_is_judged(house: House) -> None:
     free = await house.starts(house.root, FORKS.format(60))
     assert await house.shown(free, ".HostConfig.CgroupParent") == ""
-    house.gate.policy = Policy(pids_per_user=40, everybody_confined=True)
+    house.gate.policy = SitePolicy(pids_per_user=40, everybody_confined=True)
     held = await house.starts(house.root, FORKS.format(60))
     assert b"can't fork" in (await house.root("logs", held)).err
 
 
 async def test_other_limits_hold_for_what_runs(house: House, desk: FakeDesk) -> None:
     own = await house.starts(house.alice, "echo up; sleep 600")
-    await house.walls.apply(Policy(pids_per_user=10).user_bounds)
+    await house.walls.apply(SitePolicy(pids_per_user=10).user_bounds)
     inside = await house.alice("exec", own, "sh", "-c", FORKS.format(20))
     assert b"can't fork" in inside.err
 
@@ -168,7 +168,7 @@ async def test_other_limits_hold_for_what_runs(house: House, desk: FakeDesk) -> 
 async def test_a_user_with_more_than_a_lowered_limit_gets_no_more_containers(house: House) -> None:
     """Cgroup v1 keeps its old limit then; v2 ends what is too much."""
     await house.starts(house.alice, HOLDS.format(50))
-    house.gate.policy = Policy(memory_per_user=16 * MIB)
+    house.gate.policy = SitePolicy(memory_per_user=16 * MIB)
     done = await house.alice.run(house.alice.image, "true")
     assert done.code == 125, (done.out, done.err)
     assert b"a user may have here" in done.err
@@ -177,7 +177,7 @@ async def test_a_user_with_more_than_a_lowered_limit_gets_no_more_containers(hou
 async def test_a_container_with_more_cpus_than_a_lowered_limit_says_how_to_start_it(house: House) -> None:
     own = await house.starts(house.alice, "echo up; sleep 600", "--cpus", "0.5")
     await house.alice("stop", "-t", "0", own)
-    house.gate.policy = Policy(cpus_per_user=0.2)
+    house.gate.policy = SitePolicy(cpus_per_user=0.2)
     done = await house.alice("start", own)
     assert b"this container has 0.5 CPUs, and all of a user may have 0.2" in done.err
     assert b"docker update --cpus 0.2" in done.err
@@ -196,11 +196,11 @@ async def test_limits_that_the_site_set_are_not_passed_over_where_they_cannot_be
     docker_engine: str, desk: FakeDesk, docker_environment: dict[str, str], busybox_image: str
 ) -> None:
     """Those of a preset are: else nobody could use such a machine. The doctor says so."""
-    gate = Gate(docker_engine, desk, Policy(pids_per_user=40), walls=Wallless("none"))
+    gate = Gate(docker_engine, desk, SitePolicy(pids_per_user=40), walls=Wallless("none"))
     async with serving_gate(gate, ALICE) as served:
         alice = Docker(served.url, docker_environment, busybox_image)
         assert (await alice.run(busybox_image, "true")).code == 0
-        gate.policy = Policy(pids_per_user=40, own_words=frozenset({"pids_per_user"}))
+        gate.policy = SitePolicy(pids_per_user=40, own_words=frozenset({"pids_per_user"}))
         done = await alice.run(busybox_image, "true")
     assert done.code == 125
     assert b"the limits of users cannot be kept" in done.err

@@ -18,12 +18,12 @@ from gpushared.gate.containers.verify import (
     findings,
     unchecked,
 )
-from gpushared.ports import DeviceNode, DeviceRule, Exposure, Machine, Reality, Word
+from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
 
 OWNER = 1001
 GPU, OTHER = GpuId("GPU-1"), GpuId("GPU-2")
 MAJORS = {195: "nvidia", 226: "drm", 510: "nvidia-uvm", 235: "kfd"}
-MACHINE = Machine(MAJORS, {GPU: 3, OTHER: 4})
+MACHINE = MachineDevices(MAJORS, {GPU: 3, OTHER: 4})
 PLAIN_NODES = (DeviceNode("/dev/null", 1, 3), DeviceNode("/dev/tty", 5, 0))
 PLAIN_RULES = (
     DeviceRule("c", None, None, "m"),

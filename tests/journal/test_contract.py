@@ -27,7 +27,7 @@ from gpushared.domain.model.lease import (
     Outcome,
     StoryEntry,
 )
-from gpushared.ports import Journal, JournalWrite, Past
+from gpushared.ports import Journal, JournalWrite, PastLeases
 from gpushared.storage.journal import SqliteJournal, store
 from gpushared.testing import MemoryJournal, fake_lease
 
@@ -153,19 +153,19 @@ ENDINGS: dict[int, Outcome] = {1: Failed("x"), 2: NeverClaimed(), 7: Failed("x")
 @pytest.mark.parametrize(
     ("which", "found"),
     {
-        "all": (Past(), [7, 6, 5, 4, 3, 2, 1]),
-        "since a time": (Past(since=5.0), [7, 6, 5]),
-        "of a user": (Past(owner="ada"), [7, 5, 3, 1]),
-        "of nobody": (Past(owner="eve"), []),
-        "of an odd name": (Past(owner="\ud83d'"), []),
-        "by outcome": (Past(outcomes=frozenset({"failed", "never_claimed"})), [7, 2, 1]),
-        "after a page": (Past(before=(5.0, 5)), [4, 3, 2, 1]),
-        "all of it": (Past(2.0, "ada", frozenset({"failed"}), (9.0, 9)), [7]),
+        "all": (PastLeases(), [7, 6, 5, 4, 3, 2, 1]),
+        "since a time": (PastLeases(since=5.0), [7, 6, 5]),
+        "of a user": (PastLeases(owner="ada"), [7, 5, 3, 1]),
+        "of nobody": (PastLeases(owner="eve"), []),
+        "of an odd name": (PastLeases(owner="\ud83d'"), []),
+        "by outcome": (PastLeases(outcomes=frozenset({"failed", "never_claimed"})), [7, 2, 1]),
+        "after a page": (PastLeases(before=(5.0, 5)), [4, 3, 2, 1]),
+        "all of it": (PastLeases(2.0, "ada", frozenset({"failed"}), (9.0, 9)), [7]),
     }.values(),
 )
 @pytest.mark.parametrize("limit", [0, 2, 100])
 async def test_past_leases_are_found_by_condition_and_the_others_counted(
-    journal: Journal, which: Past, found: list[int], limit: int, monkeypatch: pytest.MonkeyPatch
+    journal: Journal, which: PastLeases, found: list[int], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where many more have to be looked through than are looked at in one step."""
     monkeypatch.setattr(store, "PAST_STEP", 2)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psutil
 
-from gpushared.sharing.slices import Place
+from gpushared.sharing.slices import CgroupPlace
 from tests.bed import parts
 from tests.bed.cgroups import remove_users, users_of
 from tests.node import nursery
@@ -169,7 +169,7 @@ class DaemonProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
-    def users(self) -> Place:
+    def users(self) -> CgroupPlace:
         return users_of(self.state_dir)
 
     def _leftovers(self) -> list[str]:

@@ -25,7 +25,7 @@ from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
 from gpushared.node.app import Daemon
 from gpushared.node.main import read_config
 from gpushared.node.parts import real_parts
-from gpushared.ports import Journal, JournalSnapshot, JournalWrite, Past
+from gpushared.ports import Journal, JournalSnapshot, JournalWrite, PastLeases
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""
@@ -75,7 +75,7 @@ class DyingJournal:
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._inner.ended(limit)
 
-    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         return await self._inner.past(which, limit)
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from gpushared.domain.leases.events import (
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism
 from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
@@ -47,7 +47,7 @@ async def test_an_engine_that_cannot_pass_real_gpus_on_is_a_trouble(
     loop = Loop(NodeState(), MemoryJournal(), ManualClock(), troubles)
     engine = FakeEngine(replace(FAKE_FACTS, gpu_mechanism=mechanism))
     async with loop.running():
-        await Follower(loop, engine, FakeCheckpoints(), troubles, simulated=simulated).connect()
+        await ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=simulated).connect()
     assert ("nvidia-container-toolkit" in troubles.of("gpu-mechanism")) is told
 
 
@@ -74,7 +74,7 @@ async def test_a_job_that_fails_while_systemd_shuts_the_machine_down_is_lost(
         await loop.send(ClaimAsked(lease, ada))
         await loop.send(ContainerCreated(lease, BOX, "box", "i"))
         await loop.send(ContainerSeen(BOX, Condition.RUNNING))
-        follower = Follower(loop, engine, FakeCheckpoints(), troubles, simulated=True)
+        follower = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
         await follower._changed(
             ContainerFacts(BOX, "box", "i", ContainerStatus.EXITED, 143, 0, lease, ada.uid, "")
         )
@@ -89,7 +89,9 @@ async def test_an_engine_that_was_too_slow_at_the_start_is_no_trouble_once_it_an
     troubles = Troubles()
     loop = Loop(NodeState(), MemoryJournal(), ManualClock(), troubles)
     async with loop.running():
-        follower = Follower(loop, FakeEngine(FAKE_FACTS), FakeCheckpoints(), troubles, simulated=True)
+        follower = ContainerReconciler(
+            loop, FakeEngine(FAKE_FACTS), FakeCheckpoints(), troubles, simulated=True
+        )
         await follower.connect()
         follower.lost("the Docker engine does not answer")
         assert troubles.of("engine") == "the Docker engine does not answer"

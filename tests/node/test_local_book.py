@@ -29,7 +29,7 @@ from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.domain.model.request import Caller, Request
 from gpushared.node.jobs import local_jobs as module
 from gpushared.node.jobs.local_jobs import LocalBook
-from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.ports.job_store import StoreUnavailable
 from gpushared.testing.clock import ManualClock
 from gpushared.testing.store import MemoryStore, StoreWorld
@@ -101,7 +101,7 @@ class Book:
 async def opened(desk: Desk, world: StoreWorld) -> AsyncIterator[Book]:
     store = MemoryStore(world)
     rules = PoolRules(here=True, plan_seconds=0.0)
-    book = LocalBook(store, rules, cast("AttemptDesk", desk), ManualClock(1_000.0), Troubles())
+    book = LocalBook(store, rules, cast("OrderHandler", desk), ManualClock(1_000.0), Troubles())
     async with book.running():
         yield Book(book, store)
     await store.close()

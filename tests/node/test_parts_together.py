@@ -31,11 +31,11 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.container_reconciler import Follower
-from gpushared.node.runtime.executor import Performer
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
+from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
-from gpushared.node.services.lease_service import WRITE_AGAIN_SECONDS, NodeDesk
+from gpushared.node.services.lease_service import WRITE_AGAIN_SECONDS, LeaseService
 from gpushared.ports import ContainerStatus, Edits, EngineFacts
 from gpushared.testing import (
     FakeCheckpoints,
@@ -64,9 +64,9 @@ class World:
     engine: FakeEngine
     troubles: Troubles
     sampler: Sampler
-    performer: Performer
-    follower: Follower
-    desk: NodeDesk
+    performer: Executor
+    follower: ContainerReconciler
+    desk: LeaseService
     clock: ManualClock
 
     async def ask(self, request: Request = QUARTER) -> Lease:
@@ -94,12 +94,12 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     gpus, sharing = gpus or FakeGpus(), sharing or FakeSharing()
     clock = ManualClock()
     loop = Loop(NodeState(), journal, clock, troubles)
-    follower = Follower(loop, engine, FakeCheckpoints(), troubles, simulated=True)
+    follower = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
     sampler = Sampler(loop, gpus, sharing, troubles, 3600.0)
-    performer = Performer(loop, sharing, engine, FakeCheckpoints(), follower, sampler)
+    performer = Executor(loop, sharing, engine, FakeCheckpoints(), follower, sampler)
     loop.perform = performer.perform
     async with asyncio.timeout(20), loop.running():
-        desk = NodeDesk(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)
+        desk = LeaseService(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)
         yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, follower, desk, clock)
         await performer.close()
 
@@ -128,7 +128,7 @@ async def until(done: Callable[[], bool], pause_seconds: float = 0) -> None:
         await asyncio.sleep(pause_seconds)
 
 
-async def until_idle(performer: Performer) -> None:
+async def until_idle(performer: Executor) -> None:
     while performer._tasks:  # noqa: ASYNC110 - nothing announces it
         await asyncio.sleep(0)
 

@@ -30,7 +30,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Request
 from gpushared.node.runtime.container_verifier import given_gpus, minors_of
-from gpushared.ports import Machine
+from gpushared.ports import MachineDevices
 
 BOX = ContainerId("box")
 FIRST, SECOND, PART = GpuId("GPU-1"), GpuId("GPU-2"), GpuId("MIG-1")
@@ -53,7 +53,7 @@ STATES: tuple[LeaseState, ...] = (
     Draining(HELD, BOX, 0.0, Stopped("root"), exited=False, retry_at=60.0),
     Requeued(BOX, 0.0, 7, HELD),
 )
-MACHINE = Machine({195: "nvidia"}, {FIRST: 3, SECOND: 4})
+MACHINE = MachineDevices({195: "nvidia"}, {FIRST: 3, SECOND: 4})
 
 
 def lease(state: LeaseState, baked: tuple[Grant, ...] = HELD) -> Lease:

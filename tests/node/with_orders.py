@@ -26,7 +26,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.net.http_server import Routes
 from gpushared.node.app import Daemon
-from gpushared.node.jobs.job_containers import Containers
+from gpushared.node.jobs.job_containers import JobContainers
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.main import read_config
 from gpushared.node.parts import real_parts
@@ -116,16 +116,16 @@ def _mark(attempt: Attempt) -> str:
 def die_at(point: str, notes: Path) -> None:
     """Kill this process before or after a step of making containers, at the first of all lives."""
     when, _, name = point.partition(" ")
-    step: Callable[..., Awaitable[Any]] = getattr(Containers, name)
+    step: Callable[..., Awaitable[Any]] = getattr(JobContainers, name)
 
-    async def dying(self: Containers, *args: Any) -> Any:
+    async def dying(self: JobContainers, *args: Any) -> Any:
         if when == "before":
             _die_once(notes)
         result = await step(self, *args)
         _die_once(notes)
         return result
 
-    setattr(Containers, name, dying)
+    setattr(JobContainers, name, dying)
 
 
 def _die_once(notes: Path) -> None:

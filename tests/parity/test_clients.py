@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
@@ -27,7 +27,7 @@ async def test_a_development_container_comes_up_is_joined_and_sees_the_workspace
     workspace: Path,
 ) -> None:
     """With the words that tools for them give to the client; volumes are there before."""
-    gate = Gate(docker_engine, FakeDesk(), Policy(bind_prefixes=("~", str(workspace))))
+    gate = Gate(docker_engine, FakeDesk(), SitePolicy(bind_prefixes=("~", str(workspace))))
     name = workspace.name
     async with serving_gate(gate, caller) as served:
         docker = Docker(served.url, docker_environment, busybox_image)

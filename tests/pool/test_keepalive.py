@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
-from gpushared.client.pipeline.door import Door as ClientDoor
+from gpushared.client.pipeline.door import PoolAddress as ClientDoor
 from gpushared.pool.coordinator import servers
-from gpushared.pool.coordinator.parts import Door, Service
-from gpushared.pool.coordinator.servers import Server
+from gpushared.pool.coordinator.parts import Listener, Service
+from gpushared.pool.coordinator.servers import ListenerServer
 from gpushared.pool.member.dial import KEEPALIVE_SECONDS, channel_options
 
 SILENT_SECONDS = 600.0
 """Ten minutes have thirty pings; a server that refuses them ends the connection at the third or fourth."""
 FASTER = 100
 Options = list[tuple[str, Any]]
-CLIENTS: dict[str, tuple[Door, Options]] = {
-    "a node": (Door.NODES, [*channel_options("x")]),
-    "a program": (Door.USERS, [*ClientDoor("x").options]),
+CLIENTS: dict[str, tuple[Listener, Options]] = {
+    "a node": (Listener.NODES, [*channel_options("x")]),
+    "a program": (Listener.USERS, [*ClientDoor("x").options]),
 }
 
 
@@ -49,7 +49,7 @@ async def test_a_silent_stream_outlives_as_many_pings_as_ten_minutes_have(
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Silent", handlers),))
 
     door, options = CLIENTS[client]
-    server = Server(door, "127.0.0.1:0", None)
+    server = ListenerServer(door, "127.0.0.1:0", None)
     async with (
         server.serving([Service("test.Silent", frozenset({door}), add)]),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", faster(options, times)) as channel,

@@ -9,8 +9,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpushared.net.call_checks import MAX_CALLS_PER_CONNECTION
-from gpushared.pool.coordinator.parts import Door, Service
-from gpushared.pool.coordinator.servers import Server
+from gpushared.pool.coordinator.parts import Listener, Service
+from gpushared.pool.coordinator.servers import ListenerServer
 
 
 async def test_calls_of_some_users_of_a_node_that_wait_do_not_keep_its_others_from_being_answered() -> None:
@@ -26,8 +26,8 @@ async def test_calls_of_some_users_of_a_node_that_wait_do_not_keep_its_others_fr
         handlers: dict[str, Any] = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Waits", handlers),))
 
-    server = Server(Door.NODES, "127.0.0.1:0", None)
-    service = Service("test.Waits", frozenset({Door.NODES}), add)
+    server = ListenerServer(Listener.NODES, "127.0.0.1:0", None)
+    service = Service("test.Waits", frozenset({Listener.NODES}), add)
     async with (
         server.serving([service]),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,

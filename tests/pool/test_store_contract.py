@@ -16,10 +16,10 @@ from gpushared.domain.model.errors import RequestError, Unavailable
 from gpushared.ports.job_store import (
     MAX_OPERATIONS,
     MAX_RECORD_BYTES,
-    Change,
     Conflict,
     Deposed,
-    Store,
+    JobStore,
+    StoreChange,
     StoreUnavailable,
     Transaction,
 )
@@ -33,7 +33,7 @@ SECONDS = 10
 class Backend:
     """``open`` gives one more store on the same data, as another coordinator would have it."""
 
-    open: Callable[[], Store]
+    open: Callable[[], JobStore]
 
 
 def memory(_: Path) -> Backend:
@@ -52,7 +52,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 
 @pytest.fixture
-async def store(backend: Backend) -> AsyncIterator[Store]:
+async def store(backend: Backend) -> AsyncIterator[JobStore]:
     made = backend.open()
     yield made
     await made.close()
@@ -61,7 +61,7 @@ async def store(backend: Backend) -> AsyncIterator[Store]:
 class Writer:
     """Leads, and writes without further words."""
 
-    def __init__(self, store: Store, epoch: int) -> None:
+    def __init__(self, store: JobStore, epoch: int) -> None:
         self.store = store
         self.epoch = epoch
 
@@ -73,15 +73,15 @@ class Writer:
 
 
 @pytest.fixture
-async def writer(store: Store) -> Writer:
+async def writer(store: JobStore) -> Writer:
     return Writer(store, await store.lead())
 
 
-async def values(store: Store, prefix: str = "") -> dict[str, str]:
+async def values(store: JobStore, prefix: str = "") -> dict[str, str]:
     return {key: record.value.decode() for key, record in (await store.load(prefix)).records.items()}
 
 
-async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:
+async def take(changes: AsyncIterator[StoreChange], count: int) -> list[StoreChange]:
     async with asyncio.timeout(SECONDS):
         return [await anext(changes) for _ in range(count)]
 
@@ -89,7 +89,7 @@ async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:
 # --- records -------------------------------------------------------------------------------------------
 
 
-async def test_a_new_store_is_empty(store: Store) -> None:
+async def test_a_new_store_is_empty(store: JobStore) -> None:
     contents = await store.load()
     assert dict(contents.records) == {}
     assert await store.count() == 0
@@ -236,7 +236,7 @@ async def test_commits_that_are_under_way_together_all_happen(writer: Writer) ->
 # --- leadership ----------------------------------------------------------------------------------------
 
 
-async def test_who_does_not_lead_cannot_write(store: Store) -> None:
+async def test_who_does_not_lead_cannot_write(store: JobStore) -> None:
     with pytest.raises(Deposed):
         await store.commit(Transaction(1, {"a": b"1"}))
     assert await values(store) == {}
@@ -307,9 +307,9 @@ async def test_who_follows_hears_of_each_change_in_order(writer: Writer) -> None
     await writer.put(other="2")
     third = await writer.delete("job/a")
     assert await take(changes, 3) == [
-        Change("job/a", b"1", first),
-        Change("job/a", b"2", second),
-        Change("job/a", None, third),
+        StoreChange("job/a", b"1", first),
+        StoreChange("job/a", b"2", second),
+        StoreChange("job/a", None, third),
     ]
 
 
@@ -319,7 +319,7 @@ async def test_who_follows_waits_for_what_comes(writer: Writer) -> None:
     waiting = asyncio.create_task(take(changes, 1))
     await asyncio.sleep(0)
     newer = await writer.put(a="2")
-    assert await waiting == [Change("a", b"2", newer)]
+    assert await waiting == [StoreChange("a", b"2", newer)]
 
 
 async def test_following_begins_after_any_revision_that_is_still_kept(writer: Writer) -> None:
@@ -346,7 +346,7 @@ async def test_after_a_restart_changes_are_told_or_one_is_sent_to_load_again(
     await writer.store.close()
     again = backend.open()
     try:
-        assert await take(again.watch("", start), 1) == [Change("a", b"2", newer)]
+        assert await take(again.watch("", start), 1) == [StoreChange("a", b"2", newer)]
     except Conflict:
         assert await values(again) == {"a": "2"}
     await again.close()

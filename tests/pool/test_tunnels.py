@@ -38,7 +38,7 @@ from gpushared.jobs.job_logs import job_logs
 from gpushared.net.call_checks import OPTIONS, abort
 from gpushared.pool.member import tunnel_endpoints
 from gpushared.pool.member.dial import channel_options
-from gpushared.pool.member.tunnel_endpoints import TunnelDoors
+from gpushared.pool.member.tunnel_endpoints import TunnelEndpoints
 from gpushared.pool.member.tunnel_ends import TunnelEnds
 from gpushared.pool.tunnels import coordinator_tunnels as tunnels_module
 from gpushared.pool.tunnels.coordinator_tunnels import TunnelContext, Tunnels
@@ -111,7 +111,7 @@ Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Futu
 @dataclass
 class World:
     coordinator: Coordinator
-    doors: TunnelDoors
+    doors: TunnelEndpoints
     gate: Answering
     account: Caller = ADA
     as_whom: list[Caller] = field(default_factory=list)
@@ -153,7 +153,7 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
         async def the_channel() -> grpc.aio.Channel:
             return channel
 
-        doors = TunnelDoors(
+        doors = TunnelEndpoints(
             folder / "tunnels", the_channel, vouch, lambda error: Unavailable(str(error.details()))
         )
         world = World(coordinator, doors, gate)

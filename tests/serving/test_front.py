@@ -14,7 +14,7 @@ import pytest
 
 from gpushared.domain.model.request import Caller
 from gpushared.net import acceptor
-from gpushared.net.error_answers import Refusal
+from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.front import HEARD_AT_ONCE, Front, listen
 from gpushared.net.http_server import (
     Exchange,
@@ -39,7 +39,7 @@ class House:
     """A front, and what it told the audit."""
 
     def __init__(self, limits: UserLimits = FEW) -> None:
-        self.refused: list[tuple[Refusal, Caller]] = []
+        self.refused: list[tuple[RequestRefusal, Caller]] = []
         self.folder = make_directory()
         self.socket = self.folder / "socket"
         (self.folder / "subuid").write_text(f"{OWNER}:{FIRST}:65536\n")
@@ -47,7 +47,7 @@ class House:
         identities = Identities((), SubordinateIds(self.folder / "subuid"))
         self.front = Front(self.folder / "inner", identities, self.routes)
 
-    def _note(self, refusal: Refusal, caller: Caller, _: Origin) -> None:
+    def _note(self, refusal: RequestRefusal, caller: Caller, _: Origin) -> None:
         self.refused.append((refusal, caller))
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ from gpushared.net.http_server import (
     WebReply,
     WebRequest,
 )
-from gpushared.net.loopback import Insider
+from gpushared.net.loopback import LoopbackGate
 from gpushared.net.socket_wire import Wire
 
 ADA = Caller(1000, 1000, "ada")
@@ -65,15 +65,15 @@ async def door() -> Door:
 
 
 @pytest.fixture
-async def insider(door: Door) -> AsyncIterator[Insider]:
-    made = Insider()
+async def insider(door: Door) -> AsyncIterator[LoopbackGate]:
+    made = LoopbackGate()
     made.serve(door.routes)
     yield made
     door.done.set()
     await made.close()
 
 
-async def ask(insider: Insider, caller: Caller, head: bytes) -> bytes:
+async def ask(insider: LoopbackGate, caller: Caller, head: bytes) -> bytes:
     reader, writer = await insider.open_as(caller)
     writer.write(head)
     answer = await reader.read()
@@ -83,7 +83,7 @@ async def ask(insider: Insider, caller: Caller, head: bytes) -> bytes:
 
 
 async def raw(
-    insider: Insider, door: Door
+    insider: LoopbackGate, door: Door
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[Wire, bytes]]:
     reader, writer = await insider.open_as(ADA)
     writer.write(b"POST /raw HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
@@ -91,23 +91,23 @@ async def raw(
     return reader, writer, await door.raw.get()
 
 
-async def test_each_connection_is_the_given_caller_s(insider: Insider) -> None:
+async def test_each_connection_is_the_given_caller_s(insider: LoopbackGate) -> None:
     head = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     answers = await asyncio.gather(ask(insider, ADA, head), ask(insider, EVE, head))
     assert tuple(answers) == (b"ada", b"eve")
 
 
-async def test_unary_calls_are_answered_too(insider: Insider) -> None:
+async def test_unary_calls_are_answered_too(insider: LoopbackGate) -> None:
     head = b"POST /gpushare.v1.X/Y HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
     assert await ask(insider, ADA, head) == b"ada {}"
 
 
-async def test_the_gate_can_be_asked_like_an_engine(insider: Insider) -> None:
+async def test_the_gate_can_be_asked_like_an_engine(insider: LoopbackGate) -> None:
     answer = await insider.gate_as(EVE).call("GET", b"/_ping")
     assert (answer.status, answer.body) == (200, b"eve")
 
 
-async def test_a_half_close_is_the_end_of_one_direction(insider: Insider, door: Door) -> None:
+async def test_a_half_close_is_the_end_of_one_direction(insider: LoopbackGate, door: Door) -> None:
     reader, writer, (server, said) = await raw(insider, door)
     writer.write(b"all I have to say")
     writer.write_eof()
@@ -120,7 +120,7 @@ async def test_a_half_close_is_the_end_of_one_direction(insider: Insider, door: 
     writer.close()
 
 
-async def test_who_does_not_read_is_not_written_to_for_ever(insider: Insider, door: Door) -> None:
+async def test_who_does_not_read_is_not_written_to_for_ever(insider: LoopbackGate, door: Door) -> None:
     reader, writer, (server, _) = await raw(insider, door)
 
     async def pour() -> None:
@@ -140,7 +140,7 @@ async def test_who_does_not_read_is_not_written_to_for_ever(insider: Insider, do
     writer.close()
 
 
-async def test_who_hangs_up_ends_what_was_waited_for(insider: Insider, door: Door) -> None:
+async def test_who_hangs_up_ends_what_was_waited_for(insider: LoopbackGate, door: Door) -> None:
     _, writer = await insider.open_as(ADA)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     await writer.drain()
@@ -150,7 +150,7 @@ async def test_who_hangs_up_ends_what_was_waited_for(insider: Insider, door: Doo
 
 
 async def test_one_user_may_have_so_many_and_no_more(
-    insider: Insider, monkeypatch: pytest.MonkeyPatch
+    insider: LoopbackGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS_PER_USER", 2)
     held = [insider.socket_as(ADA), insider.socket_as(ADA)]
@@ -169,10 +169,10 @@ async def test_one_user_may_have_so_many_and_no_more(
 
 async def test_before_the_doors_are_open_nobody_is_let_in() -> None:
     with pytest.raises(Unavailable):
-        await Insider().open_as(ADA)
+        await LoopbackGate().open_as(ADA)
 
 
-async def test_at_the_end_all_are_hung_up_on(insider: Insider) -> None:
+async def test_at_the_end_all_are_hung_up_on(insider: LoopbackGate) -> None:
     reader, writer = await insider.open_as(ADA)
     bare: socket.socket = insider.socket_as(EVE)
     await insider.close()
@@ -182,7 +182,7 @@ async def test_at_the_end_all_are_hung_up_on(insider: Insider) -> None:
     bare.close()
 
 
-async def test_an_answer_that_is_cut_off_is_no_answer(insider: Insider, door: Door) -> None:
+async def test_an_answer_that_is_cut_off_is_no_answer(insider: LoopbackGate, door: Door) -> None:
     call = asyncio.create_task(insider.gate_as(ADA).call("GET", b"/wait"))
     await door.waiting.wait()
     await insider.close()

@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Isolation
 from gpushared.domain.model.request_spec import Ask, read_request
-from gpushared.ports import Edits, Hook, Mount
+from gpushared.ports import EditMount, Edits, Hook
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold
 from gpushared.sharing.edits import lease_edits, own_limits
@@ -205,7 +205,7 @@ def edits_of(
     *,
     mps: bool = True,
     simulated: bool = False,
-    mounts: tuple[Mount, ...] = (),
+    mounts: tuple[EditMount, ...] = (),
 ) -> Edits:
     return lease_edits(of, gpus, directory=DIRECTORY, mps=mps, simulated=simulated, mounts=mounts)
 
@@ -246,9 +246,9 @@ def test_a_server_of_ones_own_allows_what_the_ceiling_says() -> None:
 
 @pytest.mark.parametrize("mps", [True, False], ids=["with MPS", "without"])
 def test_every_lease_gets_its_own_directory_to_read_and_what_comes_on_top(mps: bool) -> None:
-    extra = Mount("/opt/tools", "/opt/tools")
+    extra = EditMount("/opt/tools", "/opt/tools")
     edits = edits_of(lease(), mps=mps, mounts=(extra,))
-    assert edits.mounts == (Mount(DIRECTORY, "/run/gpushare", read_only=True), extra)
+    assert edits.mounts == (EditMount(DIRECTORY, "/run/gpushare", read_only=True), extra)
 
 
 def test_a_container_on_simulated_gpus_can_tell() -> None:

@@ -15,7 +15,7 @@ from gpushared.domain.model.errors import LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts, UserBounds, UserUse
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.limit_files import Trees
-from gpushared.sharing.slices import Place
+from gpushared.sharing.slices import CgroupPlace
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 
@@ -172,7 +172,7 @@ async def test_a_lease_is_in_the_place_of_its_user_and_stays_where_it_was_made(t
     ],
 )
 def test_slices_are_named_after_all_those_around_them(names: tuple[str, ...], path: str, name: str) -> None:
-    place = Place(names)
+    place = CgroupPlace(names)
     assert (place.path(CgroupDriver.SYSTEMD), place.docker_name(CgroupDriver.SYSTEMD)) == (path, name)
     assert place.docker_name(CgroupDriver.CGROUPFS) == f"/{'/'.join(names)}"
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpushared.domain.model.checkup import (
     Check,
-    Finding,
-    Result,
+    CheckFinding,
+    CheckOutcome,
     Status,
     examine,
     failed,
@@ -23,11 +23,11 @@ from gpushared.domain.model.checkup import (
 FINE = ok("fine")
 
 
-def finds(finding: Finding) -> Callable[[None], Finding]:
+def finds(finding: CheckFinding) -> Callable[[None], CheckFinding]:
     return lambda _: finding
 
 
-def run(**findings: Finding) -> dict[str, Result]:
+def run(**findings: CheckFinding) -> dict[str, CheckOutcome]:
     """A chain: each check comes after the one before it."""
     names = list(findings)
     checks = [
@@ -39,18 +39,18 @@ def run(**findings: Finding) -> dict[str, Result]:
 
 @pytest.mark.parametrize("cause", [failed("broken"), skipped("not here"), warning("all said", final=True)])
 def test_what_comes_after_a_cause_is_not_made_and_names_the_cause_at_the_end_of_the_chain(
-    cause: Finding,
+    cause: CheckFinding,
 ) -> None:
     results = run(first=cause, second=failed("follows"), third=failed("follows too"))
-    assert results["first"] == Result("first", cause)
+    assert results["first"] == CheckOutcome("first", cause)
     for name in ("second", "third"):
         assert results[name].blocked_by == "first"
         assert results[name].finding.status is Status.SKIPPED
 
 
 @pytest.mark.parametrize("before", [FINE, warning("not nice")])
-def test_a_warning_does_not_keep_others_from_being_made(before: Finding) -> None:
-    assert run(first=before, second=FINE)["second"] == Result("second", FINE)
+def test_a_warning_does_not_keep_others_from_being_made(before: CheckFinding) -> None:
+    assert run(first=before, second=FINE)["second"] == CheckOutcome("second", FINE)
 
 
 def test_a_check_may_say_itself_that_another_said_it_already() -> None:
@@ -59,7 +59,7 @@ def test_a_check_may_say_itself_that_another_said_it_already() -> None:
 
 
 def test_a_check_that_must_not_be_made_is_not_called() -> None:
-    def never(_: None) -> Finding:
+    def never(_: None) -> CheckFinding:
         raise AssertionError("it was made")
 
     checks = [Check[None]("cause", lambda _: failed("broken")), Check[None]("effect", never, ("cause",))]
@@ -69,5 +69,5 @@ def test_a_check_that_must_not_be_made_is_not_called() -> None:
 @pytest.mark.parametrize(
     ("finding", "well"), [(FINE, True), (warning("x"), True), (skipped("x"), True), (failed("x"), False)]
 )
-def test_only_a_failure_makes_the_whole_unwell(finding: Finding, well: bool) -> None:
-    assert is_well([Result("one", FINE), replace(Result("two", FINE), finding=finding)]) is well
+def test_only_a_failure_makes_the_whole_unwell(finding: CheckFinding, well: bool) -> None:
+    assert is_well([CheckOutcome("one", FINE), replace(CheckOutcome("two", FINE), finding=finding)]) is well

@@ -20,7 +20,7 @@ from gpushared.domain.model.errors import LimitReached
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
 from gpushared.domain.scheduling.allowance import Allowance, Share, Want
-from gpushared.node.pool.allowance_file import Kept
+from gpushared.node.pool.allowance_file import StoredAllowance
 from gpushared.pool.member.node_facts import free_of
 from tests.property.allowance_world import POOL, PROJECT, Node, part
 from tests.unit.jobs.pool_world import gpus_of
@@ -102,7 +102,7 @@ def test_the_pool_is_told_to_which_of_its_projects_a_lease_counts(
 
 def test_what_is_allowed_for_a_while_ends_without_contact() -> None:
     """By a clock that counts sleep; of another boot nothing is known."""
-    kept = Kept(POOL, 1, valid_seconds=300.0)
+    kept = StoredAllowance(POOL, 1, valid_seconds=300.0)
     heard = Contact(boot_id="now", at=1000.0)
     assert not kept.has_ended(heard, "now", 1300.0)
     assert kept.has_ended(heard, "now", 1300.1)

@@ -9,9 +9,9 @@ import pytest
 from gpushared.domain.leases.stop_order import (
     KILL,
     AskedEnd,
+    ClientStopOrder,
     ContainerEnd,
-    Order,
-    Process,
+    SignalHandling,
     at_once,
     ending_of,
     lead_seconds,
@@ -22,23 +22,25 @@ from gpushared.domain.leases.stop_order import (
 TERM, INT, HUP, USR1, WINCH = (
     int(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH)
 )
-FIRST, LAST, NEVER = Order.CLIENTS_FIRST, Order.CLIENTS_LAST, Order.NOT_AT_ALL
+FIRST, LAST, NEVER = ClientStopOrder.CLIENTS_FIRST, ClientStopOrder.CLIENTS_LAST, ClientStopOrder.NOT_AT_ALL
 
 
 def mask(*signals: int) -> int:
     return sum(1 << (number - 1) for number in signals)
 
 
-PLAIN = Process()
-CATCHES = Process(caught=mask(TERM, INT))
-IGNORES = Process(ignored=mask(TERM))
-WAITS = Process(blocked=mask(TERM, INT))
-INIT_OF_PLAIN = Process(blocked=mask(TERM, INT), children=(Process(first=False),))
-INIT_OF_CATCHING = Process(blocked=mask(TERM, INT), children=(Process(caught=mask(TERM, INT), first=False),))
-TINI_OF_PLAIN = Process(init=True, children=(Process(first=False),))
-TINI_OF_CATCHING = Process(init=True, children=(Process(caught=mask(TERM, INT), first=False),))
-SHELL_OF_CATCHING = Process(children=(Process(caught=mask(TERM), first=False),))
-IN_HOSTS_NAMESPACE = Process(first=False)
+PLAIN = SignalHandling()
+CATCHES = SignalHandling(caught=mask(TERM, INT))
+IGNORES = SignalHandling(ignored=mask(TERM))
+WAITS = SignalHandling(blocked=mask(TERM, INT))
+INIT_OF_PLAIN = SignalHandling(blocked=mask(TERM, INT), children=(SignalHandling(first=False),))
+INIT_OF_CATCHING = SignalHandling(
+    blocked=mask(TERM, INT), children=(SignalHandling(caught=mask(TERM, INT), first=False),)
+)
+TINI_OF_PLAIN = SignalHandling(init=True, children=(SignalHandling(first=False),))
+TINI_OF_CATCHING = SignalHandling(init=True, children=(SignalHandling(caught=mask(TERM, INT), first=False),))
+SHELL_OF_CATCHING = SignalHandling(children=(SignalHandling(caught=mask(TERM), first=False),))
+IN_HOSTS_NAMESPACE = SignalHandling(first=False)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ IN_HOSTS_NAMESPACE = Process(first=False)
         pytest.param(ContainerEnd(TERM), None, NEVER, id="a signal to one that nothing is known of"),
     ],
 )
-def test_the_order_of_an_end(ending: ContainerEnd, main: Process | None, order: Order) -> None:
+def test_the_order_of_an_end(
+    ending: ContainerEnd, main: SignalHandling | None, order: ClientStopOrder
+) -> None:
     assert order_of(ending, main) is order
 
 

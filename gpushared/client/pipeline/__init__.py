@@ -25,7 +25,7 @@ from gpushared.client.job_messages import (
 from gpushared.client.pipeline.async_pool import AsyncPool
 from gpushared.client.pipeline.calls import JobWarning
 from gpushared.client.pipeline.pool import Pool
-from gpushared.client.pipeline.request import JobRequest, Mount
+from gpushared.client.pipeline.request import JobMount, JobRequest
 from gpushared.domain.model.errors import NeverFits
 
 __all__ = [
@@ -33,11 +33,11 @@ __all__ = [
     "ConnectionLost",
     "Job",
     "JobExplanation",
+    "JobMount",
     "JobPart",
     "JobRequest",
     "JobStoryEntry",
     "JobWarning",
-    "Mount",
     "NeverFits",
     "NodeList",
     "Pool",

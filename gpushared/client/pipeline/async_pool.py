@@ -14,7 +14,7 @@ import grpc
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitAnswer
-from gpushared.client.patience import Patience
+from gpushared.client.patience import RetryPatience
 from gpushared.client.pipeline import progress
 from gpushared.client.pipeline.calls import (
     ADVICE_SECONDS,
@@ -34,7 +34,7 @@ from gpushared.client.pipeline.calls import (
 )
 from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
-from gpushared.client.pipeline.progress import STARTED, Position, Watched, job_of
+from gpushared.client.pipeline.progress import STARTED, JobWatch, Position, job_of
 from gpushared.client.pipeline.request import JobRequest
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
@@ -164,7 +164,7 @@ class AsyncPool:
         ]
 
     async def watch(self, job_id: str) -> AsyncIterator[Job]:
-        watched, patience = Watched(), self._patience()
+        watched, patience = JobWatch(), self._patience()
         while True:
             try:
                 async for wire in self._stream("Watch", jobs_pb2.JobRef(job_id=job_id)):
@@ -219,8 +219,8 @@ class AsyncPool:
 
     # --- calling ---------------------------------------------------------------------------------------
 
-    def _patience(self) -> Patience:
-        return Patience(self._patience_seconds, known=self._known)
+    def _patience(self) -> RetryPatience:
+        return RetryPatience(self._patience_seconds, known=self._known)
 
     async def _call(self, name: str, message: Any, seconds: float = CALL_SECONDS) -> Any:
         """Call until there is an answer. Any: each call has a message of its own."""

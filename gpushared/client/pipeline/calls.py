@@ -7,7 +7,7 @@ import warnings
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.client.job_messages import Job, JobExplanation, SubmitAnswer
-from gpushared.client.pipeline.door import Door
+from gpushared.client.pipeline.door import PoolAddress
 from gpushared.client.pipeline.request import JobRequest
 from gpushared.domain.model.errors import NeverFits, RequestError, TimedOut
 
@@ -34,7 +34,7 @@ class JobWarning(UserWarning):
 
 
 def submit_message(
-    request: JobRequest, door: Door, request_id: str, array: str = ""
+    request: JobRequest, door: PoolAddress, request_id: str, array: str = ""
 ) -> jobs_pb2.SubmitRequest:
     """Return the request with an id by which asking twice gives the same jobs. Raises RequestError."""
     if request.pool is False and door.anchors is not None:

@@ -37,7 +37,7 @@ _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class PoolAddress:
     """Locate a pool. ``anchors``: PEM certificates; None: a node's unix socket, where the kernel names us."""
 
     target: str
@@ -69,7 +69,7 @@ def find_door(
     *,
     ca_file: str | Path | None = None,
     token_file: str | Path | None = None,
-) -> Door:
+) -> PoolAddress:
     """Return ``HOST[:PORT]`` of a coordinator or ``unix:///PATH`` of a node, else GPUSHARE_POOL's, else ours.
 
     The last choice is the node on this machine. ``ca_file`` and ``token_file`` default to GPUSHARE_POOL_CA
@@ -77,12 +77,14 @@ def find_door(
     """
     address = address or os.environ.get(POOL_VARIABLE) or ""
     if not address or address.startswith("unix:"):
-        return Door(f"unix:{socket_path(address or None)}")
+        return PoolAddress(f"unix:{socket_path(address or None)}")
     ca = _named(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool anchors > FILE")
     token = _named(token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME")
     anchors = _read(ca)
     read_token(token)  # a faulty token is told now, not in the middle of a run
-    return Door(_with_port(address), anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
+    return PoolAddress(
+        _with_port(address), anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token
+    )
 
 
 def _named(given: str | Path | None, variable: str, what: str, how: str) -> Path:

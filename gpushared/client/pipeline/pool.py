@@ -13,7 +13,7 @@ import grpc
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.client.faults import ConnectionLost
 from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitAnswer
-from gpushared.client.patience import Patience
+from gpushared.client.patience import RetryPatience
 from gpushared.client.pipeline import progress
 from gpushared.client.pipeline.calls import (
     ADVICE_SECONDS,
@@ -33,7 +33,7 @@ from gpushared.client.pipeline.calls import (
 )
 from gpushared.client.pipeline.door import find_door
 from gpushared.client.pipeline.faults import ended_early, error_of
-from gpushared.client.pipeline.progress import STARTED, Position, Watched, job_of
+from gpushared.client.pipeline.progress import STARTED, JobWatch, Position, job_of
 from gpushared.client.pipeline.request import JobRequest
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
@@ -187,7 +187,7 @@ class Pool:
 
     def watch(self, job_id: str) -> Iterator[Job]:
         """Yield the job now, and then each change until it is over, through restarts of the daemons."""
-        watched, patience = Watched(), self._patience()
+        watched, patience = JobWatch(), self._patience()
         while True:
             try:
                 for wire in self._stream("Watch", jobs_pb2.JobRef(job_id=job_id)):
@@ -248,8 +248,8 @@ class Pool:
 
     # --- calling ---------------------------------------------------------------------------------------
 
-    def _patience(self) -> Patience:
-        return Patience(self._patience_seconds, known=self._known)
+    def _patience(self) -> RetryPatience:
+        return RetryPatience(self._patience_seconds, known=self._known)
 
     def _call(self, name: str, message: Any, seconds: float = CALL_SECONDS) -> Any:
         """Call until there is an answer, which may carry the call out twice.

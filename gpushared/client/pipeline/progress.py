@@ -30,7 +30,7 @@ def job_of(wire: jobs_pb2.Job) -> Job:
     return job
 
 
-class Watched:
+class JobWatch:
     """Tell one job's changes, each once, over however many connections."""
 
     def __init__(self) -> None:

@@ -167,7 +167,7 @@ class PoolState:
     resting: Mapping[NodeName, RefusalPause] = field(default_factory=dict)
     """Nodes that refused several jobs in a row and took none since."""
     snapshot: Any = field(default=None, compare=False, repr=False)
-    """The picture of the pool that passes share (``cluster_snapshot.ClusterSnapshot``); it is no part of what is known."""
+    """The ``ClusterSnapshot`` that passes share; it is derived, and no part of the state."""
 
     ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
         default=None, compare=False, repr=False

@@ -50,7 +50,7 @@ def sampled(event: GpusSampled, draft: Draft) -> None:
         if sickness and (known is None or not known.sick):
             draft.drained[gpu] = Drained(sickness, draft.now, BY_NODE, sick=True)
         for number in dict.fromkeys(event.xids.get(gpu, ())):
-            if xid.kind(number) is not xid.Kind.SICKNESS:
+            if xid.kind(number) is not xid.XidKind.SICKNESS:
                 _tell(gpu, number, event, draft)
 
 
@@ -88,7 +88,7 @@ def _failed(gpu: GpuId, drained: Drained, draft: Draft) -> Failed:
 def _sickness(gpu: GpuId, event: GpusSampled) -> str:
     """Return how the GPU failed, or an empty text."""
     for number in event.xids.get(gpu, ()):
-        if xid.kind(number) is xid.Kind.SICKNESS:
+        if xid.kind(number) is xid.XidKind.SICKNESS:
             return xid.describe(number)
     return _loss(event.troubles.get(gpu, "")) if gpu in event.lost else ""
 

@@ -21,7 +21,7 @@ DEFAULT_SIGNAL = signal.SIGTERM
 MOST_LEAD_SECONDS = 3.0
 
 
-class Order(StrEnum):
+class ClientStopOrder(StrEnum):
     """Say when the clients are terminated: at once, before the kill that ends the grace, or never.
 
     Never is for signals by which only processes end that would end by themselves.
@@ -33,7 +33,7 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class SignalHandling:
     """Record how a process handles signals (the masks of /proc/PID/status), and its children with theirs.
 
     ``init``: the process is one of the small inits, which hand signals on to their child. ``first``: the
@@ -46,7 +46,7 @@ class Process:
     ignored: int = 0
     first: bool = True
     init: bool = False
-    children: tuple[Process, ...] = ()
+    children: tuple[SignalHandling, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,17 @@ def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> Container
     return ContainerEnd(number, None if grace < 0 else grace)
 
 
-def order_of(ending: ContainerEnd, main: Process | None) -> Order:
+def order_of(ending: ContainerEnd, main: SignalHandling | None) -> ClientStopOrder:
     """Return when to terminate the clients of a container with this main process; None: it is unknown."""
     if ending.number == signal.SIGKILL or ending.grace_seconds == 0:
-        return Order.CLIENTS_FIRST
+        return ClientStopOrder.CLIENTS_FIRST
     if ending.number in _HARMLESS and ending.grace_seconds is None:
-        return Order.NOT_AT_ALL
+        return ClientStopOrder.NOT_AT_ALL
     if main is not None and _catches(main, ending.number):
-        return Order.NOT_AT_ALL if ending.grace_seconds is None else Order.CLIENTS_LAST
+        return ClientStopOrder.NOT_AT_ALL if ending.grace_seconds is None else ClientStopOrder.CLIENTS_LAST
     if ending.grace_seconds is None and not (main is not None and _ends(main, ending.number)):
-        return Order.NOT_AT_ALL
-    return Order.CLIENTS_FIRST
+        return ClientStopOrder.NOT_AT_ALL
+    return ClientStopOrder.CLIENTS_FIRST
 
 
 def lead_seconds(grace_seconds: float) -> float:
@@ -104,14 +104,14 @@ def lead_seconds(grace_seconds: float) -> float:
     return min(MOST_LEAD_SECONDS, grace_seconds / 2)
 
 
-def _catches(process: Process, number: int) -> bool:
+def _catches(process: SignalHandling, number: int) -> bool:
     """Return True if the process catches the signal, or hands it on to a child that does."""
     if _has(process.caught, number):
         return True
     return _hands_on(process, number) and any(_catches(child, number) for child in process.children)
 
 
-def _ends(process: Process, number: int) -> bool:
+def _ends(process: SignalHandling, number: int) -> bool:
     """Return True if the signal itself ends processes there."""
     if _hands_on(process, number):
         return any(_ends(child, number) for child in process.children)
@@ -119,7 +119,7 @@ def _ends(process: Process, number: int) -> bool:
     return not dead_to
 
 
-def _hands_on(process: Process, number: int) -> bool:
+def _hands_on(process: SignalHandling, number: int) -> bool:
     """Return True if the process hands signals on to its child, as the small inits do.
 
     While they wait for signals the kernel shows the signals as not blocked, so inits are known by their

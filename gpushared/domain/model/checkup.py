@@ -27,7 +27,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """Hold a check's finding in one sentence, and its remedy in one sentence or command.
 
     ``final``: later checks would only repeat this finding. ``because``: the check that told this cause
@@ -51,49 +51,49 @@ class Check(Generic[F]):
     """Name a check (kebab-case). The checks that it comes ``after`` stand before it in every list."""
 
     name: str
-    look: Callable[[F], Finding]
+    look: Callable[[F], CheckFinding]
     after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckOutcome:
     """Hold a check's finding; ``blocked_by`` names the dependency that kept the check from being made."""
 
     name: str
-    finding: Finding
+    finding: CheckFinding
     blocked_by: str = ""
 
 
-def ok(detail: str) -> Finding:
-    return Finding(Status.OK, detail)
+def ok(detail: str) -> CheckFinding:
+    return CheckFinding(Status.OK, detail)
 
 
-def warning(detail: str, fix: str = "", *, final: bool = False) -> Finding:
-    return Finding(Status.WARNING, detail, fix, final)
+def warning(detail: str, fix: str = "", *, final: bool = False) -> CheckFinding:
+    return CheckFinding(Status.WARNING, detail, fix, final)
 
 
-def failed(detail: str, fix: str = "") -> Finding:
-    return Finding(Status.FAILED, detail, fix)
+def failed(detail: str, fix: str = "") -> CheckFinding:
+    return CheckFinding(Status.FAILED, detail, fix)
 
 
-def skipped(detail: str, *, because: str = "") -> Finding:
-    return Finding(Status.SKIPPED, detail, because=because)
+def skipped(detail: str, *, because: str = "") -> CheckFinding:
+    return CheckFinding(Status.SKIPPED, detail, because=because)
 
 
-def examine(checks: Sequence[Check[F]], facts: F) -> tuple[Result, ...]:
+def examine(checks: Sequence[Check[F]], facts: F) -> tuple[CheckOutcome, ...]:
     """Make every check whose dependencies let it, and return the results in the order of the checks."""
-    results: dict[str, Result] = {}
+    results: dict[str, CheckOutcome] = {}
     for check in checks:
         cause = _cause(check, results)
         if cause:
-            results[check.name] = Result(check.name, skipped(f"not made because of {cause}"), cause)
+            results[check.name] = CheckOutcome(check.name, skipped(f"not made because of {cause}"), cause)
         else:
             finding = check.look(facts)
-            results[check.name] = Result(check.name, finding, finding.because)
+            results[check.name] = CheckOutcome(check.name, finding, finding.because)
     return tuple(results.values())
 
 
-def _cause(check: Check[F], results: dict[str, Result]) -> str:
+def _cause(check: Check[F], results: dict[str, CheckOutcome]) -> str:
     """Return the first cause in the chain of dependencies, or an empty text."""
     for name in check.after:
         earlier = results[name]
@@ -102,6 +102,6 @@ def _cause(check: Check[F], results: dict[str, Result]) -> str:
     return ""
 
 
-def is_well(results: Iterable[Result]) -> bool:
+def is_well(results: Iterable[CheckOutcome]) -> bool:
     """Return True if no check failed; a warning is no failure."""
     return all(result.finding.status is not Status.FAILED for result in results)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Kind(Enum):
+class XidKind(Enum):
     """Say how an XID bears on its GPU."""
 
     APPLICATION = 0
@@ -29,41 +29,41 @@ _COMMANDS = (11, 25, 32, 69, 80)
 _NOTED = (37, 38, 44, 66, 67, 93, 121, 141, 157, 160, 161)
 """NVIDIA advises to ignore these."""
 
-_KNOWN: dict[int, tuple[Kind, str]] = {
-    **dict.fromkeys(_COPY_ENGINES, (Kind.APPLICATION, "a copy of a program's failed")),
-    **dict.fromkeys(_MEDIA_ENGINES, (Kind.APPLICATION, "a program met an error of a media engine")),
-    **dict.fromkeys(_COMMANDS, (Kind.APPLICATION, "a program's commands to the GPU were broken")),
-    **dict.fromkeys(_NOTED, (Kind.RECORD, "the GPU met an error and goes on")),
-    8: (Kind.APPLICATION, "a program did not end its work in time"),
-    13: (Kind.APPLICATION, "a program made the GPU do what it cannot do"),
-    31: (Kind.APPLICATION, "a program used GPU memory that it does not have"),
-    43: (Kind.APPLICATION, "the GPU stopped working for a program"),
-    45: (Kind.APPLICATION, "the driver cleared away what a program that ended had on the GPU"),
-    48: (Kind.SICKNESS, "met a memory error that it cannot correct"),
-    61: (Kind.SICKNESS, "has a microcontroller that stopped"),
-    62: (Kind.SICKNESS, "has a microcontroller that halted"),
-    63: (Kind.RECORD, "the GPU noted a bad part of its memory, to leave it out after the next reset"),
-    64: (Kind.SICKNESS, "cannot leave out a bad part of its memory"),
-    74: (Kind.SICKNESS, "met an NVLink error"),
-    79: (Kind.SICKNESS, "fell off the bus"),
-    92: (Kind.RECORD, "the GPU corrects many memory errors"),
-    94: (Kind.APPLICATION, "a program met a memory error that hit nobody else"),
-    95: (Kind.SICKNESS, "met a memory error that may have hit every program"),
-    109: (Kind.APPLICATION, "a program could not be switched off the GPU in time"),
-    119: (Kind.SICKNESS, "has a system processor (GSP) that does not answer"),
-    120: (Kind.SICKNESS, "has a system processor (GSP) that failed"),
-    137: (Kind.APPLICATION, "a program reached over NVLink for memory that it does not have"),
-    140: (Kind.SICKNESS, "met a memory error that it did not recover from"),
-    143: (Kind.SICKNESS, "could not be initialised"),
-    154: (Kind.RECORD, "the driver changed its advice on how to recover the GPU"),
+_KNOWN: dict[int, tuple[XidKind, str]] = {
+    **dict.fromkeys(_COPY_ENGINES, (XidKind.APPLICATION, "a copy of a program's failed")),
+    **dict.fromkeys(_MEDIA_ENGINES, (XidKind.APPLICATION, "a program met an error of a media engine")),
+    **dict.fromkeys(_COMMANDS, (XidKind.APPLICATION, "a program's commands to the GPU were broken")),
+    **dict.fromkeys(_NOTED, (XidKind.RECORD, "the GPU met an error and goes on")),
+    8: (XidKind.APPLICATION, "a program did not end its work in time"),
+    13: (XidKind.APPLICATION, "a program made the GPU do what it cannot do"),
+    31: (XidKind.APPLICATION, "a program used GPU memory that it does not have"),
+    43: (XidKind.APPLICATION, "the GPU stopped working for a program"),
+    45: (XidKind.APPLICATION, "the driver cleared away what a program that ended had on the GPU"),
+    48: (XidKind.SICKNESS, "met a memory error that it cannot correct"),
+    61: (XidKind.SICKNESS, "has a microcontroller that stopped"),
+    62: (XidKind.SICKNESS, "has a microcontroller that halted"),
+    63: (XidKind.RECORD, "the GPU noted a bad part of its memory, to leave it out after the next reset"),
+    64: (XidKind.SICKNESS, "cannot leave out a bad part of its memory"),
+    74: (XidKind.SICKNESS, "met an NVLink error"),
+    79: (XidKind.SICKNESS, "fell off the bus"),
+    92: (XidKind.RECORD, "the GPU corrects many memory errors"),
+    94: (XidKind.APPLICATION, "a program met a memory error that hit nobody else"),
+    95: (XidKind.SICKNESS, "met a memory error that may have hit every program"),
+    109: (XidKind.APPLICATION, "a program could not be switched off the GPU in time"),
+    119: (XidKind.SICKNESS, "has a system processor (GSP) that does not answer"),
+    120: (XidKind.SICKNESS, "has a system processor (GSP) that failed"),
+    137: (XidKind.APPLICATION, "a program reached over NVLink for memory that it does not have"),
+    140: (XidKind.SICKNESS, "met a memory error that it did not recover from"),
+    143: (XidKind.SICKNESS, "could not be initialised"),
+    154: (XidKind.RECORD, "the driver changed its advice on how to recover the GPU"),
 }
 
 _THROUGH_MPS = frozenset({13, 31})
 """MPS reports these errors of one client to all clients on the GPU."""
 
 
-def kind(number: int) -> Kind:
-    return _KNOWN[number][0] if number in _KNOWN else Kind.SICKNESS
+def kind(number: int) -> XidKind:
+    return _KNOWN[number][0] if number in _KNOWN else XidKind.SICKNESS
 
 
 def hits_every_client(number: int) -> bool:

@@ -6,10 +6,10 @@ The engine's own descriptions, from API version 1.24 on, are the list of what th
 from __future__ import annotations
 
 from gpushared.gate.api.routes import (
-    Action,
     Match,
     Payload,
     Route,
+    RouteAction,
     RouteTable,
 )
 
@@ -22,7 +22,7 @@ def match_route(method: str, path: str) -> Match | None:
 def _route(
     methods: str,
     path: str,
-    action: Action,
+    action: RouteAction,
     query: str = "",
     payload: Payload = Payload.NONE,
     *,
@@ -41,7 +41,7 @@ def _trusted(
     payload: Payload = Payload.NONE,
     *,
     hijack: bool = False,
-    action: Action = Action.TRUSTED,
+    action: RouteAction = RouteAction.TRUSTED,
 ) -> Route:
     words, (reason, hint) = tuple(methods.split()), why
     return Route(words, path, action, payload=payload, hijack=hijack, why=reason, hint=hint)
@@ -49,10 +49,10 @@ def _trusted(
 
 def _refused(methods: str, path: str, why: tuple[str, str]) -> Route:
     words, (reason, hint) = tuple(methods.split()), why
-    return Route(words, path, Action.REFUSE, why=reason, hint=hint)
+    return Route(words, path, RouteAction.REFUSE, why=reason, hint=hint)
 
 
-_A = Action
+_A = RouteAction
 _IN = Payload.STREAM
 _NEVER = Payload.REFUSED
 _ATTACH = "detachKeys logs stream stdin stdout stderr"

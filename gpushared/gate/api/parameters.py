@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.routes import Action, Route
+from gpushared.gate.api.routes import Route, RouteAction
 from gpushared.gate.api.target import Target
 
 REPEATABLE = frozenset({"names", "platform", "type", "changes"})
@@ -43,7 +43,7 @@ def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
 
     A request that only trusted callers may make stays as it is.
     """
-    if route.action in {Action.TRUSTED, Action.BUILD}:
+    if route.action in {RouteAction.TRUSTED, RouteAction.BUILD}:
         return target, []
     known = route.query | route.closed
     dropped = sorted({name for name, _ in target.query} - known)

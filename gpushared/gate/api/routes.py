@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Action(StrEnum):
+class RouteAction(StrEnum):
     """Name the action on a confined caller's request; most requests of trusted callers pass unchanged."""
 
     PASS = "pass"  # noqa: S105 - a word, no password
@@ -48,43 +48,43 @@ class Action(StrEnum):
     PLUGIN = "plugin"
 
 
-SCOPES: Mapping[Action, str] = {
-    Action.PASS: "everybody",
-    Action.REFUSE: "nobody",
-    Action.TRUSTED: "trusted callers",
-    Action.BUILD: "trusted callers, and nobody where everybody is confined",
-    Action.INFO: "everybody, with NVIDIA's runtime where GPUs are leased; numbers of one's own containers, "
+SCOPES: Mapping[RouteAction, str] = {
+    RouteAction.PASS: "everybody",
+    RouteAction.REFUSE: "nobody",
+    RouteAction.TRUSTED: "trusted callers",
+    RouteAction.BUILD: "trusted callers, and nobody where everybody is confined",
+    RouteAction.INFO: "everybody, with NVIDIA's runtime where GPUs are leased; numbers of one's own containers, "
     "no passwords of proxies, no names of leases",
-    Action.EVENTS: "events of one's own containers",
-    Action.CREATE: "everybody, by the site's policy",
-    Action.START: "own containers; what they name is looked at again",
-    Action.RESTART: "own containers; what they name is looked at again",
-    Action.END: "own containers",
-    Action.UPDATE: "own containers, by the site's policy",
-    Action.RENAME: "own containers",
-    Action.TOP: "own containers; options of `ps` that show one's own processes only",
-    Action.CONTAINER: "own containers",
-    Action.ATTACH: "own containers",
-    Action.ARCHIVE: "own containers; see below",
-    Action.CONTAINER_LIST: "own containers",
-    Action.CONTAINER_PRUNE: "own containers",
-    Action.EXEC_CREATE: "own containers, by the site's policy",
-    Action.EXEC: "programs in one's own containers",
-    Action.IMAGE: "everybody, without the ids of its containers",
-    Action.IMAGE_LIST: "everybody, without the numbers and ids of containers",
-    Action.PULL: "everybody; no tag of an image that was made on this machine",
-    Action.REGISTRY: "everybody, where the site's policy lets the engine ask registries",
-    Action.NETWORK: "own networks that no container of one's own needs",
-    Action.NETWORK_LIST: "own networks and the engine's",
-    Action.NETWORK_INSPECT: "own networks and the engine's, of which one's own containers are shown",
-    Action.NETWORK_CREATE: "everybody, by the site's policy",
-    Action.NETWORK_CONNECT: "own networks and own containers, by the site's policy",
-    Action.NETWORK_PRUNE: "own networks that no container of one's own needs",
-    Action.VOLUME: "own volumes",
-    Action.VOLUME_LIST: "own volumes",
-    Action.VOLUME_CREATE: "everybody, by the site's policy",
-    Action.VOLUME_PRUNE: "own volumes",
-    Action.PLUGIN: "trusted callers; there is none for others",
+    RouteAction.EVENTS: "events of one's own containers",
+    RouteAction.CREATE: "everybody, by the site's policy",
+    RouteAction.START: "own containers; what they name is looked at again",
+    RouteAction.RESTART: "own containers; what they name is looked at again",
+    RouteAction.END: "own containers",
+    RouteAction.UPDATE: "own containers, by the site's policy",
+    RouteAction.RENAME: "own containers",
+    RouteAction.TOP: "own containers; options of `ps` that show one's own processes only",
+    RouteAction.CONTAINER: "own containers",
+    RouteAction.ATTACH: "own containers",
+    RouteAction.ARCHIVE: "own containers; see below",
+    RouteAction.CONTAINER_LIST: "own containers",
+    RouteAction.CONTAINER_PRUNE: "own containers",
+    RouteAction.EXEC_CREATE: "own containers, by the site's policy",
+    RouteAction.EXEC: "programs in one's own containers",
+    RouteAction.IMAGE: "everybody, without the ids of its containers",
+    RouteAction.IMAGE_LIST: "everybody, without the numbers and ids of containers",
+    RouteAction.PULL: "everybody; no tag of an image that was made on this machine",
+    RouteAction.REGISTRY: "everybody, where the site's policy lets the engine ask registries",
+    RouteAction.NETWORK: "own networks that no container of one's own needs",
+    RouteAction.NETWORK_LIST: "own networks and the engine's",
+    RouteAction.NETWORK_INSPECT: "own networks and the engine's, of which one's own containers are shown",
+    RouteAction.NETWORK_CREATE: "everybody, by the site's policy",
+    RouteAction.NETWORK_CONNECT: "own networks and own containers, by the site's policy",
+    RouteAction.NETWORK_PRUNE: "own networks that no container of one's own needs",
+    RouteAction.VOLUME: "own volumes",
+    RouteAction.VOLUME_LIST: "own volumes",
+    RouteAction.VOLUME_CREATE: "everybody, by the site's policy",
+    RouteAction.VOLUME_PRUNE: "own volumes",
+    RouteAction.PLUGIN: "trusted callers; there is none for others",
 }
 """The reference page describes so which callers may use the action, and on which things."""
 
@@ -112,7 +112,7 @@ class Route:
 
     methods: tuple[str, ...]
     path: str
-    action: Action
+    action: RouteAction
     query: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
     payload: Payload = Payload.NONE

@@ -24,7 +24,7 @@ SMALLEST, LARGEST = -(2**63), 2**64 - 1
 """The engine's own integers hold these values, signed or not."""
 
 
-class Kind(StrEnum):
+class FieldKind(StrEnum):
     """Name the type into which the engine decodes a value. Null is always allowed, and means no value."""
 
     FLAG = "flag"
@@ -52,7 +52,7 @@ class Kind(StrEnum):
 class Field:
     """``until`` is the last version that has it."""
 
-    kind: Kind
+    kind: FieldKind
     table: Table | None = None
     since: Version = OLDEST
     until: Version | None = None
@@ -152,7 +152,7 @@ def _fit_value(
     fits, what = _CHECKS[field.kind]
     if not fits(value):
         raise RequestError(f"{where} is not {what}")
-    if field.kind is Kind.NAMES:
+    if field.kind is FieldKind.NAMES:
         return {name: {} for name in value}
 
     def inner(record: Json, place: str) -> Json:
@@ -161,13 +161,13 @@ def _fit_value(
         return fit(record, field.table, version, where=f"{place}.", left_out=left_out, dropped=dropped)
 
     match field.kind:
-        case Kind.RECORD:
+        case FieldKind.RECORD:
             return inner(value, where)
-        case Kind.RECORDS:
+        case FieldKind.RECORDS:
             return [inner(each, where) for each in value]
-        case Kind.RECORD_BY_NAME:
+        case FieldKind.RECORD_BY_NAME:
             return {name: inner(each, where) for name, each in value.items()}
-        case Kind.RECORDS_BY_NAME:
+        case FieldKind.RECORDS_BY_NAME:
             return {
                 name: each if each is None else [inner(one, where) for one in each]
                 for name, each in value.items()
@@ -181,7 +181,7 @@ def _field(words: list[str], tables: Mapping[str, Table]) -> tuple[str, Field]:
     since = version_of(rest.pop(0)) if rest and not rest[0].startswith("-") else OLDEST
     until = version_of(rest.pop(0)[1:]) if rest else None
     assert not rest, f"{name} has words too many"
-    return name, Field(Kind(kind), inner, since, until)
+    return name, Field(FieldKind(kind), inner, since, until)
 
 
 # --- kinds ---------------------------------------------------------------------------------------------
@@ -215,22 +215,22 @@ def _is_size(value: Json) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(_is_whole(n) and n >= 0 for n in value)  # noqa: PLR2004 - height, width
 
 
-def _checks() -> Iterator[tuple[Kind, Callable[[Json], bool], str]]:
+def _checks() -> Iterator[tuple[FieldKind, Callable[[Json], bool], str]]:
     texts = _all(_is_text)
-    yield Kind.FLAG, lambda value: isinstance(value, bool), "true or false"
-    yield Kind.WHOLE, _is_whole, "a whole number"
-    yield Kind.TEXT, _is_text, "a string"
-    yield Kind.TEXTS, texts, "a list of strings"
-    yield Kind.WORDS, lambda value: _is_text(value) or texts(value), "a list of strings"
-    yield Kind.TEXT_LISTS, _all(_or_null(texts)), "a list of lists of strings"
-    yield Kind.PAIRS, _each(_or_null(_is_text)), "an object of strings"
-    yield Kind.NAMES, _each(_or_null(_is_object)), "an object of empty objects"
-    yield Kind.SIZE, _is_size, "a height and a width"
-    yield Kind.OPAQUE, lambda _: True, "anything"
-    yield Kind.RECORD, _is_object, "an object"
-    yield Kind.RECORDS, _all(_or_null(_is_object)), "a list of objects"
-    yield Kind.RECORD_BY_NAME, _each(_or_null(_is_object)), "an object of objects"
-    yield Kind.RECORDS_BY_NAME, _each(_or_null(_all(_is_object))), "an object of lists of objects"
+    yield FieldKind.FLAG, lambda value: isinstance(value, bool), "true or false"
+    yield FieldKind.WHOLE, _is_whole, "a whole number"
+    yield FieldKind.TEXT, _is_text, "a string"
+    yield FieldKind.TEXTS, texts, "a list of strings"
+    yield FieldKind.WORDS, lambda value: _is_text(value) or texts(value), "a list of strings"
+    yield FieldKind.TEXT_LISTS, _all(_or_null(texts)), "a list of lists of strings"
+    yield FieldKind.PAIRS, _each(_or_null(_is_text)), "an object of strings"
+    yield FieldKind.NAMES, _each(_or_null(_is_object)), "an object of empty objects"
+    yield FieldKind.SIZE, _is_size, "a height and a width"
+    yield FieldKind.OPAQUE, lambda _: True, "anything"
+    yield FieldKind.RECORD, _is_object, "an object"
+    yield FieldKind.RECORDS, _all(_or_null(_is_object)), "a list of objects"
+    yield FieldKind.RECORD_BY_NAME, _each(_or_null(_is_object)), "an object of objects"
+    yield FieldKind.RECORDS_BY_NAME, _each(_or_null(_all(_is_object))), "an object of lists of objects"
 
 
 _CHECKS = {kind: (fits, what) for kind, fits, what in _checks()}

@@ -24,7 +24,7 @@ def root_mark(uid: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SitePolicy:
     """The rules in force. Names in ``*`` patterns are matched whole; ``NO_LIMIT`` is none.
 
     ``gangs_on_host_network``: the parts of jobs on several nodes may have the machine's own network.

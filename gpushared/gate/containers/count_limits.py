@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from gpushared.domain.model.errors import LimitReached
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.published_ports import counted
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.ownership import own_containers
 from gpushared.net.http_client import EngineSocket
 
 
-class Room:
+class CreatesUnderWay:
     """Count the creates under way; all creates share one object."""
 
     def __init__(self, engine: EngineSocket) -> None:
@@ -24,7 +24,7 @@ class Room:
         """The ports of each user's creates under way."""
 
     @asynccontextmanager
-    async def for_one_more(self, caller: Caller, policy: Policy, ports: int = 0) -> AsyncIterator[None]:
+    async def for_one_more(self, caller: Caller, policy: SitePolicy, ports: int = 0) -> AsyncIterator[None]:
         """Count a create and check the limits, then keep it counted while the block runs.
 
         Raises ``LimitReached``.
@@ -41,7 +41,7 @@ class Room:
             if not self._under_way[caller.uid]:
                 del self._under_way[caller.uid], self._ports[caller.uid]
 
-    async def check(self, caller: Caller, policy: Policy, more: int = 1, ports: int = 0) -> None:
+    async def check(self, caller: Caller, policy: SitePolicy, more: int = 1, ports: int = 0) -> None:
         """Raise ``LimitReached`` if the caller may not have so many more containers, or ports."""
         limit, most = policy.containers_per_user, policy.ports_per_user if ports else 0
         if most and ports > most:

@@ -39,12 +39,12 @@ from gpushared.gate.containers.inject import (
     inject,
     merge_env,
 )
-from gpushared.gate.containers.lease_port import Claim, Desk
+from gpushared.gate.containers.lease_port import Claim, LeasePort
 from gpushared.gate.containers.new_volumes import NewVolumes
-from gpushared.gate.containers.ownership import NOT_FOUND, Turns, find_volume, inspect
+from gpushared.gate.containers.ownership import NOT_FOUND, ContainerLocks, find_volume, inspect
 from gpushared.gate.policy.mount_rules import volumes_of
 from gpushared.net.error_answers import docker_error
-from gpushared.net.http_client import Answer, EngineSocket, message_of
+from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_OWNER
 from gpushared.storage.audit.line import CallRecord, digest_of
 
@@ -63,7 +63,7 @@ NO_WISH = dict.fromkeys(WISH_LABELS, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CreateOrder:
     """Hold one create: the judged body is complete but for the lease and the labels."""
 
     target: Target
@@ -78,16 +78,20 @@ class Creator:
     """Create containers. A create that has got a lease is finished even if its client goes away."""
 
     def __init__(
-        self, engine: EngineSocket, desk: Desk, gate: str = "", volume_turns: Turns | None = None
+        self,
+        engine: EngineSocket,
+        desk: LeasePort,
+        gate: str = "",
+        volume_turns: ContainerLocks | None = None,
     ) -> None:
         self._engine = engine
         self._desk = desk
         self._gate = gate
-        self._volume_turns = volume_turns or Turns()
+        self._volume_turns = volume_turns or ContainerLocks()
         self._new_volumes = NewVolumes(engine, desk)
-        self._under_way: set[asyncio.Task[Answer]] = set()
+        self._under_way: set[asyncio.Task[EngineAnswer]] = set()
 
-    async def create(self, order: Order, wish: Wish | None) -> Answer:
+    async def create(self, order: CreateOrder, wish: Wish | None) -> EngineAnswer:
         """Create a container and return the engine's answer. Raises ``GpushareError`` if it was not asked."""
         match wish:
             case None:
@@ -109,7 +113,7 @@ class Creator:
         """Wait for what is under way."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
-    async def _create_plain(self, order: Order) -> Answer:
+    async def _create_plain(self, order: CreateOrder) -> EngineAnswer:
         # An image may carry variables that give GPUs, to whom the engine's runtime goes by them.
         if order.confined or self._gives_by_variable():
             order.body["Env"] = merge_env(strings(order.body, "Env"), {VISIBLE_DEVICES: NO_DEVICES})
@@ -121,7 +125,7 @@ class Creator:
         except EngineUnavailable:
             return True  # it has not described itself yet
 
-    async def _create_wishing(self, order: Order, wish: Ask) -> Answer:
+    async def _create_wishing(self, order: CreateOrder, wish: Ask) -> EngineAnswer:
         facts = self._desk.engine_facts()
         _check_restarts(order.body, wanted=wish.restart_on_fault not in {"", "0"})
         wish = with_count(wish, await self._desk.gpu_count())
@@ -137,7 +141,7 @@ class Creator:
             claim = await self._desk.acquire(wish, order.caller, name, image)
         return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
 
-    async def _missing_image(self, order: Order) -> Answer | None:
+    async def _missing_image(self, order: CreateOrder) -> EngineAnswer | None:
         """Return the engine's answer if it lacks the image: nobody may hold a GPU while an image is pulled.
 
         Engine 20.10 repeats in a look at an image the words that a create has once.
@@ -149,24 +153,24 @@ class Creator:
         _, missing, name = message_of(answer).rpartition(NO_IMAGE)
         return replace(answer, body=docker_error(missing + name)) if missing else answer
 
-    async def _finish(self, work: Coroutine[None, None, Answer]) -> Answer:
+    async def _finish(self, work: Coroutine[None, None, EngineAnswer]) -> EngineAnswer:
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
 
-    def _finished(self, task: asyncio.Task[Answer]) -> None:
+    def _finished(self, task: asyncio.Task[EngineAnswer]) -> None:
         self._under_way.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.info("create refused: %s", error)
 
     async def _create_leased(
         self,
-        order: Order,
+        order: CreateOrder,
         claim: Claim,
         give_back: Callable[[LeaseId], Awaitable[None]],
         labels: dict[str, str] | None = None,
-    ) -> Answer:
+    ) -> EngineAnswer:
         try:
             _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
             inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
@@ -185,7 +189,7 @@ class Creator:
         await self._report(order, claim, ContainerId(answer.json()["Id"]))
         return answer
 
-    async def _report(self, order: Order, claim: Claim, container: ContainerId) -> None:
+    async def _report(self, order: CreateOrder, claim: Claim, container: ContainerId) -> None:
         """Tell the node of the container; a container that the node cannot record must not stay."""
         try:
             found = await inspect(self._engine, "containers", container, suffix="/json")
@@ -197,7 +201,7 @@ class Creator:
                 await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
             raise
 
-    async def _post(self, order: Order, labels: Mapping[str, str]) -> Answer:
+    async def _post(self, order: CreateOrder, labels: Mapping[str, str]) -> EngineAnswer:
         how = f"{self._gate}/{'confined' if order.confined else 'trusted'}"
         own = {**NOT_GIVEN, **labels, LABEL_OWNER: str(order.caller.uid), LABEL_GATE: how}
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
@@ -211,7 +215,7 @@ class Creator:
         return answer
 
     @asynccontextmanager
-    async def _own_volumes(self, order: Order) -> AsyncIterator[frozenset[str]]:
+    async def _own_volumes(self, order: CreateOrder) -> AsyncIterator[frozenset[str]]:
         """Keep the owners of a container's volumes the same while the block creates the container.
 
         A volume may have become another user's during the wait for the lease. Gives the names of the volumes
@@ -222,7 +226,7 @@ class Creator:
             found = [await find_volume(self._engine, name, order.caller) for name in names]
             yield await self._new_volumes.used(filter(None, found))
 
-    async def _give_volumes(self, order: Order, used: frozenset[str]) -> None:
+    async def _give_volumes(self, order: CreateOrder, used: frozenset[str]) -> None:
         """Give new volumes to the caller. For root inside the container, the image decides on the owners."""
         has_volumes = any(mount["Type"] == "volume" for mount in _mounts_of(order))
         if not order.confined or not has_volumes or order.body["User"] == ROOT_USER:
@@ -236,7 +240,7 @@ class Creator:
             raise
 
 
-def _mounts_of(order: Order) -> list[Body]:
+def _mounts_of(order: CreateOrder) -> list[Body]:
     return objects(section(order.body, "HostConfig"), "Mounts")
 
 

@@ -14,7 +14,7 @@ from gpushared.gate.api.body import (
     strings,
 )
 from gpushared.gate.api.driver_capabilities import VARIABLE as DRIVER_CAPABILITIES
-from gpushared.ports import DeviceMechanism, Edits, EngineFacts, Mount
+from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
 from gpushared.sharing.edits import CONTAINER_DIRECTORY
 from gpushared.sharing.slices import SLICE
 
@@ -188,7 +188,7 @@ def is_cgroup_within(inner: str, outer: str) -> bool:
     return inner.startswith(f"{outer.rstrip('/')}/")
 
 
-def _mount(mount: Mount) -> dict[str, Json]:
+def _mount(mount: EditMount) -> dict[str, Json]:
     return {"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
 
 

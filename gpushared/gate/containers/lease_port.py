@@ -31,7 +31,7 @@ class Claim:
     """Variables about the job that the user's own win over."""
 
 
-class Desk(Protocol):
+class LeasePort(Protocol):
     """Show the node to the gate. Every call may raise any ``GpushareError``, which the client is told.
 
     Calls that wait in the queue are cancelled when the client goes away; they must then leave the queue.

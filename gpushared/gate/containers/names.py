@@ -14,7 +14,7 @@ from gpushared.gate.containers.ownership import (
     find_owned,
 )
 from gpushared.net.error_answers import docker_error
-from gpushared.net.http_client import Answer, EngineSocket, message_of
+from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
 
 LIKE_AN_ID = re.compile(r"/?[0-9a-f]{12,64}")
 LISTINGS = {"containers": b"/containers/json?all=1", "networks": b"/networks"}
@@ -51,7 +51,7 @@ async def _is_own(engine: EngineSocket, kind: str, identity: str, caller: Caller
     return True
 
 
-async def hide_holder(answer: Answer, name: str, engine: EngineSocket, caller: Caller) -> Answer:
+async def hide_holder(answer: EngineAnswer, name: str, engine: EngineSocket, caller: Caller) -> EngineAnswer:
     """Return the answer to a create or rename without the id of another user's container with the name."""
     holder = HOLDER.search(message_of(answer)) if answer.status == CONFLICT else None
     if holder is None:

@@ -13,7 +13,7 @@ from typing import Any
 from gpushared.domain.model.errors import EngineUnavailable, TimedOut, Unavailable
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import Body, objects
-from gpushared.gate.containers.lease_port import Desk
+from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.ownership import find_owned, inspect
 from gpushared.gate.mounts.helper_process import run_helper
 from gpushared.net.http_client import EngineSocket
@@ -27,7 +27,7 @@ GIVING_SECONDS = 120.0
 class NewVolumes:
     """Find new volumes, and give them to their maker."""
 
-    def __init__(self, engine: EngineSocket, desk: Desk) -> None:
+    def __init__(self, engine: EngineSocket, desk: LeasePort) -> None:
         self._engine = engine
         self._desk = desk
 

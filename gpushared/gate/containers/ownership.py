@@ -334,7 +334,7 @@ async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") 
     return found
 
 
-class Turns:
+class ContainerLocks:
     """Keep a container from being started through the gate while files are copied.
 
     A volume is neither made nor removed through the gate while a container with it is being created: until

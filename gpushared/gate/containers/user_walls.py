@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from gpushared.domain.model.errors import LimitReached, PermissionRefused, Unavailable
 from gpushared.domain.model.units import format_memory
-from gpushared.gate.api.site import Policy
-from gpushared.gate.containers.lease_port import Desk
+from gpushared.gate.api.site import SitePolicy
+from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.ownership import Container
 from gpushared.ports import UserWalls
 
@@ -19,13 +19,13 @@ PIDS_TO_START = 8
 MEMORY_TO_START_BYTES = 16 << 20
 
 
-class Together:
+class UserContainers:
     """The walls of users. Without any (``walls`` None) nothing is bounded together.
 
     ``policy`` tells the limits that are in force.
     """
 
-    def __init__(self, walls: UserWalls | None, desk: Desk, policy: Callable[[], Policy]) -> None:
+    def __init__(self, walls: UserWalls | None, desk: LeasePort, policy: Callable[[], SitePolicy]) -> None:
         self._walls = walls
         self._desk = desk
         self._policy = policy

@@ -17,7 +17,7 @@ from gpushared.gate.containers.gpu_request import WITHOUT_GPU
 from gpushared.gate.containers.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
 from gpushared.gate.mounts.held_mounts import ROOT as PINS
 from gpushared.gate.policy.processes import ROOT_CAPABILITIES
-from gpushared.ports import DeviceRule, Machine, Reality
+from gpushared.ports import DeviceRule, MachineDevices, Reality
 
 CAPABILITY_BITS = {
     "CHOWN": 0,
@@ -62,14 +62,14 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Deviation:
     """State a fault in a clause after the container's name. ``grave``: it may reach what is not its own."""
 
     text: str
     grave: bool = True
 
 
-def findings(seen: Reality, expected: Expected) -> tuple[Finding, ...]:
+def findings(seen: Reality, expected: Expected) -> tuple[Deviation, ...]:
     """Return all differences; for a trusted caller's container only those about GPUs."""
     looks = (*_GPU_LOOKS, *(_CONFINED_LOOKS if expected.confined else ()))
     return tuple(dict.fromkeys(finding for look in looks for finding in look(seen, expected)))
@@ -88,33 +88,33 @@ def unchecked(seen: Reality, expected: Expected) -> tuple[str, ...]:
 # --- GPUs ----------------------------------------------------------------------------------------------
 
 
-def _privileged(seen: Reality, _expected: Expected) -> Iterator[Finding]:
+def _privileged(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
     if seen.word.privileged:
-        yield Finding("is privileged: it has every device of the machine, GPUs too")
+        yield Deviation("is privileged: it has every device of the machine, GPUs too")
 
 
-def _nodes(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _nodes(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     if seen.word.privileged or expected.gpus is None:
         return  # said already, or not known
     for node in seen.nodes:
         if _is_foreign(seen.machine, node.major, node.minor, expected):
-            yield Finding(f"has {node.path}, a GPU device that {_whose(expected)}")
+            yield Deviation(f"has {node.path}, a GPU device that {_whose(expected)}")
 
 
-def _device_rules(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _device_rules(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     for rule in seen.rules or ():
         if seen.word.privileged or rule.kind == "b" or not set(rule.access) & set("rw"):
             continue
         if rule.major is None:
-            yield Finding("may use every device by the rules of its cgroup")
+            yield Deviation("may use every device by the rules of its cgroup")
         elif expected.gpus is not None and _covers_foreign(seen.machine, rule, expected):
             minor = "*" if rule.minor is None else rule.minor
-            yield Finding(
+            yield Deviation(
                 f"may use the GPU devices {rule.major}:{minor} by its cgroup: that {_whose(expected)}"
             )
 
 
-def _covers_foreign(machine: Machine, rule: DeviceRule, expected: Expected) -> bool:
+def _covers_foreign(machine: MachineDevices, rule: DeviceRule, expected: Expected) -> bool:
     assert rule.major is not None
     if rule.minor is not None:
         return _is_foreign(machine, rule.major, rule.minor, expected)
@@ -124,7 +124,7 @@ def _covers_foreign(machine: Machine, rule: DeviceRule, expected: Expected) -> b
     )
 
 
-def _is_foreign(machine: Machine, major: int, minor: int, expected: Expected) -> bool:
+def _is_foreign(machine: MachineDevices, major: int, minor: int, expected: Expected) -> bool:
     """Return True if this is a GPU's device that the lease does not give."""
     driver = machine.majors.get(major)
     if driver is None or (driver == DRIVER_OF_DISPLAYS and not expected.confined):
@@ -139,7 +139,7 @@ def _whose(expected: Expected) -> str:
     return f"lease {expected.lease} does not give" if expected.lease else "it has no lease for"
 
 
-def _requests(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _requests(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     kinds = (f"{GPU_KIND}=", ":", "nvidia:")
     own = {f"{LEASE_KIND}={expected.device_name}"} if expected.device_name else set()
     own |= {f"{kind}{gpu}" for gpu in expected.gpus or () for kind in kinds}
@@ -148,10 +148,10 @@ def _requests(seen: Reality, expected: Expected) -> Iterator[Finding]:
             continue
         concerns_gpus = name.startswith((LEASE_KIND, GPU_KIND, ":", "nvidia:"))
         if name not in own and (expected.confined or concerns_gpus):
-            yield Finding(f"was made with the device {name}, which {_whose(expected)}")
+            yield Deviation(f"was made with the device {name}, which {_whose(expected)}")
 
 
-def _visible(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _visible(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     """Check the variable that NVIDIA's runtime follows; a lease device's own variables win over it."""
     if expected.gpus is None or f"{LEASE_KIND}={expected.device_name}" in seen.word.device_requests:
         return
@@ -162,55 +162,55 @@ def _visible(seen: Reality, expected: Expected) -> Iterator[Finding]:
             and value not in WITHOUT_GPU
             and not set(value.split(",")) <= expected.gpus
         ):
-            yield Finding(f"has {entry[:200]}, which {_whose(expected)}", grave=expected.confined)
+            yield Deviation(f"has {entry[:200]}, which {_whose(expected)}", grave=expected.confined)
 
 
 # --- what confined callers' containers never have ------------------------------------------------------
 
 
-def _users(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _users(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     if _is_root_inside(seen, expected) or seen.maps_users:
         return
     if seen.uids != {expected.uid}:
-        yield Finding(f"runs as uid {_listed(seen.uids)}, not as its owner, {expected.uid}")
+        yield Deviation(f"runs as uid {_listed(seen.uids)}, not as its owner, {expected.uid}")
     if foreign := seen.gids - seen.word.groups:
-        yield Finding(f"has the groups {_listed(foreign)}, which the gate did not give")
+        yield Deviation(f"has the groups {_listed(foreign)}, which the gate did not give")
 
 
-def _privileges(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _privileges(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     root = _is_root_inside(seen, expected)
     if root and expected.lease:
-        yield Finding("is root inside and has a lease, which are never together")
+        yield Deviation("is root inside and has a lease, which are never together")
     if seen.capabilities & ~(ROOTS_CAPABILITIES if root else 0):
-        yield Finding(f"has the capabilities {seen.capabilities:#x}")
+        yield Deviation(f"has the capabilities {seen.capabilities:#x}")
     if not seen.no_new_privileges:
-        yield Finding("could gain privileges by set-uid programs")
+        yield Deviation("could gain privileges by set-uid programs")
     if seen.word.seccomp and not seen.seccomp:
         # An engine can be built, or told, to have no filter at all.
-        yield Finding("may make every system call: has the engine no seccomp?", grave=False)
+        yield Deviation("may make every system call: has the engine no seccomp?", grave=False)
 
 
-def _namespaces(seen: Reality, _expected: Expected) -> Iterator[Finding]:
+def _namespaces(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
     shared = seen.host_namespaces & {"pid", "mnt", "uts", "ipc", "net"}
     if foreign := shared - (seen.word.host_namespaces & {"ipc", "net"}):
-        yield Finding(f"shares the machine's namespaces {', '.join(sorted(foreign))}")
+        yield Deviation(f"shares the machine's namespaces {', '.join(sorted(foreign))}")
 
 
-def _devices(seen: Reality, _expected: Expected) -> Iterator[Finding]:
+def _devices(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
     for path in seen.word.devices:
         if not may_be_passed(path):
-            yield Finding(f"was made with the device {path}")
+            yield Deviation(f"was made with the device {path}")
     for rule in seen.word.device_rules:
-        yield Finding(f"was made with the device rule {rule}")
+        yield Deviation(f"was made with the device rule {rule}")
 
 
-def _mounts(seen: Reality, expected: Expected) -> Iterator[Finding]:
+def _mounts(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     for source in seen.word.binds:
         if not any(_is_below(source, own) for own in (PINS, *expected.sources)):
-            yield Finding(f"mounts {source}, which the gate did not check")
+            yield Deviation(f"mounts {source}, which the gate did not check")
     for shown in seen.exposed:
         if not any(_is_below(shown.path, own) for own in expected.sources):
-            yield Finding(f"sees {shown.path} of the machine at {shown.target}")
+            yield Deviation(f"sees {shown.path} of the machine at {shown.target}")
 
 
 def _is_root_inside(seen: Reality, expected: Expected) -> bool:
@@ -225,6 +225,6 @@ def _listed(numbers: frozenset[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-_Look = Callable[[Reality, Expected], Iterator[Finding]]
+_Look = Callable[[Reality, Expected], Iterator[Deviation]]
 _GPU_LOOKS: tuple[_Look, ...] = (_privileged, _nodes, _device_rules, _requests, _visible)
 _CONFINED_LOOKS: tuple[_Look, ...] = (_users, _privileges, _namespaces, _devices, _mounts)

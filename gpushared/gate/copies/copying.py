@@ -24,7 +24,7 @@ from gpushared.domain.model.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.gate.copies.order import BLOCK_BYTES, Kind, Order
+from gpushared.gate.copies.order import BLOCK_BYTES, Order, RefusalKind
 from gpushared.gate.mounts.helper_process import KILL_SECONDS, command_of, life
 from gpushared.net.socket_wire import Piece, Wire
 
@@ -34,11 +34,11 @@ AT_ONCE = 4
 IDLE_SECONDS = 300.0
 """A copy of which no byte moves for so long is given up, whoever keeps it: a file system, or the client."""
 ANSWER_BYTES = 1024 * 1024
-_ERRORS: dict[Kind, type[GpushareError]] = {
-    Kind.MISSING: NotFound,
-    Kind.FORBIDDEN: PermissionRefused,
-    Kind.BROKEN: RequestError,
-    Kind.FAILED: StateConflict,
+_ERRORS: dict[RefusalKind, type[GpushareError]] = {
+    RefusalKind.MISSING: NotFound,
+    RefusalKind.FORBIDDEN: PermissionRefused,
+    RefusalKind.BROKEN: RequestError,
+    RefusalKind.FAILED: StateConflict,
 }
 _T = TypeVar("_T")
 
@@ -97,7 +97,7 @@ class Helper:
         line, _, self._early = self._early.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "refused" in answer:
-            raise _ERRORS[Kind(answer["kind"])](answer["refused"], hint=answer["hint"])
+            raise _ERRORS[RefusalKind(answer["kind"])](answer["refused"], hint=answer["hint"])
         return answer
 
     async def pieces(self) -> AsyncIterator[bytes]:

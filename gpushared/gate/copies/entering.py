@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpushared.gate.copies.order import START, Kind, Order, RefusedError
+from gpushared.gate.copies.order import START, CopyRefusedError, Order, RefusalKind
 from gpushared.gate.mounts import helper as pins
 from gpushared.gate.mounts import kernel, mount_table
 from gpushared.mountinfo import parse_line
@@ -46,7 +46,9 @@ def count_for_user(files: list[str]) -> None:
         for path in files:
             Path(path).write_text("0")
     except OSError as error:
-        raise RefusedError(Kind.FAILED, f"the limits of users cannot be kept: {error.strerror}") from None
+        raise CopyRefusedError(
+            RefusalKind.FAILED, f"the limits of users cannot be kept: {error.strerror}"
+        ) from None
 
 
 class View(NamedTuple):
@@ -100,10 +102,10 @@ def mount(layers: dict[str, Any], *, writes: bool) -> View:
         os.fchdir(own_files)
         names = [str(each) for each in opened]
         top = kernel.mount_overlay(names[:-2], *names[-2:]) if writes else kernel.mount_overlay(names)
-    except (pins.RefusedError, OSError) as error:
+    except (pins.HelperRefusedError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise RefusedError(
-            Kind.FAILED, f"the container's layers cannot be mounted: {reason}", START
+        raise CopyRefusedError(
+            RefusalKind.FAILED, f"the container's layers cannot be mounted: {reason}", START
         ) from None
     os.fchdir(top)
     os.chroot(".")
@@ -140,6 +142,6 @@ def has_ended(handle: int) -> bool:
     return bool(poll.poll(0))
 
 
-def ended() -> RefusedError:
+def ended() -> CopyRefusedError:
     """Return the error for a container that does not run any more."""
-    return RefusedError(Kind.FAILED, "the container has just ended", "try again")
+    return CopyRefusedError(RefusalKind.FAILED, "the container has just ended", "try again")

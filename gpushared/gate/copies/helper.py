@@ -12,7 +12,7 @@ import stat
 from typing import Any
 
 from gpushared.gate.copies import entering
-from gpushared.gate.copies.order import AGAIN, BLOCK_BYTES, STAT, Deed, Order, RefusedError
+from gpushared.gate.copies.order import AGAIN, BLOCK_BYTES, STAT, CopyRefusedError, Deed, Order
 from gpushared.gate.copies.paths import (
     check_uncovered,
     cleaned,
@@ -67,7 +67,7 @@ def _main(channel: Channel) -> None:
             view = _entered(order)
             entering.become(order)
             _do(order, view, channel)
-    except RefusedError as error:
+    except CopyRefusedError as error:
         if channel.has_answered:
             raise  # the daemon learns by the exit code that the archive is not whole
         channel.answer({"refused": str(error), "kind": error.kind, "hint": error.hint})

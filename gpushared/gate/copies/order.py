@@ -23,7 +23,7 @@ class Deed(StrEnum):
     PICK = "pick"
 
 
-class Kind(StrEnum):
+class RefusalKind(StrEnum):
     """Name the reasons for which the helper refuses."""
 
     MISSING = "missing"
@@ -32,10 +32,10 @@ class Kind(StrEnum):
     FAILED = "failed"
 
 
-class RefusedError(Exception):
+class CopyRefusedError(Exception):
     """The helper does not do what it is asked for; the text says why, for the caller to read."""
 
-    def __init__(self, kind: Kind, text: str, hint: str = "") -> None:
+    def __init__(self, kind: RefusalKind, text: str, hint: str = "") -> None:
         super().__init__(text)
         self.kind = kind
         self.hint = hint

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpushared.gate.copies.order import Kind, RefusedError
+from gpushared.gate.copies.order import CopyRefusedError, RefusalKind
 from gpushared.mountinfo import is_under
 
 GO_BITS = (
@@ -79,7 +79,7 @@ def go_time(moment_ns: int) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"
 
 
-def refusal_of(error: OSError, doing: str, path: str) -> RefusedError:
+def refusal_of(error: OSError, doing: str, path: str) -> CopyRefusedError:
     """Return the kernel's refusal in words for the caller.
 
     ``doing`` is a participle, ``read`` for example.
@@ -88,27 +88,29 @@ def refusal_of(error: OSError, doing: str, path: str) -> RefusedError:
         return missing(path)
     said = f"{path} cannot be {doing}: {(error.strerror or str(error)).lower()}"
     if isinstance(error, PermissionError):
-        return RefusedError(Kind.FORBIDDEN, said, RIGHTS)
-    return RefusedError(Kind.FAILED, said)
+        return CopyRefusedError(RefusalKind.FORBIDDEN, said, RIGHTS)
+    return CopyRefusedError(RefusalKind.FAILED, said)
 
 
 def check_uncovered(path: str, mounts: Iterable[str], doing: str) -> None:
-    """Raise ``RefusedError`` for a path that something is mounted over when the container runs."""
+    """Raise ``CopyRefusedError`` for a path that something is mounted over when the container runs."""
     for mount in mounts:
         if is_under(path, mount):
             raise covered(mount, doing)
 
 
-def covered(mount: str, doing: str) -> RefusedError:
+def covered(mount: str, doing: str) -> CopyRefusedError:
     """Explain that the files at a path are not those of the container's own layers."""
-    return RefusedError(
-        Kind.FORBIDDEN, f"what is mounted at {mount} cannot be {doing} while it does not run", ELSEWHERE
+    return CopyRefusedError(
+        RefusalKind.FORBIDDEN,
+        f"what is mounted at {mount} cannot be {doing} while it does not run",
+        ELSEWHERE,
     )
 
 
-def missing(path: str) -> RefusedError:
+def missing(path: str) -> CopyRefusedError:
     """The caller reads the engine's own words for a path that is not there; the daemon has these."""
-    return RefusedError(Kind.MISSING, path)
+    return CopyRefusedError(RefusalKind.MISSING, path)
 
 
 def first_of(error: OSError, otherwise: str) -> str:

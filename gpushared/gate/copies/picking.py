@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from gpushared.gate.copies.order import BLOCK_BYTES, Kind, Order, RefusedError
+from gpushared.gate.copies.order import BLOCK_BYTES, CopyRefusedError, Order, RefusalKind
 from gpushared.gate.copies.paths import (
     NANOSECONDS,
     cleaned,
@@ -59,14 +59,14 @@ class Picking:
     def find(self, stream: io.BufferedReader[io.FileIO]) -> tuple[dict[str, Any], tarfile.TarInfo]:
         """Return the file's status as the engine would tell it, and its entry.
 
-        Raise ``RefusedError``, or ``PastError`` if this export is the wrong one.
+        Raise ``CopyRefusedError``, or ``PastError`` if this export is the wrong one.
         """
         self._archive = tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES)  # noqa: SIM115 - lives on
         self._check_mounts(is_whole=False)
         entry = self._found()
         self._check_mounts(is_whole=entry.isdir())
         if self._follows and not entry.isdir():
-            raise RefusedError(Kind.FAILED, f"{self._asked} cannot be read: not a directory")
+            raise CopyRefusedError(RefusalKind.FAILED, f"{self._asked} cannot be read: not a directory")
         if entry.islnk():
             raise PastError(entry.linkname)
         return self._stat(entry), entry
@@ -126,7 +126,9 @@ class Picking:
                 done = done[:-1]
             elif here in self._links and (left or follows):
                 if (links := links + 1) > MOST_LINKS:
-                    raise RefusedError(Kind.FAILED, f"{self._asked} cannot be read: too many links")
+                    raise CopyRefusedError(
+                        RefusalKind.FAILED, f"{self._asked} cannot be read: too many links"
+                    )
                 target = self._links[here]
                 done = [] if target.startswith("/") else done
                 left += target.split("/")[::-1]
@@ -135,7 +137,7 @@ class Picking:
         return "/".join(done)
 
     def _check_mounts(self, *, is_whole: bool) -> None:
-        """Raise ``RefusedError`` for what an export does not have; ``is_whole``: with all that is below."""
+        """Raise ``CopyRefusedError`` for what an export does not have; ``is_whole``: with all that is below."""
         for mount in self._mounts:
             above = is_whole and (not self._target or is_under(mount, self._target))
             if above or is_under(self._target, mount):

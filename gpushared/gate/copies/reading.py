@@ -31,7 +31,7 @@ _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Found(NamedTuple):
+class TreeFile(NamedTuple):
     """One file of the tree: its path, its name in the archive, and an open handle that only names it."""
 
     path: str
@@ -74,7 +74,7 @@ class Tree:
             self._write(found, out)
         out.write(END_OF_ARCHIVE)
 
-    def _walk(self) -> Iterator[Found]:
+    def _walk(self) -> Iterator[TreeFile]:
         """Yield files in the engine's order.
 
         Leave out files that vanish meanwhile, except the path itself.
@@ -95,14 +95,14 @@ class Tree:
                     raise
                 continue
             try:
-                found = Found(path, name, handle, os.fstat(handle))
+                found = TreeFile(path, name, handle, os.fstat(handle))
                 yield found
                 below = self._below(found)
             finally:
                 os.close(handle)
             waiting.append((path, name, below))
 
-    def _below(self, found: Found) -> list[str]:
+    def _below(self, found: TreeFile) -> list[str]:
         """The names in a directory, the first one last."""
         if not stat.S_ISDIR(found.stat.st_mode) or (found.path in self._barren and found.path != self._path):
             return []
@@ -117,13 +117,13 @@ class Tree:
         finally:
             os.close(directory)
 
-    def _open(self, found: Found) -> None:
+    def _open(self, found: TreeFile) -> None:
         os.close(self._opened(found))
 
-    def _opened(self, found: Found) -> int:
+    def _opened(self, found: TreeFile) -> int:
         return os.open(str(found.handle), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._own_files)
 
-    def _write(self, found: Found, out: IO[bytes]) -> None:
+    def _write(self, found: TreeFile, out: IO[bytes]) -> None:
         kind = KINDS.get(stat.S_IFMT(found.stat.st_mode))
         if kind is None:
             return
@@ -135,7 +135,7 @@ class Tree:
         else:
             out.write(_head(entry))
 
-    def _write_file(self, found: Found, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
+    def _write_file(self, found: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
         key = (found.stat.st_dev, found.stat.st_ino)
         if found.stat.st_nlink > 1 and (first := self._links.setdefault(key, found.name)) != found.name:
             entry.type, entry.linkname = tarfile.LNKTYPE, first
@@ -145,7 +145,7 @@ class Tree:
             _write_content(file, found, entry, out)
 
 
-def _write_content(file: IO[bytes], found: Found, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
+def _write_content(file: IO[bytes], found: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
     """Write as many bytes as the head says, whatever a program adds or takes away meanwhile.
 
     The kernel's files do not tell their sizes: the bytes of the first reads are the size of a short file.
@@ -176,7 +176,7 @@ def _read_full(file: IO[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _entry(found: Found, kind: bytes) -> tarfile.TarInfo:
+def _entry(found: TreeFile, kind: bytes) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(found.name)
     entry.type = kind
     entry.mode = stat.S_IMODE(found.stat.st_mode)

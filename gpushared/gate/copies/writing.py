@@ -16,7 +16,7 @@ import tarfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gpushared.gate.copies.order import BLOCK_BYTES, Kind, RefusedError
+from gpushared.gate.copies.order import BLOCK_BYTES, CopyRefusedError, RefusalKind
 from gpushared.gate.copies.paths import check_uncovered, first_of, refusal_of
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,15 +26,15 @@ PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 """Until the content is there."""
 
 
-class Entry(tarfile.TarInfo):
+class ArchiveEntry(tarfile.TarInfo):
     """A head that is broken ends the archive with an error, wherever it stands."""
 
     @classmethod
-    def fromtarfile(cls, archive: tarfile.TarFile) -> Entry:
+    def fromtarfile(cls, archive: tarfile.TarFile) -> ArchiveEntry:
         try:
             return super().fromtarfile(archive)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
-            raise RefusedError(Kind.BROKEN, f"the archive is broken: {error}") from None
+            raise CopyRefusedError(RefusalKind.BROKEN, f"the archive is broken: {error}") from None
 
 
 class _Directory(NamedTuple):
@@ -64,19 +64,21 @@ class Unpacking:
         self._directories: list[_Directory] = []
 
     def take(self, stream: io.BufferedReader[io.FileIO]) -> None:
-        """Unpack what comes. Raises ``RefusedError``; what came before that stays unpacked."""
+        """Unpack what comes. Raises ``CopyRefusedError``; what came before that stays unpacked."""
         os.umask(IMPLIED_MASK)
         try:
             # An empty stream is no broken archive to the engine.
             if stream.peek():
                 self._take(stream)
         except tarfile.TarError as error:
-            raise RefusedError(Kind.BROKEN, f"the archive is broken: {error}") from None
+            raise CopyRefusedError(RefusalKind.BROKEN, f"the archive is broken: {error}") from None
         except (ValueError, OverflowError) as error:
-            raise RefusedError(Kind.BROKEN, f"the archive has an entry that cannot be: {error}") from None
+            raise CopyRefusedError(
+                RefusalKind.BROKEN, f"the archive has an entry that cannot be: {error}"
+            ) from None
 
     def _take(self, stream: io.BufferedReader[io.FileIO]) -> None:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES, tarinfo=Entry) as archive:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES, tarinfo=ArchiveEntry) as archive:
             while (entry := archive.next()) is not None:
                 # Kept for those who look back, be they millions; typeshed does not know of the list.
                 archive.members.clear()  # type: ignore[attr-defined]
@@ -103,26 +105,26 @@ class Unpacking:
             raise refusal_of(error, "written", first_of(error, str(path))) from None
 
     def _inside(self, path: str, name: str) -> str:
-        """The path from the root, empty for the root itself. Raises ``RefusedError`` where it leads out."""
+        """The path from the root, empty for the root itself. Raises ``CopyRefusedError`` where it leads out."""
         plain = posixpath.normpath(path)
         if plain == ".." or plain.startswith("../"):
-            raise RefusedError(Kind.BROKEN, f"{name} in the archive leads out of {self._root}")
+            raise CopyRefusedError(RefusalKind.BROKEN, f"{name} in the archive leads out of {self._root}")
         plain = plain.lstrip("/")
         return "" if plain == "." else plain
 
     def _check(self, entry: tarfile.TarInfo) -> None:
         if entry.ischr() or entry.isblk():
-            raise RefusedError(
-                Kind.FORBIDDEN,
+            raise CopyRefusedError(
+                RefusalKind.FORBIDDEN,
                 f"{entry.name} in the archive is a device, which only root could make",
                 "leave it out",
             )
         is_known = entry.isreg() or entry.isdir() or entry.issym() or entry.islnk() or entry.isfifo()
         if not is_known:
-            raise RefusedError(Kind.BROKEN, f"{entry.name} in the archive is of an unknown kind")
+            raise CopyRefusedError(RefusalKind.BROKEN, f"{entry.name} in the archive is of an unknown kind")
         if self._keeps_owners and (entry.uid != os.geteuid() or entry.gid not in self._groups):
-            raise RefusedError(
-                Kind.FORBIDDEN,
+            raise CopyRefusedError(
+                RefusalKind.FORBIDDEN,
                 f"{entry.name} in the archive belongs to {entry.uid}:{entry.gid}, which you are not",
                 "without -a it becomes yours",
             )
@@ -137,12 +139,12 @@ class Unpacking:
         if is_directory and entry.isdir():
             return True
         if self._keeps_kinds and is_directory:
-            raise RefusedError(
-                Kind.FAILED, f"cannot overwrite directory {path} with non-directory {entry.name}"
+            raise CopyRefusedError(
+                RefusalKind.FAILED, f"cannot overwrite directory {path} with non-directory {entry.name}"
             )
         if self._keeps_kinds and entry.isdir():
-            raise RefusedError(
-                Kind.FAILED, f"cannot overwrite non-directory {path} with directory {entry.name}"
+            raise CopyRefusedError(
+                RefusalKind.FAILED, f"cannot overwrite non-directory {path} with directory {entry.name}"
             )
         if is_directory:
             shutil.rmtree(path)

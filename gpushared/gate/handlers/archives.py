@@ -23,13 +23,13 @@ from gpushared.domain.model.errors import (
     RequestError,
     StateConflict,
 )
-from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.ownership import Container, find_container
 from gpushared.gate.copies.copying import Copies, Helper
 from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
 from gpushared.gate.copies.picking import MOST_LINKS
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.proxy import check_stream
 from gpushared.net.socket_wire import Piece
 
@@ -49,12 +49,12 @@ OK = 200
 class Archives:
     """Handlers of archives."""
 
-    def __init__(self, ground: Ground, copies: Copies | None = None) -> None:
+    def __init__(self, ground: HandlerContext, copies: Copies | None = None) -> None:
         self._ground = ground
         self._copies = copies or Copies()
 
-    def confined(self) -> dict[Action, Handler]:
-        return {Action.ARCHIVE: self._archive}
+    def confined(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.ARCHIVE: self._archive}
 
     async def _archive(self, call: Call) -> None:
         if _is_write(call):

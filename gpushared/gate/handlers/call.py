@@ -9,11 +9,11 @@ from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.api.parameters import check_parameters
-from gpushared.gate.api.routes import Action, Match
+from gpushared.gate.api.routes import Match, RouteAction
 from gpushared.gate.api.schema import Version, version_of
 from gpushared.gate.api.target import Target
 from gpushared.net.error_answers import FORM, kind_of
-from gpushared.net.http_client import Answer
+from gpushared.net.http_client import EngineAnswer
 from gpushared.net.http_server import Exchange
 from gpushared.storage.audit.line import CallRecord
 
@@ -100,7 +100,7 @@ class Call:
                 f"a body of the type {kind} is not read", hint=f"send Content-Type: {JSON_KIND}"
             )
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: EngineAnswer) -> None:
         """Give the client what the engine said to a request of ours."""
         kept = [(raw, value) for raw, value in answer.headers if raw.lower() in KEPT_HEADERS]
         await self.exchange.respond(answer.status, answer.body, headers=kept)
@@ -131,7 +131,7 @@ def check_confined(call: Call) -> None:
     Of the request's headers those are left that say how it is to be read and answered.
     """
     route, target = call.match.route, call.target
-    if route.action in {Action.TRUSTED, Action.BUILD}:
+    if route.action in {RouteAction.TRUSTED, RouteAction.BUILD}:
         raise PermissionRefused(route.why, hint=route.hint)
     check_parameters(route, target)
     if target.version and tuple(map(int, target.version[1:].split("."))) < OLDEST_VERSION:

@@ -12,7 +12,7 @@ from gpushared.gate.api.body import HOST_NETWORK, section, serialise
 from gpushared.gate.api.fields import UPDATE_TABLE
 from gpushared.gate.api.parameters import check_ps
 from gpushared.gate.api.published_ports import check_counted
-from gpushared.gate.api.routes import Action
+from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.api.target import asked_end, asked_stop
 from gpushared.gate.containers.gpu_request import docker_words
 from gpushared.gate.containers.names import check_name, hide_holder
@@ -23,7 +23,7 @@ from gpushared.gate.containers.ownership import (
     find_owned,
 )
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.interim import as_output, while_waiting
 from gpushared.gate.policy.judge import judge_update
 from gpushared.net.accounts import look_up
@@ -33,29 +33,29 @@ DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
 FIRST_FAILURE = 400
 
 
-class Containers:
+class ContainerHandlers:
     """Handle requests about an existing container."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
         self._engine = ground.engine
         self._desk = ground.desk
 
-    def everybody(self) -> dict[Action, Handler]:
+    def everybody(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well: their containers have leases too."""
         return {
-            Action.START: self._start,
-            Action.RESTART: self._restart,
-            Action.END: self._end,
-            Action.ATTACH: self._attach,
-            Action.UPDATE: self._update,
+            RouteAction.START: self._start,
+            RouteAction.RESTART: self._restart,
+            RouteAction.END: self._end,
+            RouteAction.ATTACH: self._attach,
+            RouteAction.UPDATE: self._update,
         }
 
-    def confined(self) -> dict[Action, Handler]:
+    def confined(self) -> dict[RouteAction, Handler]:
         return {
-            Action.CONTAINER: self._container,
-            Action.RENAME: self._rename,
-            Action.TOP: self._top,
+            RouteAction.CONTAINER: self._container,
+            RouteAction.RENAME: self._rename,
+            RouteAction.TOP: self._top,
         }
 
     async def _container(self, call: Call) -> None:
@@ -106,7 +106,7 @@ class Containers:
         try:
             yield
         except GpushareError:
-            if container.auto_remove and call.match.route.action is Action.START:
+            if container.auto_remove and call.match.route.action is RouteAction.START:
                 await self._engine.call("DELETE", f"/containers/{container.id}?v=1".encode())
             raise
 

@@ -27,18 +27,18 @@ from gpushared.gate.api.schema import (
     respelled,
     version_of,
 )
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.api.target import Target
-from gpushared.gate.containers.lease_port import Desk
-from gpushared.gate.containers.ownership import Turns, find_container
+from gpushared.gate.containers.lease_port import LeasePort
+from gpushared.gate.containers.ownership import ContainerLocks, find_container
 from gpushared.gate.containers.passwd import PasswdFiles
-from gpushared.gate.containers.user_walls import Together
+from gpushared.gate.containers.user_walls import UserContainers
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.proxy import Farewell, forward, nothing
-from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.gate.policy.rules import Context
 from gpushared.net.accounts import Account
-from gpushared.net.http_client import Answer, EngineSocket
+from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.ports import LABEL_OWNER, UserWalls
 from gpushared.storage.audit.line import digest_of
 
@@ -57,20 +57,20 @@ def _note(path: str, dropped: list[str]) -> None:
         log.debug("the engine does not read %s%s of %s", ", ".join(dropped[:MOST_NAMED]), more, path)
 
 
-def showing(answer: Answer, value: Json) -> Answer:
+def showing(answer: EngineAnswer, value: Json) -> EngineAnswer:
     """Return the answer with another body."""
     return replace(answer, body=json.dumps(value).encode())
 
 
-class Ground:
+class HandlerContext:
     """``policy`` may be replaced at any time; it holds for requests that come after."""
 
     def __init__(
         self,
         engine: EngineSocket,
-        desk: Desk,
-        policy: Policy,
-        pins: Pins | None = None,
+        desk: LeasePort,
+        policy: SitePolicy,
+        pins: HeldMounts | None = None,
         name: str = "",
         walls: UserWalls | None = None,
         passwd: PasswdFiles | None = None,
@@ -79,11 +79,11 @@ class Ground:
         self.desk = desk
         self.policy = policy
         self.name = name
-        self.turns = Turns()
-        self.volume_turns = Turns()
-        self.pins = pins or Pins(engine, lambda: self.policy)
+        self.turns = ContainerLocks()
+        self.volume_turns = ContainerLocks()
+        self.pins = pins or HeldMounts(engine, lambda: self.policy)
         self.passwd = passwd or PasswdFiles(engine, None)
-        self.together = Together(walls, desk, lambda: self.policy)
+        self.together = UserContainers(walls, desk, lambda: self.policy)
 
     async def send(
         self,
@@ -103,7 +103,7 @@ class Ground:
             self.engine, call.exchange, encoded, body=body, hijack=route.hijack, farewell=farewell
         )
 
-    async def ask(self, call: Call, target: Target, body: bytes | None = None) -> Answer:
+    async def ask(self, call: Call, target: Target, body: bytes | None = None) -> EngineAnswer:
         """Return the engine's whole answer, so that the gate can look at it before the client gets it."""
         if body is not None:
             call.record.digest = digest_of(body)

@@ -29,13 +29,13 @@ from gpushared.gate.api.driver_capabilities import (
     named_in,
 )
 from gpushared.gate.api.published_ports import LABEL_PORTS, ports_of
-from gpushared.gate.api.routes import Action
-from gpushared.gate.containers.count_limits import Room
+from gpushared.gate.api.routes import RouteAction
+from gpushared.gate.containers.count_limits import CreatesUnderWay
 from gpushared.gate.containers.create import (
     CREATED,
     ROOT_USER,
+    CreateOrder,
     Creator,
-    Order,
 )
 from gpushared.gate.containers.gpu_nodes import check_devices
 from gpushared.gate.containers.gpu_request import (
@@ -56,7 +56,7 @@ from gpushared.gate.containers.ownership import (
 )
 from gpushared.gate.containers.passwd import LABEL_USERS
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.images import check_no_builder
 from gpushared.gate.handlers.interim import while_waiting
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
@@ -69,19 +69,19 @@ from gpushared.gate.policy.mount_rules import (
 )
 from gpushared.gate.policy.rules import Context
 from gpushared.net.accounts import PathWish, look_up
-from gpushared.net.http_client import Answer
+from gpushared.net.http_client import EngineAnswer
 
 
 class Creates:
     """Handle creates."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
         self._creator = Creator(ground.engine, ground.desk, ground.name, ground.volume_turns)
-        self._room = Room(ground.engine)
+        self._room = CreatesUnderWay(ground.engine)
 
-    def everybody(self) -> dict[Action, Handler]:
-        return {Action.CREATE: self._create}
+    def everybody(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.CREATE: self._create}
 
     async def close(self) -> None:
         """Wait for the creates that hold a lease."""
@@ -99,7 +99,7 @@ class Creates:
             answer = await hide_holder(answer, name, self._ground.engine, call.caller)
         await call.answer(answer)
 
-    async def _created(self, call: Call) -> Answer:
+    async def _created(self, call: Call) -> EngineAnswer:
         body = await self._ground.read_create(call)
         wish = with_dev_meaning(take_wish(body), section(body, "Labels"), self._ground.policy.dev_containers)
         async with AsyncExitStack() as held:
@@ -114,7 +114,7 @@ class Creates:
             except (PermissionRefused, RequestError, NotFound, LimitReached):
                 await self._creator.forgo(wish, call.caller)
                 raise
-            order = Order(call.target, body, call.caller, call.record, confined=judged)
+            order = CreateOrder(call.target, body, call.caller, call.record, confined=judged)
             work = self._creator.create(order, wish)
             answer = await while_waiting(call.exchange, work, may_queue=isinstance(wish, Ask))
         if answer.status != CREATED:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from gpushared.gate.api.body import serialise, strings
 from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE
-from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.inject import merge_env, strip_env
 from gpushared.gate.containers.ownership import find_container, find_exec
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.policy.judge import judge_exec
 
 
 class Execs:
     """Handle ``docker exec``: a program gets the settings of its container's lease."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
 
-    def everybody(self) -> dict[Action, Handler]:
-        return {Action.EXEC_CREATE: self._create}
+    def everybody(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.EXEC_CREATE: self._create}
 
-    def confined(self) -> dict[Action, Handler]:
-        return {Action.EXEC: self._exec}
+    def confined(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.EXEC: self._exec}
 
     async def _create(self, call: Call) -> None:
         body = await self._ground.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)

@@ -5,29 +5,29 @@ from __future__ import annotations
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.api.body import Body
 from gpushared.gate.api.endpoints import BUILD, LOAD
-from gpushared.gate.api.routes import Action
+from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.filtered_views import shown_image, shown_images
 from gpushared.gate.containers.ownership import OK, inspect
 from gpushared.gate.handlers.call import Call, drop_body
-from gpushared.gate.handlers.context import Ground, Handler, showing
+from gpushared.gate.handlers.context import Handler, HandlerContext, showing
 from gpushared.gate.policy.images import check_image, full_names, pulled_from
 
 BUILDER = "docker.io/moby/buildkit"
 PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
 
 
-class Images:
+class ImageHandlers:
     """Handle requests about images."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
 
-    def confined(self) -> dict[Action, Handler]:
+    def confined(self) -> dict[RouteAction, Handler]:
         return {
-            Action.IMAGE: self._image,
-            Action.IMAGE_LIST: self._list,
-            Action.PULL: self._pull,
-            Action.REGISTRY: self._registry,
+            RouteAction.IMAGE: self._image,
+            RouteAction.IMAGE_LIST: self._list,
+            RouteAction.PULL: self._pull,
+            RouteAction.REGISTRY: self._registry,
         }
 
     async def _image(self, call: Call) -> None:

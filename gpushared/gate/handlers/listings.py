@@ -10,21 +10,21 @@ from gpushared.gate.api.filters import (
     with_own,
     write_filters,
 )
-from gpushared.gate.api.routes import Action
+from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.ownership import STILL, find_container, own_containers
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.context import Handler, HandlerContext
 
 
 class Listings:
     """Handle requests about all containers."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
         self._engine = ground.engine
 
-    def confined(self) -> dict[Action, Handler]:
-        return {Action.CONTAINER_LIST: self._list, Action.CONTAINER_PRUNE: self._prune}
+    def confined(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.CONTAINER_LIST: self._list, RouteAction.CONTAINER_PRUNE: self._prune}
 
     async def _list(self, call: Call) -> None:
         """List containers. ``before`` and ``since`` may name only the caller's own.

@@ -12,7 +12,7 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.fields import CONNECT_TABLE, NETWORK_TABLE
 from gpushared.gate.api.filters import own_only
-from gpushared.gate.api.routes import Action
+from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.filtered_views import SHARED_NETWORKS, shown_network
 from gpushared.gate.containers.names import check_name
 from gpushared.gate.containers.ownership import (
@@ -28,7 +28,7 @@ from gpushared.gate.containers.ownership import (
     owns,
 )
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler, showing
+from gpushared.gate.handlers.context import Handler, HandlerContext, showing
 from gpushared.gate.policy.judge import judge_endpoint, judge_network
 
 ACTIVE = frozenset({"running", "paused", "restarting"})
@@ -37,20 +37,20 @@ ACTIVE = frozenset({"running", "paused", "restarting"})
 class Networks:
     """Handle requests about networks."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
 
-    def judged(self) -> dict[Action, Handler]:
+    def judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
-        return {Action.NETWORK_CREATE: self._create, Action.NETWORK_CONNECT: self._connect}
+        return {RouteAction.NETWORK_CREATE: self._create, RouteAction.NETWORK_CONNECT: self._connect}
 
-    def confined(self) -> dict[Action, Handler]:
+    def confined(self) -> dict[RouteAction, Handler]:
         return {
             **self.judged(),
-            Action.NETWORK: self._network,
-            Action.NETWORK_LIST: self._list,
-            Action.NETWORK_INSPECT: self._inspect,
-            Action.NETWORK_PRUNE: self._prune,
+            RouteAction.NETWORK: self._network,
+            RouteAction.NETWORK_LIST: self._list,
+            RouteAction.NETWORK_INSPECT: self._inspect,
+            RouteAction.NETWORK_PRUNE: self._prune,
         }
 
     async def _network(self, call: Call) -> None:

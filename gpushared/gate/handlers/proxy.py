@@ -18,7 +18,7 @@ from gpushared.net.error_answers import FORM, kind_of
 from gpushared.net.flow import End, Flow
 from gpushared.net.http_client import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
 from gpushared.net.http_server import CLOSING, ClientGoneError, Exchange
-from gpushared.net.limits import Share
+from gpushared.net.limits import UserShare
 from gpushared.net.socket_wire import Piece, Wire
 
 OK = 200
@@ -193,7 +193,7 @@ def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
 
 
 async def _splice(
-    client: Wire, early: bytes, connection: EngineConnection, share: Share, farewell: Farewell
+    client: Wire, early: bytes, connection: EngineConnection, share: UserShare, farewell: Farewell
 ) -> None:
     """Copy bytes both ways until the engine ends its side, or the client has hung up."""
     stdin = asyncio.create_task(_stdin(client, early, connection, share))
@@ -211,7 +211,7 @@ async def _splice(
         await client.linger()
 
 
-async def _stdin(client: Wire, early: bytes, connection: EngineConnection, share: Share) -> None:
+async def _stdin(client: Wire, early: bytes, connection: EngineConnection, share: UserShare) -> None:
     """Copy input until the client has hung up; the end of input is passed on, and the output goes on."""
     end = End.SINK_LOST  # the engine takes no more, but may still have something to say
     with contextlib.suppress(ConnectionError):
@@ -224,7 +224,7 @@ async def _stdin(client: Wire, early: bytes, connection: EngineConnection, share
     await client.hung_up()
 
 
-async def _stdout(client: Wire, connection: EngineConnection, share: Share) -> None:
+async def _stdout(client: Wire, connection: EngineConnection, share: UserShare) -> None:
     with contextlib.suppress(ConnectionError):
         await client.write([connection.early()])
         await Flow(connection.wire, client, share).run()

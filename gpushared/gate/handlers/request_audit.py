@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from gpushared.domain.model.errors import Code, GpushareError, http_status
 from gpushared.domain.model.request import Caller
 from gpushared.gate.containers.ownership import NotYours
-from gpushared.net.error_answers import Refusal, RefusedRequestError
+from gpushared.net.error_answers import RefusedRequestError, RequestRefusal
 from gpushared.net.http_server import Exchange
 from gpushared.storage.audit.line import (
     MAX_ENDPOINT,
@@ -113,7 +113,7 @@ def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
             one.gone()
 
 
-def line_of_refusal(refusal: Refusal, caller: Caller, origin: Origin) -> AuditLine:
+def line_of_refusal(refusal: RequestRefusal, caller: Caller, origin: Origin) -> AuditLine:
     """Return the line of a request that was refused before its endpoint was known."""
     return AuditLine(
         at=time.time(),

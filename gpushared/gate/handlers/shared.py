@@ -6,27 +6,27 @@ from gpushared.domain.model.errors import NotFound
 from gpushared.gate.api.body import serialise
 from gpushared.gate.api.fields import AUTH_TABLE
 from gpushared.gate.api.filters import own_only
-from gpushared.gate.api.routes import Action, Payload
+from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.filtered_views import shown_info, with_nvidia_runtime
 from gpushared.gate.containers.ownership import OK, own_containers
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler, showing
+from gpushared.gate.handlers.context import Handler, HandlerContext, showing
 
 
 class Shared:
     """Show a confined caller its part of these things."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
 
-    def everybody(self) -> dict[Action, Handler]:
-        return {Action.INFO: self._info}
+    def everybody(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.INFO: self._info}
 
-    def confined(self) -> dict[Action, Handler]:
+    def confined(self) -> dict[RouteAction, Handler]:
         return {
-            Action.PASS: self._pass,
-            Action.EVENTS: self._events,
-            Action.PLUGIN: self._plugin,
+            RouteAction.PASS: self._pass,
+            RouteAction.EVENTS: self._events,
+            RouteAction.PLUGIN: self._plugin,
         }
 
     async def _pass(self, call: Call) -> None:

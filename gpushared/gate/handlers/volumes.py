@@ -13,7 +13,7 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.fields import VOLUME_CREATE_TABLE
 from gpushared.gate.api.filters import own_only
-from gpushared.gate.api.routes import Action
+from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.ownership import (
     CREATED,
     OK,
@@ -21,26 +21,26 @@ from gpushared.gate.containers.ownership import (
     owns,
 )
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Ground, Handler
+from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.policy.judge import judge_volume
 
 
 class Volumes:
     """Handle requests about volumes."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
 
-    def judged(self) -> dict[Action, Handler]:
+    def judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
-        return {Action.VOLUME_CREATE: self._create}
+        return {RouteAction.VOLUME_CREATE: self._create}
 
-    def confined(self) -> dict[Action, Handler]:
+    def confined(self) -> dict[RouteAction, Handler]:
         return {
             **self.judged(),
-            Action.VOLUME: self._volume,
-            Action.VOLUME_LIST: self._filtered,
-            Action.VOLUME_PRUNE: self._prune,
+            RouteAction.VOLUME: self._volume,
+            RouteAction.VOLUME_LIST: self._filtered,
+            RouteAction.VOLUME_PRUNE: self._prune,
         }
 
     async def _volume(self, call: Call) -> None:

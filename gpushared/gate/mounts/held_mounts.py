@@ -30,8 +30,8 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.gate.api.body import serialise
-from gpushared.gate.api.site import HOME, Policy
-from gpushared.gate.mounts.held_paths import Entry, Ledger
+from gpushared.gate.api.site import HOME, SitePolicy
+from gpushared.gate.mounts.held_paths import HeldPaths, HeldPathsLog
 from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
 from gpushared.net.accounts import Account, PathWish, look_up
 from gpushared.net.http_client import EngineSocket
@@ -53,7 +53,7 @@ SWEEP_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class HeldMount:
     """Paths as their owner wished for them, resolved; ``source`` is where the engine finds them."""
 
     name: str
@@ -63,7 +63,7 @@ class Pin:
         return f"{ROOT}/{self.name}/{number}"
 
 
-class Pins:
+class HeldMounts:
     """Makes, keeps and removes pins.
 
     ``owner`` tells the pins of several daemons apart; without one they end with this life.
@@ -75,7 +75,7 @@ class Pins:
     def __init__(
         self,
         engine: EngineSocket,
-        policy: Callable[[], Policy],
+        policy: Callable[[], SitePolicy],
         *,
         owner: str = "",
         ledger: Path | None = None,
@@ -85,7 +85,7 @@ class Pins:
     ) -> None:
         self._engine = engine
         self._policy = policy
-        self._ledger = Ledger(ledger)
+        self._ledger = HeldPathsLog(ledger)
         owner = owner or secrets.token_hex(8)
         self.beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
         """The names of all its pins begin so."""
@@ -101,7 +101,7 @@ class Pins:
     # --- for requests ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def held(self, account: Account, wishes: Sequence[PathWish]) -> AsyncIterator[Pin]:
+    async def held(self, account: Account, wishes: Sequence[PathWish]) -> AsyncIterator[HeldMount]:
         """Make a new pin for a container that the block makes; without a container the next sweep removes it.
 
         Raises ``PermissionRefused`` for a path that the caller may not mount, ``TimedOut``, ``Unavailable``.
@@ -109,9 +109,9 @@ class Pins:
         name = self.beginning + secrets.token_hex(6)
         self._making.add(name)
         try:
-            pin = Pin(name, tuple(await self._hold(name, account, wishes)))
+            pin = HeldMount(name, tuple(await self._hold(name, account, wishes)))
             caller = account.caller
-            await self._ledger.write(name, Entry(caller.uid, caller.gid, caller.name, pin.wishes))
+            await self._ledger.write(name, HeldPaths(caller.uid, caller.gid, caller.name, pin.wishes))
             yield pin
         except BaseException:
             self._wake.set()
@@ -245,13 +245,13 @@ class Pins:
             await self._ledger.forget(names)
             log.info("pins dropped names=%s", ",".join(names))
 
-    async def _missing(self) -> dict[str, Entry]:
+    async def _missing(self) -> dict[str, HeldPaths]:
         if not (noted := await self._ledger.read()):
             return {}
         held = set(await self._names())
         return {name: entry for name, entry in noted.items() if name not in held | self._making}
 
-    async def _restore(self, name: str, entry: Entry) -> str:
+    async def _restore(self, name: str, entry: HeldPaths) -> str:
         try:
             await self.hold_again(name, await look_up(entry.caller), entry.wishes)
         except GpushareError as error:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HeldPaths:
     """List the paths that a pin holds, in the order of their numbers, and the caller who may use them."""
 
     uid: int
@@ -31,27 +31,27 @@ class Entry:
         return Caller(self.uid, self.gid, self.user)
 
 
-class Ledger:
+class HeldPathsLog:
     """Keep one file a pin, in a directory that only root can read. Without a directory keep nothing."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
-    async def write(self, name: str, entry: Entry) -> None:
+    async def write(self, name: str, entry: HeldPaths) -> None:
         """Write an entry; it is on disk when the call returns. Raises ``Unavailable``."""
         try:
             await asyncio.to_thread(self._write, name, entry)
         except OSError as error:
             raise Unavailable(f"what is mounted cannot be noted: {error.strerror}") from error
 
-    async def read(self) -> dict[str, Entry]:
+    async def read(self) -> dict[str, HeldPaths]:
         """Return all entries by name; a file that cannot be read is left out, and named in the log."""
         return await asyncio.to_thread(self._read)
 
     async def forget(self, names: Sequence[str]) -> None:
         await asyncio.to_thread(self._forget, names)
 
-    def _write(self, name: str, entry: Entry) -> None:
+    def _write(self, name: str, entry: HeldPaths) -> None:
         if self._directory is None:
             return
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,13 +62,13 @@ class Ledger:
             os.fsync(file.fileno())
         new.rename(self._directory / name)
 
-    def _read(self) -> dict[str, Entry]:
+    def _read(self) -> dict[str, HeldPaths]:
         entries = {}
         for path in self._directory.glob("[!.]*") if self._directory is not None else ():
             try:
                 said = json.loads(path.read_text())
                 wishes = tuple(PathWish(**wish) for wish in said.pop("wishes"))
-                entries[path.name] = Entry(**said, wishes=wishes)
+                entries[path.name] = HeldPaths(**said, wishes=wishes)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.warning("pin not read name=%s error=%r", path.name, error)
         return entries

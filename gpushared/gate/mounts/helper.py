@@ -41,7 +41,7 @@ OF_A_USER = (
 )
 
 
-class RefusedError(Exception):
+class HelperRefusedError(Exception):
     """The helper cannot do its work; the text says why."""
 
 
@@ -117,7 +117,7 @@ def _access_trouble(descriptor: int, *, write: bool) -> str:
 def _take(channel: socket.socket) -> tuple[int, str]:
     words, descriptors, _, _ = socket.recv_fds(channel, ANSWER_BYTES, 1)
     if not words:
-        raise RefusedError("the caller's own look at the paths broke off")
+        raise HelperRefusedError("the caller's own look at the paths broke off")
     return (descriptors[0] if descriptors else -1), words.decode().rstrip("\0")
 
 
@@ -275,7 +275,7 @@ def _leave_out_users_own(leaves: list[str]) -> None:
             # The way to a mount in another mount leads through that one, and both go with the outer one.
             for point in mount_table.outermost(points[leaf]):
                 _detach_users_own(leaf, point.removeprefix(f"{leaf}/"), mounts)
-    raise RefusedError("a file system of a user's own (FUSE) could not be left out")
+    raise HelperRefusedError("a file system of a user's own (FUSE) could not be left out")
 
 
 def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
@@ -349,13 +349,13 @@ def engine_namespace(pid: int) -> int | None:
     if pid == MACHINE:
         return None
     if pid == 0:
-        raise RefusedError("the engine runs in another PID namespace")
+        raise HelperRefusedError("the engine runs in another PID namespace")
     try:
         if not os.path.samestat(Path(f"/proc/{pid}/ns/user").stat(), Path("/proc/self/ns/user").stat()):
-            raise RefusedError("the engine is not root on this machine")
+            raise HelperRefusedError("the engine is not root on this machine")
         return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise RefusedError(f"the engine's mounts cannot be seen ({error.strerror})") from error
+        raise HelperRefusedError(f"the engine's mounts cannot be seen ({error.strerror})") from error
 
 
 def enter_machine() -> None:
@@ -385,7 +385,7 @@ def main() -> None:
         engine = engine_namespace(order["engine"]) if order["engine"] is not None else None
         enter_machine()
         answer = DEEDS[order["deed"]](order, engine)
-    except RefusedError as error:
+    except HelperRefusedError as error:
         answer = {"refused": str(error)}
     except OSError as error:
         code = "" if error.errno == errno.ENOSYS else f", error {error.errno}"

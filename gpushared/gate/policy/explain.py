@@ -10,7 +10,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.gate.api.schema import Json
 
 
-class Verdict(StrEnum):
+class FieldDecision(StrEnum):
     """Name the verdict on a field."""
 
     ALLOWED = "allowed"
@@ -20,14 +20,14 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FieldFinding:
     """Hold the verdict on one field. ``asked`` and ``given`` are None for no value.
 
     ``may_change``: the engine and the system refuse at this moment, not the policy.
     """
 
     field: str
-    verdict: Verdict
+    verdict: FieldDecision
     asked: Json = None
     given: Json = None
     why: str = ""
@@ -44,43 +44,52 @@ class Finding:
 class Notes:
     """Collect the judge's verdicts; with notes the judge goes on after a refusal."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FieldFinding] = field(default_factory=list)
 
     @property
     def passes(self) -> bool:
         """Return True if no field is refused."""
-        return all(one.verdict is not Verdict.REFUSED for one in self.findings)
+        return all(one.verdict is not FieldDecision.REFUSED for one in self.findings)
 
     def refused(self, name: str, asked: Json, error: GpushareError, *, may_change: bool = False) -> None:
-        self._put(Finding(name, Verdict.REFUSED, asked, None, error.message, error.hint or "", may_change))
+        self._put(
+            FieldFinding(
+                name, FieldDecision.REFUSED, asked, None, error.message, error.hint or "", may_change
+            )
+        )
 
     def judged(self, name: str, asked: Json, given: Json) -> None:
         """Note the verdict on a field, unless it says nothing, as many fields do that clients send."""
         if not asked and not given:
             return
         if asked == given:
-            self._put(Finding(name, Verdict.ALLOWED, asked, given))
+            self._put(FieldFinding(name, FieldDecision.ALLOWED, asked, given))
         elif given is None:
-            self._put(Finding(name, Verdict.DROPPED, asked, None, WHY_DROPPED.get(name, NOT_HEEDED)))
+            self._put(
+                FieldFinding(name, FieldDecision.DROPPED, asked, None, WHY_DROPPED.get(name, NOT_HEEDED))
+            )
         else:
-            self._put(Finding(name, Verdict.SET, asked or None, given, WHY_SET.get(name, "")))
+            self._put(FieldFinding(name, FieldDecision.SET, asked or None, given, WHY_SET.get(name, "")))
 
     def left_out(self, name: str, version: str) -> None:
         why = f"version {version} of the Engine API, which the client speaks, does not have it"
-        self._put(Finding(name, Verdict.DROPPED, why=why))
+        self._put(FieldFinding(name, FieldDecision.DROPPED, why=why))
 
     def unread(self, name: str) -> None:
-        self._put(Finding(name, Verdict.DROPPED, why="the engine does not read it"))
+        self._put(FieldFinding(name, FieldDecision.DROPPED, why="the engine does not read it"))
 
     def set(self, name: str, asked: Json, given: Json, why: str) -> None:
-        self._put(Finding(name, Verdict.SET, asked, given, why))
+        self._put(FieldFinding(name, FieldDecision.SET, asked, given, why))
 
-    def _put(self, finding: Finding) -> None:
+    def _put(self, finding: FieldFinding) -> None:
         """Let the last verdict on a field stand, but keep a refusal."""
         same = [one for one in self.findings if one.field == finding.field]
-        if any(one.verdict is Verdict.REFUSED and finding.verdict is not Verdict.REFUSED for one in same):
+        if any(
+            one.verdict is FieldDecision.REFUSED and finding.verdict is not FieldDecision.REFUSED
+            for one in same
+        ):
             return
-        if finding.verdict is not Verdict.REFUSED:
+        if finding.verdict is not FieldDecision.REFUSED:
             self.findings = [one for one in self.findings if one not in same]
         self.findings.append(finding)
 

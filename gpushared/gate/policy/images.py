@@ -14,7 +14,7 @@ from gpushared.gate.api.body import (
     strings,
     text,
 )
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 
 _DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")
 _ID = re.compile(r"(sha256:)?[0-9a-f]{4,64}")
@@ -22,7 +22,7 @@ _TAG = re.compile(r"(?P<name>.+?)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
 ALL = "*"
 
 
-def check_image(reference: str, policy: Policy) -> None:
+def check_image(reference: str, policy: SitePolicy) -> None:
     """Raise ``PermissionRefused`` for an image that the site does not allow."""
     if policy.image_digest and not _DIGEST.fullmatch(reference):
         raise PermissionRefused(

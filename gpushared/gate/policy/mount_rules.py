@@ -19,7 +19,7 @@ from gpushared.gate.api.fields import (
     TMPFS_OPTIONS,
     VOLUME_OPTIONS,
 )
-from gpushared.gate.mounts.held_mounts import Pin
+from gpushared.gate.mounts.held_mounts import HeldMount
 from gpushared.net.accounts import PathWish
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
@@ -59,7 +59,7 @@ def wishes_of(mounts: Sequence[Body]) -> list[PathWish]:
     return [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in _binds(mounts)]
 
 
-def lead_to(mounts: Sequence[Body], pin: Pin) -> None:
+def lead_to(mounts: Sequence[Body], pin: HeldMount) -> None:
     """Put what is held for the caller in the places of the paths."""
     for number, bind in enumerate(_binds(mounts)):
         bind["Source"] = pin.source(number)

@@ -15,7 +15,7 @@ from gpushared.gate.api.body import (
     section,
     text,
 )
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy.rules import Context
 
 PORTS = re.compile(r"([0-9]{1,5}(-[0-9]{1,5})?)?")
@@ -58,7 +58,7 @@ def _check_host_network(context: Context) -> None:
     check_gang_network(HOST_NETWORK, context.policy)
 
 
-def check_gang_network(mode: str, policy: Policy) -> None:
+def check_gang_network(mode: str, policy: SitePolicy) -> None:
     """Raise ``PermissionRefused`` where a part of a job on several nodes has no such network here."""
     if mode == HOST_NETWORK and not (policy.gangs_on_host_network or policy.host_network):
         raise PermissionRefused(

@@ -19,7 +19,7 @@ from gpushared.config.gate import (
 )
 from gpushared.config.kinds import Percent
 from gpushared.domain.model.host import HostSize
-from gpushared.gate.api.site import HOME, UNKNOWN_MACHINE, Policy
+from gpushared.gate.api.site import HOME, UNKNOWN_MACHINE, SitePolicy
 
 _HARMLESS_SYSCTLS = (
     "net.core.somaxconn",
@@ -33,8 +33,8 @@ _HARMLESS_SYSCTLS = (
 _OPEN_TO_ALL_DEVICES = ("/dev/fuse", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs*")
 """Their own permissions say that every user of a machine may open them."""
 
-PRESETS: Mapping[PolicyPreset, Policy] = {
-    PolicyPreset.OPEN: Policy(
+PRESETS: Mapping[PolicyPreset, SitePolicy] = {
+    PolicyPreset.OPEN: SitePolicy(
         preset=PolicyPreset.OPEN,
         bind_prefixes=(HOME, "/data", "/datasets", "/mnt", "/scratch", "/srv"),
         networks=tuple(Network),
@@ -48,14 +48,14 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
         ports_per_user=1024,
         pids_limit=16_384,
     ),
-    PolicyPreset.LAB: Policy(
+    PolicyPreset.LAB: SitePolicy(
         sysctls=_HARMLESS_SYSCTLS,
         devices=_OPEN_TO_ALL_DEVICES,
         containers_per_user=256,
         memory_per_user=Percent(90),
         pids_per_user=16_384,
     ),
-    PolicyPreset.STRICT: Policy(
+    PolicyPreset.STRICT: SitePolicy(
         preset=PolicyPreset.STRICT,
         networks=(Network.OWN, Network.NONE),
         publish=Publish.LOOPBACK,
@@ -69,14 +69,14 @@ PRESETS: Mapping[PolicyPreset, Policy] = {
     ),
 }
 _OTHER_NAMES = {"mount_prefixes": "bind_prefixes"}
-"""These settings have another name as fields of ``Policy``."""
+"""These settings have another name as fields of ``SitePolicy``."""
 
 
 def policy_of(
     gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE, presets: Collection[str] = (DEV_PRESET,)
-) -> Policy:
+) -> SitePolicy:
     """Return the preset with the configuration's settings, on this machine; ``presets``: of requests."""
-    ours = {field.name for field in fields(Policy)}
+    ours = {field.name for field in fields(SitePolicy)}
     said = {
         name: value
         for field in fields(gate)
@@ -106,9 +106,9 @@ class RuleInForce:
     meaning: str
 
 
-def rules_in_force(policy: Policy) -> Iterator[RuleInForce]:
+def rules_in_force(policy: SitePolicy) -> Iterator[RuleInForce]:
     """Return all rules, in the order of the configuration's reference."""
-    ours = {field.name for field in fields(Policy)}
+    ours = {field.name for field in fields(SitePolicy)}
     for key in keys_of(GateConfig).values():
         match key.attribute:
             case "host_network":

@@ -19,7 +19,7 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.driver_capabilities import check_driver_capabilities
 from gpushared.gate.api.schema import Version
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy.images import check_image
 from gpushared.net.accounts import Account
 
@@ -55,7 +55,7 @@ class Context:
     """
 
     account: Account
-    policy: Policy
+    policy: SitePolicy
     in_gang: bool = False
     leased: bool = False
     version: Version | None = None
@@ -229,19 +229,19 @@ def memory_swap(name: str, value: Json, context: Context) -> Json:
     return value
 
 
-def pids(value: Json, policy: Policy) -> int:
+def pids(value: Json, policy: SitePolicy) -> int:
     together = policy.user_bounds.pids
     most = min(policy.pids_limit, together or policy.pids_limit)
     return min(value, most) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
 
 
-def most_cpus(policy: Policy) -> float:
+def most_cpus(policy: SitePolicy) -> float:
     """Return the number of CPUs that one container may have, 0 without a limit."""
     limit, together = policy.cpu_limit, policy.user_bounds.cpus
     return min(limit or together, together or limit)
 
 
-def checked_cpus(nano: int, quota: int, period: int, policy: Policy) -> None:
+def checked_cpus(nano: int, quota: int, period: int, policy: SitePolicy) -> None:
     """Raise ``PermissionRefused`` where either asks for more than the site's limit."""
     most = most_cpus(policy)
     if most and (nano > most * 1e9 or (quota > 0 and quota > most * period)):

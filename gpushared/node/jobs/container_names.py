@@ -10,7 +10,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.jobs.job_requests import Wanted
-from gpushared.net.loopback import Insider
+from gpushared.net.loopback import LoopbackGate
 from gpushared.ports import LABEL_JOB
 
 OK = 200
@@ -18,7 +18,7 @@ LIST_SECONDS = 10.0
 _ROOT = Caller(0, 0, "root", trusted=True)
 
 
-async def check_names(insider: Insider, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
+async def check_names(insider: LoopbackGate, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
     """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
 
     ``is_live`` returns True if a job is not over; the book of jobs guards the names of live jobs. If the
@@ -36,7 +36,7 @@ async def check_names(insider: Insider, wanted: Wanted, is_live: Callable[[JobId
             )
 
 
-async def _containers(insider: Insider) -> dict[str, JobId]:
+async def _containers(insider: LoopbackGate) -> dict[str, JobId]:
     """Return the names of all containers, running or not, each with its job's id, empty for no job."""
     with suppress(Unavailable, TimedOut):
         gate = insider.gate_as(_ROOT)

@@ -23,7 +23,7 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import format_duration, shown
 from gpushared.net.http_client import EngineConnection, EngineSocket
-from gpushared.net.loopback import Insider
+from gpushared.net.loopback import LoopbackGate
 
 OK = 200
 NOT_FOUND = 404
@@ -49,10 +49,10 @@ class RegistryTrouble(RequestError):
     """The image cannot be had just now, or not here."""
 
 
-class Images:
+class JobImages:
     """Get images ready, at most ``max_pulls`` at a time."""
 
-    def __init__(self, insider: Insider, *, max_pulls: int, pull_seconds: float) -> None:
+    def __init__(self, insider: LoopbackGate, *, max_pulls: int, pull_seconds: float) -> None:
         self._insider = insider
         self._pull_seconds = pull_seconds
         self._turns = asyncio.Semaphore(max_pulls)

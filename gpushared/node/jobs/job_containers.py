@@ -22,7 +22,7 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.containers.create import CREATE_SECONDS
 from gpushared.gate.containers.ownership import inspect
-from gpushared.net.http_client import Answer, EngineSocket
+from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.node.jobs.images import check_away, message_of
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE
 
@@ -33,7 +33,7 @@ START_SECONDS = 120.0
 MAX_EXIT_CODE = 255
 
 
-class Refused(Exception):
+class AttemptRefused(Exception):
     """The attempt will never run here like this; the ending says why."""
 
     def __init__(self, ending: Ending) -> None:
@@ -41,8 +41,8 @@ class Refused(Exception):
         self.ending = ending
 
 
-class Containers:
-    """Creates and starts. Errors besides ``Refused``: ``Unavailable``, ``TimedOut``, which may pass."""
+class JobContainers:
+    """Creates and starts. Errors besides ``AttemptRefused``: ``Unavailable``, ``TimedOut``, which may pass."""
 
     def __init__(self, gate: EngineSocket, attempt: Attempt) -> None:
         assert attempt.spec is not None, "only tombstones have none"
@@ -72,7 +72,7 @@ class Containers:
         if answer.status in STARTED:
             return
         ending = self._refused(answer).ending
-        raise Refused(replace(ending, exit_code=await self._exit_code(container)))
+        raise AttemptRefused(replace(ending, exit_code=await self._exit_code(container)))
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Containers:
             body = parse_object(self._spec.body.encode())
             labels = section(body, "Labels")
         except RequestError as error:
-            raise Refused(Ending(EndKind.FAILED, error.message, hint=error.hint)) from error
+            raise AttemptRefused(Ending(EndKind.FAILED, error.message, hint=error.hint)) from error
         body["Labels"] = {**labels, LABEL_LEASE: str(lease.id)}
         if self._spec.image:
             body["Image"] = self._spec.image
@@ -98,9 +98,9 @@ class Containers:
         gang, network = self._attempt.facts, section(body, "HostConfig").get("NetworkMode")
         if gang is None or gang.rank or network != HOST_NETWORK or is_free(gang.port):
             return
-        raise Refused(Ending(EndKind.NO_ROOM, f"port {gang.port} of this node is in use"))
+        raise AttemptRefused(Ending(EndKind.NO_ROOM, f"port {gang.port} of this node is in use"))
 
-    async def _create(self, body: Body) -> Answer:
+    async def _create(self, body: Body) -> EngineAnswer:
         query = {"name": self.name} | ({"platform": self._spec.platform} if self._spec.platform else {})
         target = f"/containers/create?{urlencode(query)}".encode()
         return await self._gate.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
@@ -125,16 +125,16 @@ class Containers:
         code = section(found or {}, "State").get("ExitCode")
         return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
 
-    def _refused(self, answer: Answer) -> Refused:
+    def _refused(self, answer: EngineAnswer) -> AttemptRefused:
         """The gate's or the engine's words. Raises what may pass as what it is."""
         check_away(answer.status, answer.body)
         text = message_of(answer.status, answer.body)
         if answer.status == CONFLICT:
             hint = "end or remove that one, or submit it with another --name"
-            return Refused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
+            return AttemptRefused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
         if answer.status == NOT_FOUND and "image" in text.lower():
             text = f"image {shown(self._spec.image)} is not on this node any more: {text}"
-        return Refused(start_failure(text))
+        return AttemptRefused(start_failure(text))
 
 
 def is_free(port: int) -> bool:

@@ -13,14 +13,14 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import ContainerId
 from gpushared.guard.fences import FenceGuard
 from gpushared.net.http_server import Routes
-from gpushared.net.loopback import Insider
-from gpushared.node.jobs.images import Images
+from gpushared.net.loopback import LoopbackGate
+from gpushared.node.jobs.images import JobImages
 from gpushared.node.jobs.kept_containers import Keeping, KeptContainers
 from gpushared.node.jobs.launcher import Launcher
-from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.runtime.configured import policy_of
-from gpushared.node.runtime.container_reconciler import Follower
-from gpushared.node.runtime.executor import Performer
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
+from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.guard_keeper import Guarding
 from gpushared.node.runtime.loop import Loop
 from gpushared.pool.member.job_accounts import AccountRules, LocalAccounts
@@ -57,17 +57,19 @@ class JobHost:
         node_name: str,
         loop: Loop,
         engine: Engine,
-        performer: Performer,
-        follower: Follower,
+        performer: Executor,
+        follower: ContainerReconciler,
         guard: FenceGuard,
         troubles: Troubles,
     ) -> None:
         self._node_name = node_name
-        self.insider = Insider()
+        self.insider = LoopbackGate()
         self.accounts = LocalAccounts(account_rules_of(config, node_name))
-        self.desk = AttemptDesk(loop, self.accounts.caller, loop.state.boot_id)
+        self.desk = OrderHandler(loop, self.accounts.caller, loop.state.boot_id)
         self.desk.policy = policy_of(config)
-        images = Images(self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds)
+        images = JobImages(
+            self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds
+        )
         self._follower = follower
         self._guarding = Guarding(loop, guard, troubles)
         self.launcher = Launcher(loop, self.desk, self.insider, follower, images, self._guarding)

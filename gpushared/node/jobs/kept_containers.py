@@ -14,7 +14,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, ContainerId, LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_client import EngineSocket
-from gpushared.net.loopback import Insider
+from gpushared.net.loopback import LoopbackGate
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Engine
 
@@ -42,7 +42,7 @@ class Keeping:
 class KeptContainers:
     """Remove containers when they are due. Users own, and remove, the containers of interactive jobs."""
 
-    def __init__(self, loop: Loop, engine: Engine, insider: Insider, keeping: Keeping) -> None:
+    def __init__(self, loop: Loop, engine: Engine, insider: LoopbackGate, keeping: Keeping) -> None:
         self.keeping = keeping
         self._loop = loop
         self._engine = engine

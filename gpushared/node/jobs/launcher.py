@@ -31,11 +31,11 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import AttemptKey, ContainerId, Lease
-from gpushared.net.loopback import Insider
-from gpushared.node.jobs.images import Images, RegistryTrouble
-from gpushared.node.jobs.job_containers import Containers, Refused
-from gpushared.node.jobs.order_handler import AttemptDesk
-from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.net.loopback import LoopbackGate
+from gpushared.node.jobs.images import JobImages, RegistryTrouble
+from gpushared.node.jobs.job_containers import AttemptRefused, JobContainers
+from gpushared.node.jobs.order_handler import OrderHandler
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.guard_keeper import Guarding
 from gpushared.node.runtime.loop import Loop
 
@@ -53,10 +53,10 @@ class Launcher:
     def __init__(
         self,
         loop: Loop,
-        desk: AttemptDesk,
-        insider: Insider,
-        follower: Follower,
-        images: Images,
+        desk: OrderHandler,
+        insider: LoopbackGate,
+        follower: ContainerReconciler,
+        images: JobImages,
         guarding: Guarding,
     ) -> None:
         self._loop = loop
@@ -159,7 +159,7 @@ class Launcher:
             assert lease is not None, "one that is to be launched has a lease"
             try:
                 await self._launched(attempt, lease)
-            except Refused as refused:
+            except AttemptRefused as refused:
                 await self._insist(LaunchFailed(key, refused.ending, coordinator))
                 return
             except (Unavailable, TimedOut) as error:
@@ -171,7 +171,7 @@ class Launcher:
 
     async def _launched(self, attempt: Attempt, lease: Lease) -> None:
         assert attempt.account is not None, "refused without one"
-        containers = Containers(self._insider.gate_as(attempt.account), attempt)
+        containers = JobContainers(self._insider.gate_as(attempt.account), attempt)
         container = lease.container
         if container is None:
             container = await containers.create(lease)
@@ -186,7 +186,7 @@ class Launcher:
             await self._guarding.arm(container)
         except Unavailable as error:
             ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=True)
-            raise Refused(ending) from error
+            raise AttemptRefused(ending) from error
 
     async def _noted(self, container: ContainerId, lease: Lease) -> None:
         """Bind a container to its lease if an earlier try made the container and its answer never came."""

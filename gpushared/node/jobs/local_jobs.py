@@ -41,9 +41,9 @@ from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.garbage import no_collection
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.jobs.restore import restored
-from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.ports import Clock
-from gpushared.ports.job_store import Store
+from gpushared.ports.job_store import JobStore
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class LocalBook:
     """Own the loop of the node's own jobs. No job is known before ``running``."""
 
     def __init__(
-        self, store: Store, rules: PoolRules, desk: AttemptDesk, clock: Clock, troubles: Troubles
+        self, store: JobStore, rules: PoolRules, desk: OrderHandler, clock: Clock, troubles: Troubles
     ) -> None:
         self.archive = Archive(store)
         self._store = store

@@ -37,7 +37,7 @@ from gpushared.domain.model.lease import AttemptKey, ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import parse_object, section, text
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy.networks import check_gang_network
 from gpushared.node.runtime.loop import Loop
 
@@ -56,7 +56,7 @@ MAX_NUMBER = 1 << 31
 FENCE_SECONDS = 1.0
 
 
-class AttemptDesk:
+class OrderHandler:
     """Take orders, and report the state of attempts."""
 
     def __init__(self, loop: Loop, account_of: AccountOf, boot: str) -> None:
@@ -64,7 +64,7 @@ class AttemptDesk:
         self._account_of = account_of
         self._boot_id = boot
         self._subscribers: dict[str, list[Callback]] = {}
-        self.policy = Policy()
+        self.policy = SitePolicy()
         """The gate's policy. An order that the gate is sure to refuse is not taken here."""
         self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
         """This function is called with each change under any coordinator."""
@@ -176,7 +176,7 @@ def _check_texts(order: Place) -> None:
         raise RequestError("the job's texts are no UTF-8") from error
 
 
-def _check_network(order: Place, policy: Policy) -> None:
+def _check_network(order: Place, policy: SitePolicy) -> None:
     """Refuse a gang's network before its other parts start, so that the gang goes to nodes that allow it."""
     host = section(parse_object(order.spec.body.encode()), "HostConfig")
     check_gang_network(text(host, "NetworkMode"), policy)

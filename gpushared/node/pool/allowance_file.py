@@ -33,7 +33,7 @@ PART = "allowance"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredAllowance:
     """Hold the coordinator's message as the file has it. ``users``: the pool's projects of each principal."""
 
     pool: str
@@ -63,26 +63,26 @@ def _is_of(principal: str, realm: str) -> bool:
     return principal.partition("@")[2] == realm
 
 
-def load_kept(folder: Path, troubles: Troubles) -> Kept | None:
+def load_kept(folder: Path, troubles: Troubles) -> StoredAllowance | None:
     """Read the file; return None if there is no allowance or the file is damaged.
 
     A damaged file raises a trouble. The coordinator sends the allowance anew.
     """
     path = folder / ALLOWANCE_FILE
     try:
-        return from_json(Kept, read_private(path)) if path.exists() else None
+        return from_json(StoredAllowance, read_private(path)) if path.exists() else None
     except (RecordError, GpushareError) as error:
         troubles.raised(PART, f"what the pool lets this node give by itself is not known: {error}")
         return None
 
 
-class NodeAllowance:
+class AllowanceFile:
     """Take the coordinator's allowance, and tell the node's rules what holds of it."""
 
     def __init__(
         self,
         folder: Path,
-        kept: Kept | None,
+        kept: StoredAllowance | None,
         loop: Loop,
         realm: Callable[[], str],
         connected: Callable[[], bool],
@@ -102,7 +102,7 @@ class NodeAllowance:
         """Return when the node follows the allowance. Raises ConfigError, Unavailable if a write fails."""
         if self._kept is not None and message.revision <= self._kept.revision:
             return
-        kept = Kept(
+        kept = StoredAllowance(
             self.pool,
             message.revision,
             codec.read_shares(message),
@@ -133,11 +133,11 @@ class NodeAllowance:
         await asyncio.to_thread(self._path.unlink, missing_ok=True)
         await self._loop.send(AllowanceKnown(None))
 
-    def _write(self, kept: Kept) -> None:
+    def _write(self, kept: StoredAllowance) -> None:
         make_private_folder(self._path.parent)
-        write_private(self._path, to_json(Kept, kept).encode())
+        write_private(self._path, to_json(StoredAllowance, kept).encode())
 
-    def _now(self, kept: Kept) -> Allowance:
+    def _now(self, kept: StoredAllowance) -> Allowance:
         state = self._loop.state
         contact = state.contacts.get(kept.pool, Contact())
         ended = kept.has_ended(contact, state.boot_id, boottime())

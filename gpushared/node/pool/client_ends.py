@@ -18,7 +18,7 @@ The repetition stops when the job ends or its container runs.
 _HAS_CONTAINER = frozenset({"running", "paused"})
 
 
-class Link(Protocol):
+class ClientEndsLink(Protocol):
     """The stream to the coordinator."""
 
     def client_gone(self, job: JobId) -> None: ...
@@ -27,7 +27,7 @@ class Link(Protocol):
 class PoolClients:
     """Watch the processes that wait for jobs in the outbox."""
 
-    def __init__(self, outbox: Outbox, link: Link) -> None:
+    def __init__(self, outbox: Outbox, link: ClientEndsLink) -> None:
         self._outbox = outbox
         self._link = link
 

@@ -47,7 +47,7 @@ _GET, _LIST, _WAIT, _CANCEL, _HOLD, _EXPLAIN, _NODES = (
 )  # fmt: skip
 
 
-class Coordinator(Protocol):
+class RemoteJobs(Protocol):
     """The coordinator's own ``Jobs``, called in the name of a user of this node."""
 
     async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
@@ -59,7 +59,7 @@ class Coordinator(Protocol):
         ...
 
 
-class Link(Protocol):
+class PoolJobsLink(Protocol):
     """The stream to the coordinator."""
 
     @property
@@ -77,8 +77,8 @@ class PoolJobs:
         pool: str,
         node: NodeName,
         outbox: Outbox,
-        coordinator: Coordinator,
-        link: Link,
+        coordinator: RemoteJobs,
+        link: PoolJobsLink,
         *,
         presets: Callable[[], Mapping[str, Ask]],
         groups_of: Callable[[Caller], tuple[str, ...]] = lambda _: (),

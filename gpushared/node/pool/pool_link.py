@@ -18,7 +18,7 @@ from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.runtime.loop import Loop
 from gpushared.pool.member.coordinator_link import PART, LinkState, MemberLink
@@ -27,7 +27,7 @@ from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Identity
 from gpushared.pool.member.membership_file import Membership
 from gpushared.pool.member.node_facts import free_of, inventory_of
-from gpushared.pool.member.node_ports import Guests, Outbox
+from gpushared.pool.member.node_ports import Guests, OutboxPort
 
 NAME_SERVICE_SECONDS = 5.0
 NOT_DIALLED = "this node's daemon has just begun, or is ending, and has no link to the coordinator"
@@ -36,7 +36,7 @@ NOT_DIALLED = "this node's daemon has just begun, or is ending, and has no link 
 class PoolDesk:
     """The desk of orders, for those of one pool."""
 
-    def __init__(self, desk: AttemptDesk, pool: str, audit: OrderAudit) -> None:
+    def __init__(self, desk: OrderHandler, pool: str, audit: OrderAudit) -> None:
         self._desk = desk
         self._pool = pool
         self._audit = audit
@@ -104,9 +104,9 @@ class PoolLink:
         self,
         config: Callable[[], Config],
         enrolment: Enrolment,
-        desk: AttemptDesk,
+        desk: OrderHandler,
         loop: Loop,
-        outbox: Outbox,
+        outbox: OutboxPort,
         troubles: Troubles,
         audit: OrderAudit,
         *,

@@ -20,7 +20,7 @@ from gpushared.domain.leases.node_rules import (
 )
 from gpushared.domain.model.host import HostSize
 from gpushared.domain.model.request import LeaseClass
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy import presets
 from gpushared.net.limits import UserLimits
 
@@ -74,7 +74,7 @@ def limits_of(config: Config) -> UserLimits:
     )
 
 
-def policy_of(config: Config) -> Policy:
+def policy_of(config: Config) -> SitePolicy:
     """Return the gate's rules for confined callers."""
     return presets.policy_of(config.gate, host_size(), config.presets)
 

@@ -87,7 +87,7 @@ def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
     return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
 
 
-class Follower:
+class ContainerReconciler:
     """Keep the core's picture of the containers true, also when the engine goes away and comes back."""
 
     def __init__(
@@ -266,7 +266,7 @@ async def _nothing_first() -> None:
 USERS_NAME = "users.json"
 
 
-class UserLimits:
+class UserLimitKeeper:
     """``bounds``: what is in force. ``facts``: None before the engine has answered."""
 
     def __init__(

@@ -22,8 +22,8 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import ContainerId, Lease
 from gpushared.gate.containers.verify import (
+    Deviation,
     Expected,
-    Finding,
     findings,
     unchecked,
 )
@@ -35,7 +35,7 @@ from gpushared.ports import (
     ContainerFacts,
     ContainerStatus,
     Engine,
-    Machine,
+    MachineDevices,
     Reality,
 )
 from gpushared.storage.audit.line import MAX_TEXT, bounded
@@ -73,7 +73,7 @@ class _Case:
 
     seen: Reality
     expected: Expected
-    found: tuple[Finding, ...]
+    found: tuple[Deviation, ...]
 
 
 class Verifier:
@@ -194,7 +194,7 @@ class Verifier:
             return Expected(confined, uid, "", device, None, None, own)
         return Expected(confined, uid, sources=(self._passwd_directory,))
 
-    def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Finding, ...]:
+    def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Deviation, ...]:
         """Find a container with the device of a lease that is not its own, or no longer.
 
         A container older than this daemon's run may have a lease of a journal that was lost; it goes on.
@@ -203,10 +203,10 @@ class Verifier:
             return ()
         other = self._loop.state.of_device(device)
         if other is not None:
-            return (Finding(f"has the settings of lease {other.id}, which is another container's"),)
+            return (Deviation(f"has the settings of lease {other.id}, which is another container's"),)
         if is_start:
-            return (Finding("has the settings of a lease that is over: it was started past the gate"),)
-        return (Finding("has the settings of a lease that is not known", grave=False),)
+            return (Deviation("has the settings of a lease that is over: it was started past the gate"),)
+        return (Deviation("has the settings of a lease that is not known", grave=False),)
 
     # --- what comes of it ---
 
@@ -275,7 +275,7 @@ def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | No
     return (given | {parent for parent in parents if parent is not None}) or None
 
 
-def minors_of(lease: Lease, gpus: Mapping[GpuId, Gpu], machine: Machine) -> frozenset[int] | None:
+def minors_of(lease: Lease, gpus: Mapping[GpuId, Gpu], machine: MachineDevices) -> frozenset[int] | None:
     """Return the minors of the lease's GPUs; None unless all are known, as while one of the GPUs is lost."""
     whole = {(gpus[gpu].parent or gpu) if gpu in gpus else gpu for gpu in lease.given}
     return frozenset(machine.minors[gpu] for gpu in whole) if whole <= machine.minors.keys() else None

@@ -43,9 +43,9 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.lease import ContainerId, Lease, LeaseId
 from gpushared.engine.processes import began_with, place_of
 from gpushared.node.runtime.container_queues import ContainerQueues, InTurn
-from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
-from gpushared.node.runtime.mps_detach import Parting
+from gpushared.node.runtime.mps_detach import MpsDetach
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.runtime.suspension_worker import Suspender
 from gpushared.ports import Checkpoints, Edits, Engine, Sharing
@@ -61,7 +61,7 @@ OnContainer = (
 )
 
 
-class Performer:
+class Executor:
     """Perform instructions, and keep the edits of the leases that have some."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Performer:
         sharing: Sharing,
         engine: Engine,
         checkpoints: Checkpoints,
-        follower: Follower,
+        follower: ContainerReconciler,
         sampler: Sampler,
     ) -> None:
         self.on_attempt: Callable[[AttemptInstruction], None] = lambda _: None
@@ -80,7 +80,7 @@ class Performer:
         self._engine = engine
         self._follower = follower
         self._sampler = sampler
-        self.parting = Parting(loop, sharing, engine)
+        self.parting = MpsDetach(loop, sharing, engine)
         self._suspender = Suspender(loop, engine, checkpoints)
         self._queues = ContainerQueues(lambda: loop.state.leases, self._perform_in_turn, self._begin)
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}

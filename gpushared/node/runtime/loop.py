@@ -50,7 +50,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SentEvent:
     event: m.Event
     answer: asyncio.Future[Step]
 
@@ -67,7 +67,7 @@ class Loop:
         self._journal = journal
         self._clock = clock
         self._troubles = troubles
-        self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
+        self._pending: asyncio.Queue[_SentEvent] = asyncio.Queue(MAX_PENDING)
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._outlook: tuple[NodeState, Outlook] | None = None
@@ -82,7 +82,7 @@ class Loop:
             raise Unavailable("the daemon is ending", hint="try again in a moment")
         answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         try:
-            self._pending.put_nowait(_Sent(event, answer))
+            self._pending.put_nowait(_SentEvent(event, answer))
         except asyncio.QueueFull:
             raise LimitReached("the daemon has too much to do", hint="try again in a moment") from None
         return await answer
@@ -147,13 +147,13 @@ class Loop:
             left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
             _refuse(left, Unavailable("the daemon is ending", hint="try again in a moment"))
 
-    def _overdue(self) -> list[_Sent]:
+    def _overdue(self) -> list[_SentEvent]:
         event = self.due()
-        return [] if event is None else [_Sent(event, asyncio.get_running_loop().create_future())]
+        return [] if event is None else [_SentEvent(event, asyncio.get_running_loop().create_future())]
 
-    async def _handle(self, batch: Sequence[_Sent]) -> None:
+    async def _handle(self, batch: Sequence[_SentEvent]) -> None:
         state = self.state
-        done: list[tuple[_Sent, Step]] = []
+        done: list[tuple[_SentEvent, Step]] = []
         for sent in batch:
             step = self._step(state, sent)
             if step is not None:
@@ -172,7 +172,7 @@ class Loop:
         for sent, step in done:
             self._conclude(sent, step)
 
-    def _step(self, state: NodeState, sent: _Sent) -> Step | None:
+    def _step(self, state: NodeState, sent: _SentEvent) -> Step | None:
         try:
             return handle(state, sent.event, self._clock.now())
         except GpushareError as error:
@@ -222,7 +222,7 @@ class Loop:
             self._changed.set()
             self._changed = asyncio.Event()
 
-    def _conclude(self, sent: _Sent, step: Step) -> None:
+    def _conclude(self, sent: _SentEvent, step: Step) -> None:
         for instruction in step.instructions:
             self.perform(instruction)
         for lease_id, entry in step.entries:
@@ -248,7 +248,7 @@ def _nothing_yet(instruction: Instruction) -> None:
     log.debug("not performed yet: %r", instruction)
 
 
-def _refuse(batch: Sequence[_Sent], error: GpushareError) -> None:
+def _refuse(batch: Sequence[_SentEvent], error: GpushareError) -> None:
     for sent in batch:
         if not sent.answer.done():
             sent.answer.set_exception(error)

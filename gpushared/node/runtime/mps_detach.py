@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from gpushared.domain.leases.events import ClientsParted
 from gpushared.domain.leases.stop_order import (
     AskedEnd,
-    Order,
+    ClientStopOrder,
     at_once,
     ending_of,
     lead_seconds,
@@ -32,7 +32,7 @@ A container can keep the control daemon of its servers from answering.
 """
 
 
-class Parting:
+class MpsDetach:
     """Detach the MPS clients of containers that are being ended; a failure here never stops an end."""
 
     def __init__(self, loop: Loop, sharing: Sharing, engine: Engine) -> None:
@@ -44,13 +44,13 @@ class Parting:
     async def around(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
         """Detach a container's clients around the block that ends it; without a lease on MPS do nothing."""
         lease = self._loop.state.of_container(container)
-        order, lead = Order.NOT_AT_ALL, 0.0
+        order, lead = ClientStopOrder.NOT_AT_ALL, 0.0
         if lease is not None and held_by_mps(lease):
             order, lead = await self._order(container, asked)
-        if lease is None or order is Order.NOT_AT_ALL:
+        if lease is None or order is ClientStopOrder.NOT_AT_ALL:
             yield
             return
-        if order is Order.CLIENTS_FIRST:
+        if order is ClientStopOrder.CLIENTS_FIRST:
             await self._part(lease, container, AT_ONCE_SECONDS if at_once(asked) else None)
             yield
             return
@@ -62,10 +62,10 @@ class Parting:
             with suppress(asyncio.CancelledError):
                 await timer
 
-    async def _order(self, container: ContainerId, asked: AskedEnd) -> tuple[Order, float]:
+    async def _order(self, container: ContainerId, asked: AskedEnd) -> tuple[ClientStopOrder, float]:
         """Return the order of the end, and the seconds to wait if the clients come last."""
         if at_once(asked):
-            return Order.CLIENTS_FIRST, 0.0
+            return ClientStopOrder.CLIENTS_FIRST, 0.0
         try:
             facts = await self._engine.inspect(container)
         except GpushareError as error:

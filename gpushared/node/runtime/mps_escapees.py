@@ -35,14 +35,14 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MpsEscapees:
     """``outside``: a process (host PID) for each lease that left MPS. ``undecided``: GPUs to ask about."""
 
     outside: Mapping[LeaseId, tuple[GpuId, int]] = field(default_factory=dict)
     undecided: frozenset[GpuId] = frozenset()
 
 
-class _Record:
+class _ProcessRecord:
     """Hold the facts about a process on a GPU since it was first seen there."""
 
     def __init__(self, seen_at: float) -> None:
@@ -76,14 +76,14 @@ class Leavers:
     """Remember the processes of the last samples."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[GpuId, LeaseId, int], _Record] = {}
+        self._known: dict[tuple[GpuId, LeaseId, int], _ProcessRecord] = {}
 
     def judge(
         self,
         sightings: Iterable[Sighting],
         readable: Collection[GpuId],
         status: Mapping[GpuId, SharingStatus],
-    ) -> Found:
+    ) -> MpsEscapees:
         """Judge the processes in a sample that was taken just now, of the leases that MPS must hold.
 
         ``readable``: the GPUs that answered; on others nobody knows which processes are gone.
@@ -94,11 +94,11 @@ class Leavers:
         undecided = set()
         for one in sorted(sightings, key=lambda one: (one.gpu, one.process.pid)):
             key = (one.gpu, one.lease, one.process.pid)
-            record = known[key] = self._known.get(key) or _Record(now)
+            record = known[key] = self._known.get(key) or _ProcessRecord(now)
             verdict = record.judge(one.process, status.get(one.gpu))
             if verdict:
                 outside.setdefault(one.lease, (one.gpu, one.process.pid))
             elif verdict is None:
                 undecided.add(one.gpu)
         self._known = known
-        return Found(outside, frozenset(undecided))
+        return MpsEscapees(outside, frozenset(undecided))

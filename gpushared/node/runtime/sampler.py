@@ -20,8 +20,8 @@ from gpushared.engine.processes import ProcessTable
 from gpushared.node.runtime.activity import activity
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.mps_escapees import (
-    Found,
     Leavers,
+    MpsEscapees,
     Sighting,
     held_by_mps,
 )
@@ -257,7 +257,7 @@ class Sampler:
 
     def _find_leavers(
         self, readings: tuple[GpuReading, ...], sample: Sample, leases: Mapping[int, LeaseId]
-    ) -> Found:
+    ) -> MpsEscapees:
         held = {lease.id for lease in self._loop.state.leases.values() if held_by_mps(lease)}
         sightings = [
             Sighting(reading.gpu, leases[process.pid], process)

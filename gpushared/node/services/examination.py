@@ -11,8 +11,8 @@ from gpushared.config.model import Config
 from gpushared.config.show import settings
 from gpushared.daemon.troubles import Troubles
 from gpushared.doctor.facts import DaemonView, KnownGpu, PoolView, UnmanagedProcess
-from gpushared.doctor.probe import Doctor, MachineProbe, Places
-from gpushared.domain.model.checkup import Result
+from gpushared.doctor.probe import DaemonPaths, Doctor, MachineProbe
+from gpushared.domain.model.checkup import CheckOutcome
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.request import Caller
 from gpushared.node.runtime.loop import Loop
@@ -54,7 +54,7 @@ class Examination:
         self._walls = walls
         started = config()
         self._doctor = Doctor(
-            MachineProbe(lambda: Places(config(), started, socket, reread), self._view, driver)
+            MachineProbe(lambda: DaemonPaths(config(), started, socket, reread), self._view, driver)
         )
 
     async def report(self, caller: Caller) -> node_pb2.DoctorReport:
@@ -110,7 +110,7 @@ class Examination:
         return UnmanagedProcess(one.pid, gpu.index if gpu else -1, user, command, one.memory_bytes)
 
 
-def _message(result: Result) -> node_pb2.CheckResult:
+def _message(result: CheckOutcome) -> node_pb2.CheckResult:
     finding = result.finding
     return node_pb2.CheckResult(
         name=result.name,

@@ -27,16 +27,16 @@ from gpushared.api.v1 import (
     projects_pb2_grpc,
 )
 from gpushared.net.audit_service import AuditApi
-from gpushared.net.call_checks import OPTIONS, Context, Doors
+from gpushared.net.call_checks import OPTIONS, CallAuthenticator, Context
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api, is_over
 from gpushared.node.services.policy_service import PolicyApi
 
-SERVICES = ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit", "Policy")
+SERVICES = ("Leases", "GpusServicer", "ProjectsServicer", "Node", "JobsServicer", "Audit", "PolicyServicer")
 
 
 class Leases(leases_pb2_grpc.LeasesServicer):
-    def __init__(self, api: Api, doors: Doors) -> None:
+    def __init__(self, api: Api, doors: CallAuthenticator) -> None:
         self._api = api
         self._doors = doors
 
@@ -109,8 +109,8 @@ class Leases(leases_pb2_grpc.LeasesServicer):
         return await self._doors.unary(self._api.offer, request, context)
 
 
-class Gpus(gpus_pb2_grpc.GpusServicer):
-    def __init__(self, api: Api, doors: Doors) -> None:
+class GpusServicer(gpus_pb2_grpc.GpusServicer):
+    def __init__(self, api: Api, doors: CallAuthenticator) -> None:
         self._api = api
         self._doors = doors
 
@@ -128,8 +128,8 @@ class Gpus(gpus_pb2_grpc.GpusServicer):
         return await self._doors.unary(self._api.drains.undrain, request, context)
 
 
-class Projects(projects_pb2_grpc.ProjectsServicer):
-    def __init__(self, api: Api, doors: Doors) -> None:
+class ProjectsServicer(projects_pb2_grpc.ProjectsServicer):
+    def __init__(self, api: Api, doors: CallAuthenticator) -> None:
         self._api = api
         self._doors = doors
 
@@ -145,7 +145,7 @@ class Projects(projects_pb2_grpc.ProjectsServicer):
 
 
 class Node(node_pb2_grpc.NodeServicer):
-    def __init__(self, api: Api, doors: Doors) -> None:
+    def __init__(self, api: Api, doors: CallAuthenticator) -> None:
         self._api = api
         self._doors = doors
 
@@ -176,7 +176,7 @@ class Node(node_pb2_grpc.NodeServicer):
 
 
 class Audit(audit_pb2_grpc.AuditServicer):
-    def __init__(self, audit: AuditApi, doors: Doors) -> None:
+    def __init__(self, audit: AuditApi, doors: CallAuthenticator) -> None:
         self._audit = audit
         self._doors = doors
 
@@ -186,8 +186,8 @@ class Audit(audit_pb2_grpc.AuditServicer):
         return await self._doors.unary(self._audit.list_lines, request, context)
 
 
-class Policy(policy_pb2_grpc.PolicyServicer):
-    def __init__(self, policy: PolicyApi, doors: Doors) -> None:
+class PolicyServicer(policy_pb2_grpc.PolicyServicer):
+    def __init__(self, policy: PolicyApi, doors: CallAuthenticator) -> None:
         self._policy = policy
         self._doors = doors
 
@@ -202,8 +202,8 @@ class Policy(policy_pb2_grpc.PolicyServicer):
         return await self._doors.unary(self._policy.show, request, context)
 
 
-class Jobs(jobs_pb2_grpc.JobsServicer):
-    def __init__(self, jobs: NodeJobs, doors: Doors) -> None:
+class JobsServicer(jobs_pb2_grpc.JobsServicer):
+    def __init__(self, jobs: NodeJobs, doors: CallAuthenticator) -> None:
         self._jobs = jobs
         self._doors = doors
 
@@ -280,17 +280,17 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
 
 @asynccontextmanager
 async def serving(
-    api: Api, jobs: NodeJobs, audit: AuditApi, policy: PolicyApi, doors: Doors, socket_path: str
+    api: Api, jobs: NodeJobs, audit: AuditApi, policy: PolicyApi, doors: CallAuthenticator, socket_path: str
 ) -> AsyncIterator[None]:
     """A gRPC server on the inner socket, with health and reflection, as long as the block runs."""
     server = grpc.aio.server(options=OPTIONS)
     leases_pb2_grpc.add_LeasesServicer_to_server(Leases(api, doors), server)
-    gpus_pb2_grpc.add_GpusServicer_to_server(Gpus(api, doors), server)
-    projects_pb2_grpc.add_ProjectsServicer_to_server(Projects(api, doors), server)
+    gpus_pb2_grpc.add_GpusServicer_to_server(GpusServicer(api, doors), server)
+    projects_pb2_grpc.add_ProjectsServicer_to_server(ProjectsServicer(api, doors), server)
     node_pb2_grpc.add_NodeServicer_to_server(Node(api, doors), server)
-    jobs_pb2_grpc.add_JobsServicer_to_server(Jobs(jobs, doors), server)
+    jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(jobs, doors), server)
     audit_pb2_grpc.add_AuditServicer_to_server(Audit(audit, doors), server)
-    policy_pb2_grpc.add_PolicyServicer_to_server(Policy(policy, doors), server)
+    policy_pb2_grpc.add_PolicyServicer_to_server(PolicyServicer(policy, doors), server)
     await add_standard_services(server, [f"gpushare.v1.{service}" for service in SERVICES], doors)
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
@@ -301,7 +301,7 @@ async def serving(
 
 
 class _Health(health.aio.HealthServicer):
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: CallAuthenticator) -> None:
         super().__init__()
         self._doors = doors
 
@@ -311,7 +311,7 @@ class _Health(health.aio.HealthServicer):
 
 
 class _Reflection(reflection.aio.ReflectionServicer):
-    def __init__(self, names: Sequence[str], doors: Doors) -> None:
+    def __init__(self, names: Sequence[str], doors: CallAuthenticator) -> None:
         super().__init__(names)
         self._doors = doors
 
@@ -326,7 +326,9 @@ class _Reflection(reflection.aio.ReflectionServicer):
                 yield answer
 
 
-async def add_standard_services(server: grpc.aio.Server, ours: Sequence[str], doors: Doors) -> None:
+async def add_standard_services(
+    server: grpc.aio.Server, ours: Sequence[str], doors: CallAuthenticator
+) -> None:
     """``ours``: the full names of the services that there are besides."""
     names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
     checker = _Health(doors)

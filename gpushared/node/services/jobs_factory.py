@@ -17,7 +17,7 @@ from gpushared.node.services.node_service import Api
 from gpushared.pool.member.outbox import OUTBOX, Outbox
 from gpushared.pool.trust.assertions import Asserter
 from gpushared.ports import Clock
-from gpushared.ports.job_store import Store
+from gpushared.ports.job_store import JobStore
 
 MAX_AT_ONCE = 50
 """At most so many jobs of one person are in the node's queue at a time."""
@@ -44,7 +44,7 @@ class JobsRoom:
 
     def __init__(
         self,
-        store: Store,
+        store: JobStore,
         clock: Clock,
         troubles: Troubles,
         asserter: Callable[[], Asserter] = _in_no_pool,

@@ -72,7 +72,7 @@ _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)
 
 
-class Doors(Protocol):
+class NodeEndpoints(Protocol):
     """Sockets on this machine that lead to the gates of other nodes; ``TunnelDoors``."""
 
     async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
@@ -98,7 +98,7 @@ class NodeJobs:
     ) -> None:
         """``socket``: the path of the node's own."""
         self.pool: PoolJobs | None = None
-        self.doors: Doors | None = None
+        self.doors: NodeEndpoints | None = None
         self._book = book
         self._loop = loop
         self._lease_views = views

@@ -19,7 +19,7 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.domain.model.units import shown
-from gpushared.ports import Journal, Past
+from gpushared.ports import Journal, PastLeases
 from gpushared.storage.records import kind_of
 
 MAX_LISTED = 1000
@@ -79,12 +79,12 @@ def _wants_past(message: leases_pb2.ListLeasesRequest) -> bool:
     return message.ended
 
 
-def _past(message: leases_pb2.ListLeasesRequest, state: NodeState) -> Past:
+def _past(message: leases_pb2.ListLeasesRequest, state: NodeState) -> PastLeases:
     if not math.isfinite(message.since):
         raise RequestError("the time since when is no number", hint="give seconds since the epoch")
     outcomes = frozenset() if ENDED in message.states else OUTCOMES.intersection(message.states)
     since = message.since - state.ahead_seconds if message.since else 0.0
-    return Past(since, message.user, outcomes, _place(message.page_token))
+    return PastLeases(since, message.user, outcomes, _place(message.page_token))
 
 
 def _token(lease: Lease) -> str:

@@ -48,10 +48,10 @@ from gpushared.gate.containers.lease_port import Claim
 from gpushared.jobs.lease_requests import MAX_IMAGE, is_container_name
 from gpushared.node.jobs.job_terms import environment_of, labels_of, launcher_defaults
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.container_reconciler import Follower
-from gpushared.node.runtime.executor import Performer
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
+from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.loop import Loop
-from gpushared.node.services.queue_patience import Patience, no_room, patience_of
+from gpushared.node.services.queue_patience import QueuePatience, no_room, patience_of
 from gpushared.node.services.views import outcome
 from gpushared.ports import LABEL_JOB, ContainerFacts, ContainerStatus, Edits, Engine, EngineFacts, Journal
 
@@ -61,14 +61,14 @@ DRAIN_SECONDS = 60.0
 WRITE_AGAIN_SECONDS = 1.0
 
 
-class NodeDesk:
+class LeaseService:
     """The ``Desk`` of the gate, over the loop and its parts."""
 
     def __init__(
         self,
         loop: Loop,
-        performer: Performer,
-        follower: Follower,
+        performer: Executor,
+        follower: ContainerReconciler,
         engine: Engine,
         journal: Journal,
         attendance: Attendance,
@@ -207,7 +207,7 @@ class NodeDesk:
         )
         return await self._acquire(asked, patience)
 
-    async def _acquire(self, asked: m.RequestSubmitted, patience: Patience) -> Claim:
+    async def _acquire(self, asked: m.RequestSubmitted, patience: QueuePatience) -> Claim:
         request, caller = asked.request, asked.caller
         try:
             lease = _present(await self._loop.send(replace(asked, immediate=not patience.waits)))
@@ -222,21 +222,21 @@ class NodeDesk:
             self._in_background(self.release(lease.id))
             raise
 
-    async def _granted(self, lease: Lease, patience: Patience) -> None:
+    async def _granted(self, lease: Lease, patience: QueuePatience) -> None:
         with self._attendance.waiting(lease.id, self._loop.now()):
             while isinstance((lease := self._loop.state.find(lease.id)).state, Queued):
                 await self._room(lease, patience)
         if isinstance(lease.state, Ended):
             raise StateConflict(f"lease {lease.id} ended while it waited", hint="ask again")
 
-    async def _room(self, lease: Lease, patience: Patience) -> None:
+    async def _room(self, lease: Lease, patience: QueuePatience) -> None:
         """Return when there may be room for the request. Raises LimitReached after the caller's patience."""
         now = self._loop.now()
         if now >= patience.until:
             raise no_room(patience, self._loop.waiting_of(lease), self._loop.state, now)
         await self._loop.changed(min(LOOK_AGAIN_SECONDS, patience.until - now))
 
-    def _patience(self, label: str, caller: Caller, project: str) -> Patience:
+    def _patience(self, label: str, caller: Caller, project: str) -> QueuePatience:
         """Return the patience for the caller, who is not always the owner of the new lease."""
         return patience_of(label, (caller.name, project), self.max_waits, self._loop.now())
 

@@ -28,13 +28,13 @@ from gpushared.jobs.lease_requests import read_container, read_lease_request
 from gpushared.net.unary_json import Unary
 from gpushared.node.pool.membership_service import Memberships
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.container_reconciler import Follower
+from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import views
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.lease_list import listed
-from gpushared.node.services.project_views import Projects
+from gpushared.node.services.project_views import ProjectService
 from gpushared.node.services.resize_effects import resize_effects
 from gpushared.node.services.views import Views
 from gpushared.ports import Journal
@@ -52,7 +52,7 @@ class Api:
         loop: Loop,
         journal: Journal,
         sampler: Sampler,
-        follower: Follower,
+        follower: ContainerReconciler,
         attendance: Attendance,
         troubles: Troubles,
         node_name: str,
@@ -76,7 +76,7 @@ class Api:
         self._started_at = loop.now()
         self.views = views.Views(loop, simulated=simulated)
         self.drains = Drains(loop, sampler, self.views)
-        self.projects = Projects(loop, simulated=simulated)
+        self.projects = ProjectService(loop, simulated=simulated)
         self.memberships = memberships
 
     def calls(self) -> dict[str, Unary]:

@@ -17,7 +17,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.schema import Json, Version, version_of
 from gpushared.gate.gate import Gate
-from gpushared.gate.policy.explain import Finding, Verdict
+from gpushared.gate.policy.explain import FieldDecision, FieldFinding
 from gpushared.gate.policy.presets import rules_in_force
 from gpushared.net.accounts import LOOKUP_SECONDS, ask_names
 from gpushared.net.unary_json import Unary
@@ -49,7 +49,7 @@ class PolicyApi:
         caller = await _named(message.user, caller) if message.user else caller
         found = await self._gate.explainer.explain(message.create_body, version, caller)
         return policy_pb2.PolicyExplanation(
-            passes=all(one.verdict is not Verdict.REFUSED for one in found),
+            passes=all(one.verdict is not FieldDecision.REFUSED for one in found),
             findings=map(_view, found),
             judged=self._gate.judges(caller),
             preset=self._gate.policy.preset,
@@ -99,7 +99,7 @@ def _version(text: str) -> Version | None:
         ) from None
 
 
-def _view(one: Finding) -> policy_pb2.PolicyFinding:
+def _view(one: FieldFinding) -> policy_pb2.PolicyFinding:
     return policy_pb2.PolicyFinding(
         field=one.field,
         option=one.option,

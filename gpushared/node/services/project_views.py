@@ -24,8 +24,8 @@ from gpushared.node.runtime.loop import Loop
 SET, CONFIGURED, USERS_OWN = "set", "config", "user"
 
 
-class Projects:
-    """Serve the calls ``Projects.List`` and ``Projects.Set``."""
+class ProjectService:
+    """Serve the calls ``ProjectService.List`` and ``ProjectService.Set``."""
 
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop

@@ -18,7 +18,7 @@ LABEL_HINT = f"the label {LABEL_MAX_WAIT} says how long it waits"
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class QueuePatience:
     """Hold one client's patience, counted from its request; without a limit it is infinite."""
 
     seconds: float = math.inf
@@ -32,22 +32,22 @@ class Patience:
         return self.seconds > 0
 
 
-def patience_of(label: str, names: Iterable[str], max_waits: Mapping[str, int], now: float) -> Patience:
+def patience_of(label: str, names: Iterable[str], max_waits: Mapping[str, int], now: float) -> QueuePatience:
     """Return the patience from a container's label, else from the first of the names in ``max_waits``.
 
     Raises RequestError for a label that is no duration.
     """
     if label:
         seconds = parse_duration(label, least=0)
-        return Patience(seconds, now + seconds, LABEL_HINT)
+        return QueuePatience(seconds, now + seconds, LABEL_HINT)
     for name in names:
         if name in max_waits:
             hint = f"this machine lets containers of {name} wait so long; {LABEL_HINT} instead"
-            return Patience(max_waits[name], now + max_waits[name], hint)
-    return Patience()
+            return QueuePatience(max_waits[name], now + max_waits[name], hint)
+    return QueuePatience()
 
 
-def no_room(patience: Patience, waiting: Waiting | None, state: NodeState, now: float) -> LimitReached:
+def no_room(patience: QueuePatience, waiting: Waiting | None, state: NodeState, now: float) -> LimitReached:
     """Word the refusal for a client that does not wait, or no longer. ``waiting`` None: no known reason."""
     told = "there is no room now"
     if patience.waits:

@@ -34,7 +34,7 @@ NORMAL, SETTLING, RECOVERING = "normal", "settling", "recovering"
 MAX_REASON = 500
 
 
-class Machine(Protocol):
+class AdminLoop(Protocol):
     """The coordinator's loop."""
 
     @property
@@ -58,7 +58,7 @@ class Admin:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: AdminLoop,
         certificates: Certificates,
         troubles: Troubles,
         *,

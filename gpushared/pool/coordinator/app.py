@@ -52,7 +52,7 @@ from gpushared.jobs.high_water import HighWater, read_high_water, write_high_wat
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.restore import restored
 from gpushared.net.call_audit import CallAudit
-from gpushared.net.call_checks import Doors
+from gpushared.net.call_checks import CallAuthenticator
 from gpushared.net.front import Front, listen
 from gpushared.net.http_server import (
     Exchange,
@@ -68,12 +68,12 @@ from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.coordinator.parts import (
-    Coordinator,
-    Door,
+    CoordinatorParts,
+    Listener,
     Room,
     Service,
 )
-from gpushared.pool.coordinator.servers import Server
+from gpushared.pool.coordinator.servers import ListenerServer
 from gpushared.pool.coordinator.service_factories import (
     admin_services,
     audit_services,
@@ -81,9 +81,9 @@ from gpushared.pool.coordinator.service_factories import (
     link_services,
 )
 from gpushared.pool.trust.people import people_of
-from gpushared.pool.trust.trust import CA_FOLDER, Trust
+from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.ports import Clock
-from gpushared.ports.job_store import Store
+from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.audit.sqlite_audit import SqliteAudit
 from gpushared.storage.jobs.sqlite_store import SqliteStore
@@ -108,7 +108,7 @@ class PoolParts:
     ``now``: the time of day, for certificates and tokens.
     """
 
-    store: Store
+    store: JobStore
     clock: Clock
     audit: SqliteAudit
     now: Callable[[], float] = time.time
@@ -199,8 +199,8 @@ class PoolDaemon:
 
     # --- parts -----------------------------------------------------------------------------------------
 
-    def _trust(self, doors: Doors) -> Trust:
-        trust = Trust(
+    def _trust(self, doors: CallAuthenticator) -> PoolTrust:
+        trust = PoolTrust(
             Path(self._config.coordinator.state_dir),
             self._parts.store,
             epoch=lambda: 0 if self._loop is None else self._loop.epoch,
@@ -231,7 +231,7 @@ class PoolDaemon:
             await asyncio.to_thread(write_high_water, self._mark_path, mark)
         return mark
 
-    async def _loop_of(self, trust: Trust, epoch: int, mark: HighWater) -> PoolLoop:
+    async def _loop_of(self, trust: PoolTrust, epoch: int, mark: HighWater) -> PoolLoop:
         clock = self._parts.clock
         now, ahead = clock.now(), clock.ahead()
         enrolled = [
@@ -255,7 +255,7 @@ class PoolDaemon:
         self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
         return self._loop
 
-    def _coordinator(self, loop: PoolLoop, trust: Trust) -> Coordinator:
+    def _coordinator(self, loop: PoolLoop, trust: PoolTrust) -> CoordinatorParts:
         views = JobViews(lambda: loop.state, loop.now)
         link = LinkService(
             loop,
@@ -269,7 +269,7 @@ class PoolDaemon:
         loop.on_new_epoch(link.renew)
         trust.on_fall(link.drop)
         trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
-        return Coordinator(
+        return CoordinatorParts(
             config=lambda: self._config,
             loop=loop,
             store=self._parts.store,
@@ -281,27 +281,29 @@ class PoolDaemon:
             nodes_port=lambda: self.nodes_port,
         )
 
-    def _front(self) -> tuple[Front, Doors]:
+    def _front(self) -> tuple[Front, CallAuthenticator]:
         """The unix socket's door, and what tells its gRPC calls who is calling."""
         inner = self._runtime_dir / INNER_SOCKET
         routes = Routes(json=self._answer, docker=_no_docker)
         front = Front(inner, self._identities, routes)
-        return front, Doors(self._identities, front.secret, shares=routes.shares)
+        return front, CallAuthenticator(self._identities, front.secret, shares=routes.shares)
 
     async def _answer(self, request: WebRequest) -> WebReply:
         return await self._json.answer(request)
 
     # --- serving ---------------------------------------------------------------------------------------
 
-    async def _serve(self, coordinator: Coordinator, front: Front, stack: AsyncExitStack) -> Connections:
+    async def _serve(self, coordinator: CoordinatorParts, front: Front, stack: AsyncExitStack) -> Connections:
         services = [service for room in self._rooms for service in room(coordinator)]
         section, identity = self._config.coordinator, coordinator.trust.identity
         listener = stack.enter_context(listen(self._runtime_dir / SOCKET_NAME, section.socket_mode))
         callers = coordinator.trust.callers
         bounds = bounds_here()
         intake = Intake(callers.admitted, callers.refuse_unread)
-        users = Server(Door.USERS, section.listen, identity.for_users(), intake, bounds.of_port)
-        nodes = Server(Door.NODES, section.listen_nodes, identity.for_nodes(), intake, bounds.of_port)
+        users = ListenerServer(Listener.USERS, section.listen, identity.for_users(), intake, bounds.of_port)
+        nodes = ListenerServer(
+            Listener.NODES, section.listen_nodes, identity.for_nodes(), intake, bounds.of_port
+        )
         self.users_port, self.nodes_port = users.port, nodes.port
         connections = Connections({users.port, nodes.port}, bounds)
         callers.met = connections.met
@@ -319,7 +321,7 @@ class PoolDaemon:
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
         self._json = JsonApi(calls, self._of_calls)
-        server = Server(Door.LOCAL, f"unix:{inner}", None)
+        server = ListenerServer(Listener.LOCAL, f"unix:{inner}", None)
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_status)

@@ -77,7 +77,7 @@ def bounds_here() -> ConnectionBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class CountedConnection:
     """An accepted connection. ``peer`` is gRPC's word for the other end, ``address`` what is counted."""
 
     descriptor: int
@@ -99,7 +99,7 @@ class Connections:
         self._bounds = bounds
         self._known: dict[str, str] = {}
         """The callers behind connections, by peer."""
-        self._found: dict[int, Connection] = {}
+        self._found: dict[int, CountedConnection] = {}
         """The connections by inode, in the order in which they were first seen."""
         self._kept_out: dict[int, frozenset[Network]] = {}
         """The networks that are kept out, by port."""
@@ -134,7 +134,7 @@ class Connections:
                 self._told_at = now
                 _tell(surplus)
 
-    async def _sweep(self) -> list[Connection]:
+    async def _sweep(self) -> list[CountedConnection]:
         """End the surplus connections, and return them."""
         met = set(self._known)
         found = await asyncio.to_thread(accepted, self._ports, self._found)
@@ -142,7 +142,7 @@ class Connections:
             del self._known[peer]
         by_inode = {one.inode: one for one in found}
         self._found = {inode: by_inode.pop(inode) for inode in self._found if inode in by_inode} | by_inode
-        surplus: list[Connection] = []
+        surplus: list[CountedConnection] = []
         kept_out: dict[int, frozenset[Network]] = {}
         for port in self._ports:
             full, beyond = self._judged(port, [one for one in self._found.values() if one.port == port])
@@ -153,8 +153,8 @@ class Connections:
         return surplus
 
     def _judged(
-        self, port: int, connections: Sequence[Connection]
-    ) -> tuple[frozenset[Network], list[Connection]]:
+        self, port: int, connections: Sequence[CountedConnection]
+    ) -> tuple[frozenset[Network], list[CountedConnection]]:
         """The addresses from which a port is to take no more, and the surplus connections."""
         strangers = Counter(one.address for one in connections if one.peer not in self._known)
         of_address = self._of_address(strangers)
@@ -197,7 +197,7 @@ def open_descriptors() -> int:
     return os.stat(DESCRIPTORS).st_size or len(os.listdir(DESCRIPTORS))  # noqa: PTH116, PTH208 - hot
 
 
-def accepted(ports: frozenset[int], found: Mapping[int, Connection]) -> list[Connection]:
+def accepted(ports: frozenset[int], found: Mapping[int, CountedConnection]) -> list[CountedConnection]:
     """All connections that came in at these ports. Those in ``found`` are not asked again."""
     connections = []
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - thousands of them
@@ -210,7 +210,7 @@ def accepted(ports: frozenset[int], found: Mapping[int, Connection]) -> list[Con
     return connections
 
 
-def shut_down(connections: Iterable[Connection]) -> None:
+def shut_down(connections: Iterable[CountedConnection]) -> None:
     """End connections. A descriptor that has become another socket's is left alone."""
     for one in connections:
         with suppress(OSError):
@@ -239,7 +239,7 @@ def _listening() -> Iterator[tuple[int, int]]:
                 yield int(name), sock.getsockname()[1]
 
 
-def _asked(descriptor: int, inode: int) -> Connection | None:
+def _asked(descriptor: int, inode: int) -> CountedConnection | None:
     """The connection at a descriptor; None where it is no TCP. Raises OSError where nobody is connected."""
     with _borrowed(descriptor) as sock:
         if sock.family not in _TCP:
@@ -249,7 +249,7 @@ def _asked(descriptor: int, inode: int) -> Connection | None:
     host = ip_address(there[0].partition("%")[0])
     if isinstance(host, IPv6Address):
         host = host.ipv4_mapped or host
-    return Connection(descriptor, inode, here[1], _peer(host, there), _network_of(host))
+    return CountedConnection(descriptor, inode, here[1], _peer(host, there), _network_of(host))
 
 
 @contextmanager
@@ -277,6 +277,6 @@ def _network_of(host: IPv4Address | IPv6Address) -> Network:
     return IPv6Network((int(host), PREFIX_BITS), strict=False)
 
 
-def _tell(surplus: Sequence[Connection]) -> None:
+def _tell(surplus: Sequence[CountedConnection]) -> None:
     address, most = Counter(one.address for one in surplus).most_common(1)[0]
     log.warning("%d surplus connections ended, %d of them from %s", len(surplus), most, address)

@@ -18,7 +18,7 @@ from gpushared.pool.trust.certificates import check_clock
 from gpushared.pool.trust.node_enrolment import Signed
 from gpushared.pool.trust.rates import Rates, host_of
 from gpushared.pool.trust.secret_words import read_join_token
-from gpushared.pool.trust.trust import Trust
+from gpushared.pool.trust.trust import PoolTrust
 from gpushared.storage.audit.line import NOBODY_HERE
 
 RENEWALS = 20
@@ -31,7 +31,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
 
     def __init__(
         self,
-        trust: Trust,
+        trust: PoolTrust,
         node_port: Callable[[], int],
         now: Callable[[], float] = time.time,
         rates: Rates | None = None,

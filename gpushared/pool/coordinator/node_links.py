@@ -44,10 +44,10 @@ from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import abort
 from gpushared.pool.coordinator.node_stream import (
     Context,
-    Guard,
-    Machine,
+    LinkGuardPort,
     NodeStream,
     Origins,
+    StreamLoop,
     refuse,
     usual_beat,
 )
@@ -66,7 +66,7 @@ MAX_REFUSED_KEPT = 1024
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
 
-class Tunnels(Protocol):
+class TunnelStreams(Protocol):
     """Takes the streams that nodes open because they were asked to with OpenTunnel."""
 
     async def serve(self, node: NodeName, context: TunnelContext) -> None: ...
@@ -77,10 +77,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def __init__(
         self,
-        machine: Machine,
-        guard: Guard,
+        machine: StreamLoop,
+        guard: LinkGuardPort,
         origins: Origins,
-        tunnels: Tunnels | None = None,
+        tunnels: TunnelStreams | None = None,
         beat: Callable[[int], float] = usual_beat,
         *,
         troubles: Troubles | None = None,

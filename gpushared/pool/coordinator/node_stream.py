@@ -74,7 +74,7 @@ class Book(Protocol):
     def epoch(self) -> int: ...
 
 
-class Machine(Protocol):
+class StreamLoop(Protocol):
     """The coordinator's loop."""
 
     @property
@@ -89,7 +89,7 @@ class Machine(Protocol):
         ...
 
 
-class Guard(Protocol):
+class LinkGuardPort(Protocol):
     """Tell which node is at the other end, and for which users the node may speak."""
 
     @property
@@ -139,8 +139,8 @@ class NodeStream:
         self,
         node: NodeName,
         hello: link_pb2.Hello,
-        machine: Machine,
-        guard: Guard,
+        machine: StreamLoop,
+        guard: LinkGuardPort,
         origins: Origins,
         beat: Callable[[int], float] = usual_beat,
         audit: CallAudit | None = None,

@@ -14,12 +14,12 @@ from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.unary_json import Unary
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.trust.trust import Trust
-from gpushared.ports.job_store import Store
+from gpushared.pool.trust.trust import PoolTrust
+from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
 
 
-class Door(StrEnum):
+class Listener(StrEnum):
     """Name the doors at which a call may come in."""
 
     NODES = "nodes"
@@ -35,19 +35,19 @@ class Service:
     """One gRPC service. ``calls``: those of its unary calls that the unix socket answers as JSON, too."""
 
     name: str
-    doors: frozenset[Door]
+    doors: frozenset[Listener]
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Coordinator:
+class CoordinatorParts:
     """Everything that services need. ``config`` gives the newest configuration."""
 
     config: Callable[[], CoordinatorConfig]
     loop: PoolLoop
-    store: Store
-    trust: Trust
+    store: JobStore
+    trust: PoolTrust
     link: LinkService
     troubles: Troubles
     audit: AuditLog
@@ -56,5 +56,5 @@ class Coordinator:
     nodes_port: Callable[[], int]
 
 
-Room = Callable[[Coordinator], Sequence[Service]]
+Room = Callable[[CoordinatorParts], Sequence[Service]]
 """Makes the services of one part of the program."""

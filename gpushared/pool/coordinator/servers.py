@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from gpushared.domain.model.errors import ConfigError
 from gpushared.net.call_checks import OPTIONS, Context
 from gpushared.net.intake import Intake
-from gpushared.pool.coordinator.parts import Door, Service
+from gpushared.pool.coordinator.parts import Listener, Service
 
 STOP_SECONDS = 2.0
 """How long calls that are under way may take at the end."""
@@ -33,7 +33,7 @@ _OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _IDLE, _FIXED_WINDOW]
 _OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
-class _Health(health.aio.HealthServicer):
+class _HealthOnce(health.aio.HealthServicer):
     """Answers once. A stream of answers would be open to strangers for as long as they like.
 
     Clients take UNIMPLEMENTED for a server that does not tell changes, and go on (gRPC's health protocol).
@@ -45,12 +45,12 @@ class _Health(health.aio.HealthServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask with Check")
 
 
-class Server:
+class ListenerServer:
     """One gRPC server. Its port is known once it is bound, and only then does it take calls."""
 
     def __init__(
         self,
-        door: Door,
+        door: Listener,
         address: str,
         credentials: grpc.ServerCredentials | None,
         intake: Intake | None = None,
@@ -61,7 +61,7 @@ class Server:
         ``max_connections``: more are closed as soon as they are accepted; 0 = no bound.
         """
         self._door = door
-        options = _OPTIONS_FOR_NODES if door is Door.NODES else _OPTIONS_FOR_USERS
+        options = _OPTIONS_FOR_NODES if door is Listener.NODES else _OPTIONS_FOR_USERS
         bound = [(_MOST_CONNECTIONS, max_connections)] if max_connections else []
         self._server = grpc.aio.server(
             options=[*options, *bound],
@@ -94,10 +94,10 @@ class Server:
 
     async def _add_health(self, names: Sequence[str]) -> None:
         """Reflection tells what there is to call: administrators only."""
-        checker = health.aio.HealthServicer() if self._door is Door.LOCAL else _Health()
+        checker = health.aio.HealthServicer() if self._door is Listener.LOCAL else _HealthOnce()
         health_pb2_grpc.add_HealthServicer_to_server(checker, self._server)
         for name in ("", *names):
             await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
-        if self._door is Door.LOCAL:
+        if self._door is Listener.LOCAL:
             known = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(known, self._server)

@@ -23,7 +23,7 @@ from gpushared.pool.coordinator.admin_service import Admin
 from gpushared.pool.coordinator.job_streams import JobStreams
 from gpushared.pool.coordinator.join_service import JoinService
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.coordinator.parts import Coordinator, Door, Service
+from gpushared.pool.coordinator.parts import CoordinatorParts, Listener, Service
 from gpushared.pool.coordinator.unary_service import Handler, unary_service
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope
@@ -44,12 +44,12 @@ _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)
 
 
-def jobs_services(coordinator: Coordinator) -> Sequence[Service]:
+def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """The unary calls, and the streams that have no JSON."""
     tunnels = Tunnels(lambda: coordinator.link)
     coordinator.link.tunnels = tunnels
     room = _Room(coordinator, JobStreams(tunnels))
-    unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Door))
+    unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Listener))
 
     def add(server: grpc.aio.Server) -> None:
         unary.add(server)
@@ -59,7 +59,7 @@ def jobs_services(coordinator: Coordinator) -> Sequence[Service]:
 
 
 class _Room:
-    def __init__(self, coordinator: Coordinator, streams: JobStreams) -> None:
+    def __init__(self, coordinator: CoordinatorParts, streams: JobStreams) -> None:
         self._coordinator = coordinator
         self._streams = streams
         self._callers = coordinator.trust.callers
@@ -195,11 +195,11 @@ def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) ->
     return handler
 
 
-EVERYWHERE = frozenset(Door)
-BY_TLS = frozenset({Door.NODES, Door.USERS})
+EVERYWHERE = frozenset(Listener)
+BY_TLS = frozenset({Listener.NODES, Listener.USERS})
 
 
-def admin_services(coordinator: Coordinator) -> Sequence[Service]:
+def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the services that administrators call, and the one for machines that join."""
     admin = Admin(
         coordinator.loop,
@@ -222,7 +222,7 @@ def admin_services(coordinator: Coordinator) -> Sequence[Service]:
     )
 
 
-def audit_services(coordinator: Coordinator) -> Sequence[Service]:
+def audit_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the service that lists administrators' changes to the pool and the calls that were refused."""
     api = AuditApi(coordinator.audit, simulated=False)
 
@@ -238,7 +238,7 @@ def audit_services(coordinator: Coordinator) -> Sequence[Service]:
             audit_pb2.DESCRIPTOR.services_by_name["Audit"],
             {"List": list_lines},
             coordinator.trust.callers,
-            frozenset(Door),
+            frozenset(Listener),
         ),
     )
 
@@ -246,13 +246,13 @@ def audit_services(coordinator: Coordinator) -> Sequence[Service]:
 _LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
 
 
-def link_services(coordinator: Coordinator) -> Sequence[Service]:
+def link_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the service that nodes dial."""
     link = coordinator.link
     return (
         Service(
             _LINK,
-            frozenset({Door.NODES}),
+            frozenset({Listener.NODES}),
             lambda server: server.add_generic_rpc_handlers((link_handlers(link),)),
         ),
     )

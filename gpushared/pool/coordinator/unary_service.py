@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import Context
 from gpushared.net.unary_json import Unary
-from gpushared.pool.coordinator.parts import Door, Service
+from gpushared.pool.coordinator.parts import Listener, Service
 from gpushared.pool.trust.callers import Callers, PoolCaller
 
 # Any: each handler takes the message of its own call; the descriptor pairs the two.
@@ -21,7 +21,10 @@ Handler = Callable[[Any, PoolCaller], Awaitable[Message]]
 
 
 def unary_service(
-    descriptor: ServiceDescriptor, handlers: Mapping[str, Handler], callers: Callers, doors: frozenset[Door]
+    descriptor: ServiceDescriptor,
+    handlers: Mapping[str, Handler],
+    callers: Callers,
+    doors: frozenset[Listener],
 ) -> Service:
     """``handlers`` by the names of the calls; those that have none are answered ``unimplemented``."""
     methods = {name: descriptor.methods_by_name[name] for name in handlers}

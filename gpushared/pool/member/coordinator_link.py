@@ -23,10 +23,10 @@ from gpushared.pool.member.dial import Backoff, Dial, Retry
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
 from gpushared.pool.member.node_ports import (
-    Desk,
-    Facts,
     Guests,
-    Outbox,
+    NodeFacts,
+    OrderPort,
+    OutboxPort,
 )
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class MemberLink:
         self,
         identity: Identity,
         dial: Dial,
-        desk: Desk,
-        facts: Facts,
-        outbox: Outbox,
+        desk: OrderPort,
+        facts: NodeFacts,
+        outbox: OutboxPort,
         troubles: Troubles,
         *,
         guests: Guests | None = None,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.clocks import boottime
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
-from gpushared.pool.member.node_ports import Facts
+from gpushared.pool.member.node_ports import NodeFacts
 
 FIRST_SECONDS = 5.0
 
@@ -42,7 +42,7 @@ class Beats:
         """Return for how long no beat that was sent was acknowledged."""
         return boottime() - self.acknowledged if self._sent else 0.0
 
-    def has_news(self, facts: Facts) -> bool:
+    def has_news(self, facts: NodeFacts) -> bool:
         """Return True if facts changed for which others wait.
 
         Stray memory alone always changes, and can wait.

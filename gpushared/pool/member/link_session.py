@@ -30,10 +30,10 @@ from gpushared.jobs.mailbox import Mailbox
 from gpushared.pool.link import codec
 from gpushared.pool.member.heartbeats import Beats
 from gpushared.pool.member.node_ports import (
-    Desk,
-    Facts,
     Guests,
-    Outbox,
+    NodeFacts,
+    OrderPort,
+    OutboxPort,
 )
 
 log = logging.getLogger(__name__)
@@ -85,9 +85,9 @@ class Session:
         self,
         identity: Identity,
         call: Call,
-        desk: Desk,
-        facts: Facts,
-        outbox: Outbox,
+        desk: OrderPort,
+        facts: NodeFacts,
+        outbox: OutboxPort,
         guests: Guests,
         timing: Timing,
         random: Random,

@@ -15,7 +15,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
 
 
-class Desk(Protocol):
+class OrderPort(Protocol):
     """The node's book of this coordinator's orders. Errors of the tree mean that nothing was written."""
 
     async def take(self, order: Order) -> Report | StaleEpoch:
@@ -46,7 +46,7 @@ class Desk(Protocol):
         ...
 
 
-class Facts(Protocol):
+class NodeFacts(Protocol):
     """Tell the facts about the node and its equipment."""
 
     def inventory(self) -> Inventory: ...
@@ -59,7 +59,7 @@ class Facts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OutboxJob:
     """A job in the outbox: it came in here, and no coordinator has said yet that it is over."""
 
     spec: JobSpec
@@ -67,14 +67,14 @@ class Kept:
     priority: int = 0
 
 
-class Outbox(Protocol):
+class OutboxPort(Protocol):
     """Jobs for the pool that came in through this node, and what users want of them."""
 
     def jobs(self) -> tuple[JobId, ...]:
         """Return the jobs in the order in which they came in."""
         ...
 
-    def job(self, job: JobId) -> Kept | None: ...
+    def job(self, job: JobId) -> OutboxJob | None: ...
 
     def cancels(self) -> Mapping[JobId, int]:
         """Grace seconds of the cancellations that no coordinator has acknowledged."""

@@ -25,7 +25,7 @@ from gpushared.domain.model.request import Process
 from gpushared.jobs.job_records import Changes
 from gpushared.jobs.write_batches import cut
 from gpushared.pool.link.codec import refused
-from gpushared.pool.member.node_ports import Kept
+from gpushared.pool.member.node_ports import OutboxJob
 from gpushared.pool.trust.assertions import Asserter
 from gpushared.storage.records import RecordError, from_json, to_json
 
@@ -51,7 +51,7 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PoolRefusal:
     """The pool will not have it; as ``link_pb2.Refuse``."""
 
     code: str
@@ -76,7 +76,7 @@ class OutboxRecord:
     update: str = ""
     updated_at: float = 0.0
     over: bool = False
-    refused: Refused | None = None
+    refused: PoolRefusal | None = None
     holder: Process | None = None
     """The process that waits for an interactive job."""
 
@@ -211,14 +211,14 @@ class Outbox:
     def jobs(self) -> tuple[JobId, ...]:
         return tuple(record.job for record in self.records() if not record.over)
 
-    def job(self, job: JobId) -> Kept | None:
+    def job(self, job: JobId) -> OutboxJob | None:
         record = self._records.get(job)
         if record is None or record.over:
             return None
         # A pool that does not have the job yet must not begin it before it hears of the cancellation.
         asked = record.withdrawal
         is_withdrawn = asked is not None and not asked.acknowledged and asked.principal == record.principal
-        return Kept(record.spec, record.held or is_withdrawn, record.priority)
+        return OutboxJob(record.spec, record.held or is_withdrawn, record.priority)
 
     def cancels(self) -> dict[JobId, int]:
         return {
@@ -243,7 +243,7 @@ class Outbox:
             record = self._records.get(job)
             if record is None or (refusal is not None and record.taken):
                 return
-            told = Refused(refusal.code, refusal.message, refusal.hint) if refusal is not None else None
+            told = PoolRefusal(refusal.code, refusal.message, refusal.hint) if refusal is not None else None
             await self._keep([replace(record, taken=told is None, refused=told, over=told is not None)])
         # The pool may have heard of the cancellation first, and have known no such job.
         if self.teller is not None and job in self.cancels():

@@ -107,7 +107,7 @@ class _Door:
     ready: deque[_Ready] = field(default_factory=deque)
 
 
-class TunnelDoors:
+class TunnelEndpoints:
     """Makes and keeps the sockets, one a job and user."""
 
     def __init__(

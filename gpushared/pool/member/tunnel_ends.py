@@ -40,7 +40,7 @@ from gpushared.pool.tunnels.tunnel_frames import (
 from gpushared.pool.tunnels.tunnel_streams import (
     CALL_ERRORS,
     CallCarrier,
-    Kept,
+    KeptBytes,
     TunnelStream,
 )
 
@@ -58,7 +58,7 @@ Call = grpc.aio.StreamStreamCall[Data, Data]
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
+class _GateConnection:
     """A connection to the gate that outlives its calls. ``task`` is the one that looks after it now."""
 
     stream: TunnelStream
@@ -93,9 +93,9 @@ class TunnelEnds:
         self._told = told
         self._linked_seconds = linked_seconds
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, _GateConnection] = {}
         """The connections by the secret names that their openers gave them."""
-        self._kept = Kept()
+        self._kept = KeptBytes()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:
         """Comes back at once."""
@@ -140,7 +140,7 @@ class TunnelEnds:
             await self._take_up(wanted, call)
         elif wanted.stream_id:
             stream = TunnelStream(sock, opened_here=False, is_kept_there=True, kept=self._kept)
-            made = _Connection(stream, _whose(wanted))
+            made = _GateConnection(stream, _whose(wanted))
             self._connections[wanted.stream_id] = made
             await self._look_after(wanted, call, made)
         else:
@@ -176,7 +176,7 @@ class TunnelEnds:
             await asyncio.gather(before, return_exceptions=True)
         await self._look_after(wanted, call, known)
 
-    async def _look_after(self, wanted: link_pb2.OpenTunnel, call: Call, known: _Connection) -> None:
+    async def _look_after(self, wanted: link_pb2.OpenTunnel, call: Call, known: _GateConnection) -> None:
         """Carry it by this call, and then keep it until it is over or another call takes it up."""
         known.task = asyncio.current_task()
         try:

@@ -16,8 +16,8 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.secret_words import ApiWords, hash_of, matches, new_id, new_secret
-from gpushared.pool.trust.token_records import ApiRecord, Kept, Scope, TokenRecords
-from gpushared.ports.job_store import Conflict, Store
+from gpushared.pool.trust.token_records import ApiRecord, Scope, StoredToken, TokenRecords
+from gpushared.ports.job_store import Conflict, JobStore
 
 PREFIX = "token/api/"
 DEFAULT_SECONDS = 12 * 3600
@@ -38,9 +38,9 @@ class ApiTokens:
     Only the leading coordinator changes them.
     """
 
-    def __init__(self, store: Store, epoch: Callable[[], int]) -> None:
+    def __init__(self, store: JobStore, epoch: Callable[[], int]) -> None:
         self._records = TokenRecords(store, epoch, PREFIX, ApiRecord.read)
-        self._known: dict[str, Kept[ApiRecord]] = {}
+        self._known: dict[str, StoredToken[ApiRecord]] = {}
         self._used: dict[str, float] = {}
 
     async def load(self) -> None:

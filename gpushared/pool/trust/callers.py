@@ -20,11 +20,11 @@ from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import Asker, CallAudit
-from gpushared.net.call_checks import Context, Doors, abort
+from gpushared.net.call_checks import CallAuthenticator, Context, abort
 from gpushared.net.intake import Admitted, CallsUnderWay
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
-from gpushared.pool.trust.certificate_status import Judge, Standing
+from gpushared.pool.trust.certificate_status import CertificateStatus, Judge
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.principal_names import split_principal
@@ -91,11 +91,11 @@ class Callers:
         self,
         *,
         pool: str,
-        standing: Standing,
+        standing: CertificateStatus,
         tokens: ApiTokens,
         people: Callable[[], People],
         now: Callable[[], float],
-        doors: Doors | None = None,
+        doors: CallAuthenticator | None = None,
         audit: CallAudit | None = None,
     ) -> None:
         self._audit = audit or CallAudit()

@@ -10,7 +10,7 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.certificates import TOLERANCE_SECONDS, NodeCertificate
-from gpushared.pool.trust.signature_log import Ledger
+from gpushared.pool.trust.signature_log import SignatureLog
 
 REVOKED = "was revoked"
 _AGAIN = (
@@ -23,10 +23,10 @@ Judge = Callable[[float], GpushareError | None]
 """A judge returns the fault, at a time, of the proof by which a caller was let in; None = no fault."""
 
 
-class Standing:
+class CertificateStatus:
     """Judges certificates whose signatures TLS has checked already."""
 
-    def __init__(self, authority: Authority, ledger: Ledger) -> None:
+    def __init__(self, authority: Authority, ledger: SignatureLog) -> None:
         self._authority = authority
         self._ledger = ledger
         self.fallen: Callable[[NodeName, GpushareError], None] = lambda _, __: None

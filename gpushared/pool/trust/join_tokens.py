@@ -10,8 +10,8 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestEr
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.principal_names import node_name, realm_name
 from gpushared.pool.trust.secret_words import JoinWords, hash_of, matches, new_id, new_secret
-from gpushared.pool.trust.token_records import JoinRecord, Kept, TokenRecords
-from gpushared.ports.job_store import Conflict, Store
+from gpushared.pool.trust.token_records import JoinRecord, StoredToken, TokenRecords
+from gpushared.ports.job_store import Conflict, JobStore
 
 PREFIX = "token/join/"
 DEFAULT_SECONDS = 3600
@@ -25,7 +25,9 @@ _NEW = "make a new one on the coordinator's machine: gpushare pool token"
 class JoinTokens:
     """Keep the join tokens of one pool. ``digest``: the digest of the anchor that a node is to trust now."""
 
-    def __init__(self, store: Store, epoch: Callable[[], int], pool: str, digest: Callable[[], str]) -> None:
+    def __init__(
+        self, store: JobStore, epoch: Callable[[], int], pool: str, digest: Callable[[], str]
+    ) -> None:
         self._records = TokenRecords(store, epoch, PREFIX, JoinRecord.read)
         self._pool = pool
         self._digest = digest
@@ -59,7 +61,7 @@ class JoinTokens:
         await self._records.put(record, 0)
         return words, record
 
-    async def check(self, words: JoinWords, node: NodeName, key: str, now: float) -> Kept[JoinRecord]:
+    async def check(self, words: JoinWords, node: NodeName, key: str, now: float) -> StoredToken[JoinRecord]:
         """The token if this node, with a key of this digest, may use it now. Raises PermissionRefused."""
         kept = await self._records.find(words.id)
         if kept is None or not matches(words.secret, kept.record.hashed):
@@ -87,7 +89,7 @@ class JoinTokens:
                 hint=f"join with --name {record.node}, or {_NEW} --node {node}",
             )
 
-    async def use(self, kept: Kept[JoinRecord], node: NodeName, key: str, now: float) -> JoinRecord:
+    async def use(self, kept: StoredToken[JoinRecord], node: NodeName, key: str, now: float) -> JoinRecord:
         """Durably used by this node; of two at the same time one gets PermissionRefused."""
         record = kept.record
         if record.used_at is not None:

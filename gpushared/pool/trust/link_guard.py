@@ -9,8 +9,8 @@ from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.callers import Callers
-from gpushared.pool.trust.certificate_status import Standing
-from gpushared.pool.trust.signature_log import Ledger
+from gpushared.pool.trust.certificate_status import CertificateStatus
+from gpushared.pool.trust.signature_log import SignatureLog
 
 
 class LinkGuard:
@@ -19,8 +19,8 @@ class LinkGuard:
     def __init__(
         self,
         authority: Authority,
-        ledger: Ledger,
-        standing: Standing,
+        ledger: SignatureLog,
+        standing: CertificateStatus,
         callers: Callers,
         now: Callable[[], float],
     ) -> None:

@@ -32,7 +32,7 @@ class LedgerMember:
     expires_at: float
 
 
-class Ledger:
+class SignatureLog:
     """Reads itself once, then only writes. Not for several processes at a time."""
 
     def __init__(self, path: Path) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpushared.domain.model.errors import Unavailable
-from gpushared.ports.job_store import Store, Transaction
+from gpushared.ports.job_store import JobStore, Transaction
 
 
 class Scope(StrEnum):
@@ -69,7 +69,7 @@ class ApiRecord:
         return cls(**{**data, "scopes": tuple(Scope(one) for one in data["scopes"])})
 
 
-class _Record(Protocol):
+class _TokenRecord(Protocol):
     @property
     def id(self) -> str: ...
 
@@ -77,11 +77,11 @@ class _Record(Protocol):
     def expires_at(self) -> float: ...
 
 
-_R = TypeVar("_R", bound=_Record)
+_R = TypeVar("_R", bound=_TokenRecord)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Generic[_R]):
+class StoredToken(Generic[_R]):
     """A record and the revision at which it was read; 0 = it is not kept yet."""
 
     record: _R
@@ -92,32 +92,32 @@ class TokenRecords(Generic[_R]):
     """All tokens of one kind, in the store below ``prefix``. ``epoch``: of the coordinator that writes."""
 
     def __init__(
-        self, store: Store, epoch: Callable[[], int], prefix: str, read: Callable[[dict[str, Any]], _R]
+        self, store: JobStore, epoch: Callable[[], int], prefix: str, read: Callable[[dict[str, Any]], _R]
     ) -> None:
         self._store = store
         self._epoch = epoch
         self._prefix = prefix
         self._read = read
 
-    async def all(self) -> dict[str, Kept[_R]]:
+    async def all(self) -> dict[str, StoredToken[_R]]:
         """Return all tokens by id, those that are over too."""
         contents = await self._store.load(self._prefix)
         return {
-            key.removeprefix(self._prefix): Kept(self._parsed(key, one.value), one.revision)
+            key.removeprefix(self._prefix): StoredToken(self._parsed(key, one.value), one.revision)
             for key, one in contents.records.items()
         }
 
-    async def find(self, token_id: str) -> Kept[_R] | None:
+    async def find(self, token_id: str) -> StoredToken[_R] | None:
         """Return the token as the store has it now."""
         key = self._prefix + token_id
         found = (await self._store.load(key)).records.get(key)
-        return None if found is None else Kept(self._parsed(key, found.value), found.revision)
+        return None if found is None else StoredToken(self._parsed(key, found.value), found.revision)
 
-    async def put(self, record: _R, revision: int) -> Kept[_R]:
+    async def put(self, record: _R, revision: int) -> StoredToken[_R]:
         """Raises Conflict where the record changed since that revision: then nothing happened."""
         key = self._prefix + record.id
         value = json.dumps(_plain(record)).encode()
-        return Kept(record, await self._commit({key: value}, (), {key: revision}))
+        return StoredToken(record, await self._commit({key: value}, (), {key: revision}))
 
     async def delete(self, record: _R, revision: int) -> None:
         """Raises Conflict as ``put`` does."""

@@ -12,7 +12,7 @@ from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.callers import PoolCaller
 from gpushared.pool.trust.token_records import ApiRecord, JoinRecord
-from gpushared.pool.trust.trust import Trust
+from gpushared.pool.trust.trust import PoolTrust
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class TrustAdmin:
     """Each call is for administrators only; secrets are told once, to whoever had them made."""
 
-    def __init__(self, trust: Trust) -> None:
+    def __init__(self, trust: PoolTrust) -> None:
         self._trust = trust
 
     def handlers(self) -> Mapping[str, Any]:

@@ -11,18 +11,18 @@ from pathlib import Path
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import GpushareError, StateConflict
 from gpushared.net.call_audit import CallAudit
-from gpushared.net.call_checks import Doors
+from gpushared.net.call_checks import CallAuthenticator
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.authority import NODE_SECONDS, Authority
 from gpushared.pool.trust.callers import Callers
-from gpushared.pool.trust.certificate_status import Standing
+from gpushared.pool.trust.certificate_status import CertificateStatus
 from gpushared.pool.trust.join_tokens import JoinTokens
 from gpushared.pool.trust.link_guard import LinkGuard
 from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.server_identity import ServerIdentity
-from gpushared.pool.trust.signature_log import LEDGER_FILE, Ledger, LedgerMember
-from gpushared.ports.job_store import Store
+from gpushared.pool.trust.signature_log import LEDGER_FILE, LedgerMember, SignatureLog
+from gpushared.ports.job_store import JobStore
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ async def nobody_told(_: NodeName, __: tuple[str, ...]) -> None:
     """Ignore new members, if nobody needs to know of them."""
 
 
-class Trust:
+class PoolTrust:
     """``people`` is asked at each call, so that a reload counts at once.
 
     ``store``: where tokens are kept; ``epoch``: of the coordinator, which must lead before ``load``.
@@ -44,14 +44,14 @@ class Trust:
     def __init__(
         self,
         state_dir: Path,
-        store: Store,
+        store: JobStore,
         *,
         epoch: Callable[[], int],
         people: Callable[[], People],
         now: Callable[[], float],
         hosts: Sequence[str] = (),
         enrolled: Enrolled = nobody_told,
-        doors: Doors | None = None,
+        doors: CallAuthenticator | None = None,
         audit: CallAudit | None = None,
         node_seconds: int = NODE_SECONDS,
     ) -> None:
@@ -60,8 +60,8 @@ class Trust:
         self.now = now
         self.people = people
         self.authority = Authority.load(folder, node_seconds)
-        self.ledger = Ledger(folder / LEDGER_FILE)
-        self.standing = Standing(self.authority, self.ledger)
+        self.ledger = SignatureLog(folder / LEDGER_FILE)
+        self.standing = CertificateStatus(self.authority, self.ledger)
         self.join_tokens = JoinTokens(store, epoch, self.pool, lambda: self.authority.digest)
         self.api_tokens = ApiTokens(store, epoch)
         self.callers = Callers(

@@ -40,7 +40,7 @@ MAX_TUNNELS_PER_PERSON = 128
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
 
-class Link(Protocol):
+class TunnelLink(Protocol):
     """Tells nodes to call."""
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None: ...
@@ -85,7 +85,7 @@ class _Awaited:
 class Tunnels:
     """Joins those who ask for a tunnel with the nodes that call back."""
 
-    def __init__(self, link: Callable[[], Link]) -> None:
+    def __init__(self, link: Callable[[], TunnelLink]) -> None:
         """``link`` is asked for when a tunnel is opened."""
         self._link = link
         self._awaited: dict[str, _Awaited] = {}

@@ -77,7 +77,7 @@ class CallCarrier:
         await self.call.write(self._kind(data=data, **fields) if fields else frame(data))
 
 
-class Kept:
+class KeptBytes:
     """Count the bytes that some connections keep together."""
 
     def __init__(self, limit: int = MAX_KEPT_BYTES) -> None:
@@ -100,7 +100,12 @@ class TunnelStream:
     """
 
     def __init__(
-        self, sock: socket.socket, *, opened_here: bool, is_kept_there: bool = False, kept: Kept | None = None
+        self,
+        sock: socket.socket,
+        *,
+        opened_here: bool,
+        is_kept_there: bool = False,
+        kept: KeptBytes | None = None,
     ) -> None:
         """``opened_here``: whoever wanted the tunnel is behind this socket, and decides when it is over."""
         widen(sock)
@@ -110,7 +115,7 @@ class TunnelStream:
         self.stuck = asyncio.Event()
         self._sock = sock
         self._opened_here = opened_here
-        self._counted = kept or Kept()
+        self._counted = kept or KeptBytes()
         self._kept = bytearray()
         self._kept_from = 0
         """The number of the first byte that is kept; earlier ones have come to the other end."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from gpushared.domain.model.errors import AuditUnavailable, Code
 from gpushared.storage.audit.line import AuditLine, Origin
 from gpushared.storage.sqlite.file import SqliteFile
-from gpushared.storage.sqlite.migrations import Schema
-from gpushared.storage.sqlite.trouble import Words
+from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.trouble import FileWords
 
-WORDS = Words(
+WORDS = FileWords(
     noun="the audit",
     program="the daemon",
     error=AuditUnavailable,
@@ -53,7 +53,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
 
 
@@ -111,7 +111,7 @@ class Search:
     their own lines would otherwise find out which objects exist."""
 
 
-class Store(SqliteFile):
+class AuditFile(SqliteFile):
     """Keep lines in the file.
 
     Raises AuditUnavailable (nothing happened), or ConfigError for another version.

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from gpushared.storage.audit.audit_file import (
     WORDS,
+    AuditFile,
     Keep,
     Numbered,
     Search,
-    Store,
 )
 from gpushared.storage.sqlite.file_calls import Calls
 
@@ -24,7 +24,7 @@ class SqliteAudit(Calls):
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
         super().__init__("audit", path, WORDS, timeout_seconds=timeout_seconds)
-        self._store = Store(path, busy_seconds=busy_seconds)
+        self._store = AuditFile(path, busy_seconds=busy_seconds)
 
     async def newest(self) -> int:
         """Return the number of the newest line, 0 without any."""

@@ -13,17 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpushared.ports.job_store import (
-    Change,
     Conflict,
     Contents,
     Deposed,
     Record,
+    StoreChange,
     StoreUnavailable,
     Transaction,
 )
 from gpushared.storage.sqlite.file import SqliteFile
-from gpushared.storage.sqlite.migrations import Schema
-from gpushared.storage.sqlite.trouble import Words, is_for_want_of_room, translated
+from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.trouble import FileWords, is_for_want_of_room, translated
 
 APPLICATION_ID = 0x6770706C
 """``gppl`` in ASCII."""
@@ -37,10 +37,10 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "INSERT INTO meta VALUES ('revision', 0), ('epoch', 0)",
     ),
 )
-SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
 
-WORDS = Words(
+WORDS = FileWords(
     noun="the store",
     program="the coordinator",
     error=StoreUnavailable,
@@ -72,7 +72,7 @@ class StoreFile(SqliteFile):
     """
 
     def __init__(
-        self, path: Path, *, busy_seconds: float, words: Words = WORDS, leads_unwritten: bool = False
+        self, path: Path, *, busy_seconds: float, words: FileWords = WORDS, leads_unwritten: bool = False
     ) -> None:
         """``leads_unwritten``: lead on a full disk, too; the epoch is then written with the next commit."""
         super().__init__(path, SCHEMA, words, busy_seconds=busy_seconds)
@@ -129,7 +129,7 @@ class StoreFile(SqliteFile):
             assert isinstance(count, int)
             return count
 
-    def commit(self, transaction: Transaction) -> tuple[int, Sequence[Change]]:
+    def commit(self, transaction: Transaction) -> tuple[int, Sequence[StoreChange]]:
         """The revision, and what changed. Raises Deposed, Conflict."""
         if self._lock is None:
             raise Deposed("this coordinator does not lead", hint="it must lead before it writes")
@@ -226,12 +226,12 @@ class ChangeLog:
         self._base = base
         self._limit = limit
         self._limit_bytes = limit_bytes
-        self._newest: deque[Change] = deque()
+        self._newest: deque[StoreChange] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
         self._closed = False
 
-    def add(self, changes: Sequence[Change]) -> None:
+    def add(self, changes: Sequence[StoreChange]) -> None:
         """Add the changes of one transaction."""
         for change in changes:
             self._newest.append(change)
@@ -245,7 +245,7 @@ class ChangeLog:
         self._closed = True
         self._wake()
 
-    async def follow(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    async def follow(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         """Follow the changes below a prefix, as ``Store.watch`` does."""
         while True:
             changed = self._changed
@@ -256,7 +256,7 @@ class ChangeLog:
             if changed is self._changed:
                 await changed.wait()
 
-    def _since(self, after: int) -> list[Change]:
+    def _since(self, after: int) -> list[StoreChange]:
         if self._closed:
             raise StoreUnavailable("the store is closed", hint="the daemon is stopping")
         if after < self._base:
@@ -274,13 +274,13 @@ class ChangeLog:
         self._changed = asyncio.Event()
 
 
-def changes_of(puts: Mapping[str, bytes], deleted: Sequence[str], revision: int) -> tuple[Change, ...]:
+def changes_of(puts: Mapping[str, bytes], deleted: Sequence[str], revision: int) -> tuple[StoreChange, ...]:
     """Return the changes of one transaction."""
     return (
-        *(Change(key, value, revision) for key, value in puts.items()),
-        *(Change(key, None, revision) for key in deleted),
+        *(StoreChange(key, value, revision) for key, value in puts.items()),
+        *(StoreChange(key, None, revision) for key in deleted),
     )
 
 
-def _size(change: Change) -> int:
+def _size(change: StoreChange) -> int:
     return len(change.key) + len(change.value or b"")

@@ -8,14 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpushared.ports.job_store import (
-    Change,
     Contents,
     Record,
+    StoreChange,
     Transaction,
 )
 from gpushared.storage.jobs.job_file import MAX_CHANGES, WORDS, ChangeLog, StoreFile
 from gpushared.storage.sqlite.file_calls import Calls
-from gpushared.storage.sqlite.trouble import Words
+from gpushared.storage.sqlite.trouble import FileWords
 
 OPEN_SECONDS = 120.0
 """The first call checks the whole file."""
@@ -35,7 +35,7 @@ class SqliteStore(Calls):
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
         max_changes: int = MAX_CHANGES,
-        words: Words = WORDS,
+        words: FileWords = WORDS,
         leads_unwritten: bool = False,
     ) -> None:
         """``leads_unwritten``: where nobody else could lead, do so on a full disk, too."""
@@ -75,7 +75,7 @@ class SqliteStore(Calls):
 
         return await self._call(work)
 
-    async def watch(self, prefix: str, after: int) -> AsyncIterator[Change]:
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         log = await self._changes()
         async for change in log.follow(prefix, after):
             yield change

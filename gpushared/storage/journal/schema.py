@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpushared.domain.model.errors import JournalUnavailable
-from gpushared.storage.sqlite.migrations import Schema
-from gpushared.storage.sqlite.trouble import Words
+from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.trouble import FileWords
 
-WORDS = Words(
+WORDS = FileWords(
     noun="the journal",
     program="the daemon",
     error=JournalUnavailable,
@@ -79,5 +79,5 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 
-SCHEMA = Schema(APPLICATION_ID, _MIGRATIONS)
+SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
-from gpushared.ports import JournalSnapshot, JournalWrite, Past
+from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.journal.schema import WORDS
-from gpushared.storage.journal.store import KEEP_ENDED, Store
+from gpushared.storage.journal.store import KEEP_ENDED, JournalFile
 from gpushared.storage.sqlite.file_calls import Calls
 
 
@@ -34,7 +34,7 @@ class SqliteJournal(Calls):
         busy_seconds: float = 5.0,
     ) -> None:
         super().__init__("journal", path, WORDS, timeout_seconds=timeout_seconds)
-        self._store = Store(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
+        self._store = JournalFile(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
 
     async def load(self) -> JournalSnapshot:
         """Return leases that are not over, by sequence, each with the newest part of its story."""
@@ -54,7 +54,7 @@ class SqliteJournal(Calls):
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._read(lambda: self._store.ended(limit))
 
-    async def past(self, which: Past, limit: int) -> tuple[tuple[Lease, ...], int]:
+    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         """Return past leases, read a few thousand rows at a time, so that no commit waits for a long look."""
         leases: list[Lease] = []
         more, before = 0, which.before

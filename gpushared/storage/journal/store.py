@@ -19,7 +19,7 @@ from gpushared.domain.model.lease import (
     StoryEntry,
     state_name,
 )
-from gpushared.ports import JournalSnapshot, JournalWrite, Past
+from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.journal import attempt_rows, project_rows, schema
 from gpushared.storage.journal.schema import WORDS
 from gpushared.storage.records import RecordError, from_json, to_json
@@ -54,7 +54,7 @@ _PRUNE = """
         SELECT sequence FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at, sequence LIMIT ?)"""
 
 
-class Store(SqliteFile):
+class JournalFile(SqliteFile):
     """Keep leases in the file.
 
     Raises JournalUnavailable (nothing happened), or ConfigError for another version.
@@ -124,7 +124,7 @@ class Store(SqliteFile):
             )
             return tuple(lease_from_json(body) for (body,) in rows)
 
-    def past_step(self, which: Past, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
+    def past_step(self, which: PastLeases, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
         """Return the next rows of past leases: those that match, how many more do, and where to go on."""
         at, sequence = which.before or (sys.float_info.max, sys.maxsize)
         outcomes = json.dumps(sorted(which.outcomes))

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from gpushared.storage.sqlite.migrations import Schema, checked_version, migrate
+from gpushared.storage.sqlite.migrations import FileSchema, checked_version, migrate
 from gpushared.storage.sqlite.trouble import (
-    Words,
+    FileWords,
     is_beyond_this_connection,
     is_for_want_of_room,
     translated,
@@ -34,8 +34,8 @@ class SqliteFile:
     def __init__(
         self,
         path: Path,
-        schema: Schema,
-        words: Words,
+        schema: FileSchema,
+        words: FileWords,
         *,
         busy_seconds: float,
         before_wal: Sequence[str] = (),

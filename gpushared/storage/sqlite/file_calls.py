@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpushared.domain.model.errors import TimedOut, Unavailable
-from gpushared.storage.sqlite.trouble import Words
+from gpushared.storage.sqlite.trouble import FileWords
 from gpushared.storage.sqlite.worker import Worker
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Calls:
     """
 
     def __init__(
-        self, name: str, path: Path, words: Words, *, timeout_seconds: float, open_seconds: float = 0.0
+        self, name: str, path: Path, words: FileWords, *, timeout_seconds: float, open_seconds: float = 0.0
     ) -> None:
         self._path = path
         self._words = words

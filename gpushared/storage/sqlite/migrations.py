@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.domain.model.errors import ConfigError
-from gpushared.storage.sqlite.trouble import Words
+from gpushared.storage.sqlite.trouble import FileWords
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class FileSchema:
     """Define the tables of one kind of file."""
 
     application_id: int
@@ -28,7 +28,7 @@ class Schema:
         return len(self.migrations)
 
 
-def migrate(connection: sqlite3.Connection, path: Path, schema: Schema, words: Words) -> None:
+def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, words: FileWords) -> None:
     """Bring the file to the schema's version in one transaction.
 
     Raises ConfigError for a file of a newer version and for a database of another program.
@@ -44,7 +44,7 @@ def migrate(connection: sqlite3.Connection, path: Path, schema: Schema, words: W
             connection.execute(f"PRAGMA application_id = {schema.application_id}")
 
 
-def checked_version(connection: sqlite3.Connection, path: Path, schema: Schema, words: Words) -> int:
+def checked_version(connection: sqlite3.Connection, path: Path, schema: FileSchema, words: FileWords) -> int:
     """Return how many migrations the file has seen. Raises ConfigError as ``migrate``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()

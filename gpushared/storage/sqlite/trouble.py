@@ -32,7 +32,7 @@ _UNKNOWN = ("is not usable", "see the log")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FileWords:
     """Name one kind of file in messages: ``the journal /var/...
 
     is damaged``, with a hint for each trouble.
@@ -57,7 +57,7 @@ class Words:
 
 
 @contextmanager
-def translated(path: Path, words: Words) -> Iterator[None]:
+def translated(path: Path, words: FileWords) -> Iterator[None]:
     """Raise errors of SQLite and of the file system as ``words.error``."""
     try:
         yield
@@ -98,7 +98,7 @@ def is_beyond_this_connection(error: BaseException | None) -> bool:
     return isinstance(error, sqlite3.Error) and _primary_code(error) in _BEYOND_THE_CONNECTION
 
 
-def _told(words: Words) -> dict[int, tuple[str, str]]:
+def _told(words: FileWords) -> dict[int, tuple[str, str]]:
     """Return the trouble of the file, and the hint, by primary result code."""
     program = words.program
     damaged = (_DAMAGED, words.if_damaged)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpushared.net.http_client import Answer, EngineSocket
+from gpushared.net.http_client import EngineAnswer, EngineSocket
 from tests.gate.fuzz.recording import answer_of
 
 LABELS = {"gpushared-test": "recorder"}
 
 
-async def _post(engine: EngineSocket, path: str, body: Mapping[str, Any]) -> Answer:
+async def _post(engine: EngineSocket, path: str, body: Mapping[str, Any]) -> EngineAnswer:
     return await engine.call("POST", path.encode(), json.dumps(body).encode())
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.gate.api.site import Policy
+from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.gate import Gate
-from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
@@ -54,9 +54,9 @@ async def holding(
     busybox_image: str,
     tmp_path: Path,
 ) -> AsyncIterator[Holding]:
-    policy = Policy(bind_prefixes=(str(home),))
+    policy = SitePolicy(bind_prefixes=(str(home),))
 
-    def new_life() -> Pins:
+    def new_life() -> HeldMounts:
         return make_pins(engine, policy, tmp_path / "ledger", owner=home.name)
 
     gate = Gate(engine.path, desk, policy, pins=new_life())

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.gate.api.site import Policy
-from gpushared.gate.mounts.held_mounts import Pins
+from gpushared.gate.api.site import SitePolicy
+from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.bed import parts
 from tests.gate.pinning import lose, names
@@ -28,7 +28,7 @@ class Life:
         self.daemon = daemon
         self.source = source
         self.engine = EngineSocket(daemon.engine)
-        self._pins = Pins(self.engine, Policy, owner=str(daemon.runtime_dir))
+        self._pins = HeldMounts(self.engine, SitePolicy, owner=str(daemon.runtime_dir))
 
     def names(self) -> list[str]:
         return asyncio.run(names(self.engine, self._pins))

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused, Unavailable
-from gpushared.gate.api.site import Policy
-from gpushared.gate.mounts.held_mounts import ROOT, Pins
+from gpushared.gate.api.site import SitePolicy
+from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.bed.parts import BUSYBOX_TAR
 from tests.gate.pinning import PATIENCE_SECONDS, Holding, account, give, mounted, until, wish, words
@@ -220,13 +220,15 @@ SYSTEM = ("/proc", "/sys", "/dev", "/run", "/var/lib/docker", "/")
 
 
 @pytest.fixture
-def lenient(docker_engine: str, home: Path, tmp_path: Path) -> Pins:
+def lenient(docker_engine: str, home: Path, tmp_path: Path) -> HeldMounts:
     """Of a site that would allow everything: what is refused here is refused everywhere."""
-    policy = Policy(bind_prefixes=(str(home), *SYSTEM, "/var", "/tmp"))
-    return Pins(EngineSocket(docker_engine), lambda: policy, ledger=tmp_path, barred=[str(home / "secret")])
+    policy = SitePolicy(bind_prefixes=(str(home), *SYSTEM, "/var", "/tmp"))
+    return HeldMounts(
+        EngineSocket(docker_engine), lambda: policy, ledger=tmp_path, barred=[str(home / "secret")]
+    )
 
 
-async def refusal(pins: Pins, path: Path | str) -> str:
+async def refusal(pins: HeldMounts, path: Path | str) -> str:
     with pytest.raises(PermissionRefused) as refused:
         async with pins.held(account(), [wish(path)]):
             pass
@@ -242,7 +244,7 @@ async def refusal(pins: Pins, path: Path | str) -> str:
     ],
 )
 async def test_what_is_the_systems_own_is_refused_though_the_site_allowed_it(
-    lenient: Pins, path: str
+    lenient: HeldMounts, path: str
 ) -> None:
     said = await refusal(lenient, path)
     assert path.partition("/../")[0] in said
@@ -277,13 +279,15 @@ def link_to_a_secret(path: Path) -> None:
     "make", [fifo, bound_socket, device, link_into_proc, link_to_itself, link_to_a_secret]
 )
 async def test_what_is_neither_file_nor_directory_of_the_callers_is_refused(
-    lenient: Pins, home: Path, make: Callable[[Path], None]
+    lenient: HeldMounts, home: Path, make: Callable[[Path], None]
 ) -> None:
     make(home / "own" / "thing")
     assert "thing cannot be mounted" in await refusal(lenient, home / "own" / "thing")
 
 
-async def test_a_directory_around_or_inside_one_of_the_daemons_is_refused(lenient: Pins, home: Path) -> None:
+async def test_a_directory_around_or_inside_one_of_the_daemons_is_refused(
+    lenient: HeldMounts, home: Path
+) -> None:
     (home / "secret").chmod(0o755)
     assert "for the system only" in await refusal(lenient, home)
     assert "for the system only" in await refusal(lenient, home / "secret" / "d")
@@ -291,7 +295,7 @@ async def test_a_directory_around_or_inside_one_of_the_daemons_is_refused(lenien
 
 @pytest.mark.parametrize("inside", ["", "/inner"])
 async def test_the_systems_own_is_refused_under_other_names_too(
-    lenient: Pins, home: Path, inside: str
+    lenient: HeldMounts, home: Path, inside: str
 ) -> None:
     """Mounted a second time below a directory of the caller's, or there itself."""
     place = give(home / "own" / "d")
@@ -302,7 +306,7 @@ async def test_the_systems_own_is_refused_under_other_names_too(
         assert f"{place}{inside} is the kernel's own (proc)" in await refusal(lenient, place)
 
 
-async def test_a_directory_of_another_mount_namespace_is_refused(lenient: Pins, home: Path) -> None:
+async def test_a_directory_of_another_mount_namespace_is_refused(lenient: HeldMounts, home: Path) -> None:
     """A process of the caller's own can show any directory under any name."""
     own = str(home / "own" / "d")
     show = ("sh", "-c", 'mount --bind /etc "$0" && echo && exec sleep 600', own)
@@ -317,7 +321,7 @@ async def test_a_name_with_a_line_end_is_mounted_where_a_link_leads_to_it(holdin
     assert await holding.output(container) == b"mine"
 
 
-async def test_more_mounts_than_anybody_needs_are_refused(lenient: Pins, home: Path) -> None:
+async def test_more_mounts_than_anybody_needs_are_refused(lenient: HeldMounts, home: Path) -> None:
     with pytest.raises(PermissionRefused, match="65 mounts are too many"):
         async with lenient.held(account(), [wish(home / "own")] * 65):
             pass
@@ -456,7 +460,7 @@ async def test_an_engine_that_does_not_see_what_is_held_is_found_out(
 
     relay = tmp_path / "s"
     async with await asyncio.start_unix_server(pass_on, relay):
-        pins = Pins(EngineSocket(str(relay)), Policy)
+        pins = HeldMounts(EngineSocket(str(relay)), SitePolicy)
         assert "does not see them" in await pins.trial()
         await pins.sweep()
 
@@ -464,7 +468,7 @@ async def test_an_engine_that_does_not_see_what_is_held_is_found_out(
 async def test_without_an_engine_a_trial_says_so(tmp_path: Path) -> None:
     assert (
         "refused: the Docker engine does not answer"
-        in await Pins(EngineSocket(f"{tmp_path}/s"), Policy).trial()
+        in await HeldMounts(EngineSocket(f"{tmp_path}/s"), SitePolicy).trial()
     )
 
 
@@ -472,8 +476,8 @@ async def test_where_nothing_can_be_noted_nothing_is_mounted(
     docker_engine: str, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    policy = Policy(bind_prefixes=(str(home),))
-    pins = Pins(EngineSocket(docker_engine), lambda: policy, ledger=tmp_path / "file")
+    policy = SitePolicy(bind_prefixes=(str(home),))
+    pins = HeldMounts(EngineSocket(docker_engine), lambda: policy, ledger=tmp_path / "file")
     with pytest.raises(Unavailable, match="cannot be noted"):
         async with pins.held(account(), [wish(home / "own" / "d")]):
             pass

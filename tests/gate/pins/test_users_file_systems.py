@@ -15,9 +15,9 @@ import pytest
 from gpushared.domain.model.errors import PermissionRefused, TimedOut
 from gpushared.domain.model.request import Caller
 from gpushared.engine import reality
-from gpushared.gate.api.site import HOME, Policy
+from gpushared.gate.api.site import HOME, SitePolicy
 from gpushared.gate.mounts import kernel
-from gpushared.gate.mounts.held_mounts import AT_ONCE, Pins
+from gpushared.gate.mounts.held_mounts import AT_ONCE, HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.gate.fuse import DEVICE, Fuse, fuse
 from tests.gate.pinning import Holding, account, give, lose, names, wish, words
@@ -30,12 +30,12 @@ pytestmark = [
 
 
 @pytest.fixture
-def impatient(docker_engine: str, home: Path, tmp_path: Path) -> Pins:
+def impatient(docker_engine: str, home: Path, tmp_path: Path) -> HeldMounts:
     """Of a site where a home may be mounted, and what is below the test's directory."""
-    policy = Policy(bind_prefixes=(HOME, str(home)))
+    policy = SitePolicy(bind_prefixes=(HOME, str(home)))
     owner = secrets.token_hex(8)
     engine = EngineSocket(docker_engine)
-    return Pins(engine, lambda: policy, owner=owner, ledger=tmp_path / "ledger", patience_seconds=2.0)
+    return HeldMounts(engine, lambda: policy, owner=owner, ledger=tmp_path / "ledger", patience_seconds=2.0)
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ def inner(home: Path) -> Iterator[Fuse]:
         yield served
 
 
-async def look(pins: Pins, path: Path, *, home: Path | str = "", caller: Caller = ALICE) -> None:
+async def look(pins: HeldMounts, path: Path, *, home: Path | str = "", caller: Caller = ALICE) -> None:
     async with pins.held(account(caller, home), [wish(path)]):
         pass
 
 
-async def trouble(pins: Pins, path: Path) -> str:
+async def trouble(pins: HeldMounts, path: Path) -> str:
     with pytest.raises(TimedOut) as refused:
         await look(pins, path)
     return str(refused.value)
@@ -67,7 +67,7 @@ async def trouble(pins: Pins, path: Path) -> str:
 
 @pytest.mark.parametrize("allow_other", [False, True])
 async def test_what_is_on_a_file_system_of_a_users_own_is_refused_as_a_source(
-    impatient: Pins, home: Path, *, allow_other: bool
+    impatient: HeldMounts, home: Path, *, allow_other: bool
 ) -> None:
     place = home / "own" / "d"
     with fuse(place, allow_other=allow_other):
@@ -78,7 +78,7 @@ async def test_what_is_on_a_file_system_of_a_users_own_is_refused_as_a_source(
 
 @pytest.mark.parametrize("allow_other", [False, True])
 async def test_one_that_never_answers_holds_up_its_users_looks_and_nobody_elses(
-    impatient: Pins, home: Path, bobs: Path, *, allow_other: bool
+    impatient: HeldMounts, home: Path, bobs: Path, *, allow_other: bool
 ) -> None:
     """The processes that wait in it cannot be killed: no more of them are made than a user has turns."""
     place, elsewhere = home / "own" / "d", home / "alices"
@@ -100,7 +100,7 @@ async def test_one_that_never_answers_holds_up_its_users_looks_and_nobody_elses(
 
 
 async def test_a_home_that_never_answers_holds_up_nobody_but_its_user(
-    impatient: Pins, home: Path, bobs: Path
+    impatient: HeldMounts, home: Path, bobs: Path
 ) -> None:
     """The site's rules name homes, which are therefore looked at in each look, and never as root."""
     with fuse(home / "own", allow_other=True) as served:
@@ -112,7 +112,7 @@ async def test_a_home_that_never_answers_holds_up_nobody_but_its_user(
 
 
 async def test_after_a_reboot_one_users_silent_file_system_keeps_no_others_mounts_from_being_held(
-    docker_engine: str, impatient: Pins, home: Path, bobs: Path
+    docker_engine: str, impatient: HeldMounts, home: Path, bobs: Path
 ) -> None:
     async with AsyncExitStack() as stack:
         alices = await stack.enter_async_context(impatient.held(account(), [wish(home / "own" / "d")]))

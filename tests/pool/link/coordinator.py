@@ -31,7 +31,7 @@ from gpushared.pool.trust.certificates import (
 )
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.principal_names import coordinator_host
-from gpushared.pool.trust.trust import CA_FOLDER, Trust
+from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.testing.store import MemoryStore
 
 WAIT_SECONDS = 20.0
@@ -58,7 +58,7 @@ class Credentials:
 
 
 def enlist(
-    trust: Trust, node: str, *, name_inside: str | None = None, realms: frozenset[str] = frozenset()
+    trust: PoolTrust, node: str, *, name_inside: str | None = None, realms: frozenset[str] = frozenset()
 ) -> Credentials:
     """A node's credentials, signed and written down as joining does it."""
     key, assertion_key = new_key(), Ed25519PrivateKey.generate()
@@ -139,7 +139,7 @@ class Coordinator:
         self.machine = Machine()
         self.beat_seconds = 0.05
         self.jobs = Jobs()
-        self.trust = Trust(
+        self.trust = PoolTrust(
             folder,
             MemoryStore(),
             epoch=lambda: self.machine.state.epoch,

@@ -30,7 +30,7 @@ from gpushared.domain.model.request import Caller, Request
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.dial import Dial, Retry
 from gpushared.pool.member.link_session import Identity, Timing
-from gpushared.pool.member.node_ports import Kept
+from gpushared.pool.member.node_ports import OutboxJob
 from gpushared.pool.trust.assertions import Asserter
 from tests.pool.link.coordinator import Credentials
 
@@ -126,7 +126,7 @@ class Outbox:
 
     asserter: Asserter
     node: NodeName
-    kept: dict[JobId, Kept] = field(default_factory=dict)
+    kept: dict[JobId, OutboxJob] = field(default_factory=dict)
     wanted: dict[JobId, int] = field(default_factory=dict)
     acks: list[tuple[JobId, GpushareError | None]] = field(default_factory=list)
     updates: list[link_pb2.JobUpdate] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Outbox:
     def jobs(self) -> tuple[JobId, ...]:
         return tuple(self.kept)
 
-    def job(self, job: JobId) -> Kept | None:
+    def job(self, job: JobId) -> OutboxJob | None:
         return self.kept.get(job)
 
     def cancels(self) -> Mapping[JobId, int]:

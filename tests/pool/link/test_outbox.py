@@ -10,7 +10,7 @@ from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import NotFound, Unavailable
 from gpushared.domain.model.lease import JobId
-from gpushared.pool.member.node_ports import Kept
+from gpushared.pool.member.node_ports import OutboxJob
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import Node, spec
 from tests.pool.link.proxy import Proxy
@@ -34,7 +34,7 @@ async def test_a_job_is_sent_with_the_nodes_word_and_acknowledged(coordinator: C
     async with node.running():
         await node.connected()
         coordinator.jobs.states[JOB] = "queued"
-        node.outbox.kept[JOB] = Kept(claimed, held=True, priority=3)
+        node.outbox.kept[JOB] = OutboxJob(claimed, held=True, priority=3)
         node.link.submit(JOB)
         event = await coordinator.machine.heard(is_submitted)
         await node.outbox.until(lambda box: bool(box.acks) and bool(box.updates))
@@ -49,7 +49,7 @@ async def test_a_node_cannot_speak_for_users_of_others(coordinator: Coordinator)
     node = node_of(coordinator)
     async with node.running():
         await node.connected()
-        node.outbox.kept[JOB] = Kept(spec("bob@n2"))
+        node.outbox.kept[JOB] = OutboxJob(spec("bob@n2"))
         node.link.submit(JOB)
         await node.outbox.until(lambda box: bool(box.acks))
     ((job, refusal),) = node.outbox.acks
@@ -61,7 +61,7 @@ async def test_what_waits_in_the_outbox_is_sent_again_after_each_hello(coordinat
     """As old: a coordinator that lost its memory may have started it before."""
     async with Proxy(coordinator.port).running() as proxy:
         node = Node(coordinator.enrol(N1), lambda: proxy.address)
-        node.outbox.kept[JOB] = Kept(spec())
+        node.outbox.kept[JOB] = OutboxJob(spec())
         async with node.running():
             first = await coordinator.machine.heard(is_submitted)
             await proxy.cut()
@@ -86,7 +86,7 @@ async def test_a_job_is_acknowledged_only_once_the_store_has_it(coordinator: Coo
     coordinator.machine.answer = refuse
     async with node.running():
         await node.connected()
-        node.outbox.kept[JOB] = Kept(spec())
+        node.outbox.kept[JOB] = OutboxJob(spec())
         node.link.submit(JOB)
         await coordinator.machine.heard(is_submitted)
         await node.outbox.until(lambda box: box.acks == [(JOB, None)])
@@ -96,7 +96,7 @@ async def test_a_job_is_acknowledged_only_once_the_store_has_it(coordinator: Coo
 async def test_a_cancellation_follows_its_job_and_is_acknowledged(coordinator: Coordinator) -> None:
     """Never before it, else the coordinator would know nothing of what to cancel."""
     node = node_of(coordinator)
-    node.outbox.kept[JOB] = Kept(spec())
+    node.outbox.kept[JOB] = OutboxJob(spec())
     node.outbox.wanted[JOB] = 7
     async with node.running():
         await node.outbox.until(lambda box: not box.wanted)
@@ -113,7 +113,7 @@ async def test_the_end_of_a_client_is_told_in_the_name_of_who_asked_for_the_job(
     node = node_of(coordinator)
     async with node.running():
         await node.connected()
-        node.outbox.kept[JOB] = Kept(spec())
+        node.outbox.kept[JOB] = OutboxJob(spec())
         node.link.submit(JOB)
         await node.outbox.until(lambda box: bool(box.acks))
         for times in (1, 2):
@@ -150,7 +150,7 @@ async def test_a_job_with_a_name_that_is_none_is_refused(coordinator: Coordinato
     strange = JobId("../../etc")
     async with node.running():
         await node.connected()
-        node.outbox.kept[strange] = Kept(spec())
+        node.outbox.kept[strange] = OutboxJob(spec())
         node.link.submit(strange)
         await node.outbox.until(lambda box: bool(box.acks))
     assert node.outbox.acks[0][1] is not None

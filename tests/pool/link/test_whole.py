@@ -38,12 +38,12 @@ from gpushared.domain.leases.instructions import Instruction
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
 from gpushared.domain.model.request import Caller
-from gpushared.node.jobs.order_handler import AttemptDesk
+from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.node.runtime.loop import Loop
 from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
-from gpushared.pool.coordinator.parts import Coordinator, Service
+from gpushared.pool.coordinator.parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.pool_init import found_pool
@@ -77,7 +77,7 @@ class Machine:
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
         self.loop = Loop(NodeState(boot_id="boot-1"), MemoryJournal(), _Clock(), Troubles())
-        self.desk = AttemptDesk(self.loop, _account, "boot-1")
+        self.desk = OrderHandler(self.loop, _account, "boot-1")
         self.enrolment = Enrolment(folder / name, time.time)
         self.troubles = Troubles()
         self.coordinator = ""
@@ -159,12 +159,12 @@ class World:
 
     folder: Path
     nodes_port: int = 0
-    parts: list[Coordinator] = field(default_factory=list)
+    parts: list[CoordinatorParts] = field(default_factory=list)
     _daemon: PoolDaemon | None = None
     _task: asyncio.Task[None] | None = None
 
     @property
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> CoordinatorParts:
         return self.parts[-1]
 
     async def start(self) -> None:
@@ -187,7 +187,7 @@ class World:
             self._task.result()
         self.nodes_port = self._daemon.nodes_port
 
-    def _note(self, coordinator: Coordinator) -> Sequence[Service]:
+    def _note(self, coordinator: CoordinatorParts) -> Sequence[Service]:
         self.parts.append(coordinator)
         return ()
 

@@ -30,7 +30,7 @@ from gpushared.pool.trust.principal_names import coordinator_host
 from gpushared.pool.trust.rates import Rates
 from gpushared.pool.trust.signature_log import LedgerMember
 from gpushared.pool.trust.token_records import Scope
-from gpushared.pool.trust.trust import CA_FOLDER, Trust
+from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.storage.jobs.sqlite_store import SqliteStore
 
 POOL = "lab"
@@ -50,7 +50,7 @@ class Clock:
 class Jobs(jobs_pb2_grpc.JobsServicer):
     """Answers a cancellation with who asked for it; who waits, waits until ``may_answer``."""
 
-    def __init__(self, trust: Trust) -> None:
+    def __init__(self, trust: PoolTrust) -> None:
         self._trust = trust
         self.waits, self.may_answer = asyncio.Event(), asyncio.Event()
 
@@ -93,7 +93,7 @@ async def _watch(request: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[
 class Link(link_pb2_grpc.NodeLinkServicer):
     """A stream that stays open as long as the node's certificate counts."""
 
-    def __init__(self, trust: Trust) -> None:
+    def __init__(self, trust: PoolTrust) -> None:
         self._trust = trust
 
     async def Connect(  # noqa: N802 - gRPC's name
@@ -112,7 +112,7 @@ class Link(link_pb2_grpc.NodeLinkServicer):
 class Coordinator:
     """As it runs. ``users`` may be changed at any time."""
 
-    trust: Trust
+    trust: PoolTrust
     clock: Clock
     users_port: int
     nodes_port: int
@@ -174,7 +174,7 @@ async def coordinator(
     async def enrolled(node: str, realms: tuple[str, ...]) -> None:
         made.enrolled.append((node, realms))
 
-    made.trust = trust = Trust(
+    made.trust = trust = PoolTrust(
         folder,
         store,
         epoch=lambda: epoch,

@@ -31,7 +31,7 @@ from gpushared.pool.trust.certificates import (
     pem_of,
     read_node_certificate,
 )
-from gpushared.pool.trust.signature_log import Ledger
+from gpushared.pool.trust.signature_log import SignatureLog
 from tests.pool.trust.coordinator import Coordinator, Stream, cancel, coordinator, member, refusal
 
 DAYS = 24 * 3600.0
@@ -308,13 +308,13 @@ def _certificate(node: str, serial: int, issued_at: float = 100.0) -> NodeCertif
 
 def test_a_line_that_was_cut_off_is_forgotten_and_the_next_begins_where_it_stood(tmp_path: Path) -> None:
     path = tmp_path / "issued.jsonl"
-    Ledger(path).issued(_certificate("ws3", 1), 100.0)
+    SignatureLog(path).issued(_certificate("ws3", 1), 100.0)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"what": "issued", "node": "ws4", "ser')
-    ledger = Ledger(path)
+    ledger = SignatureLog(path)
     assert set(ledger.members()) == {"ws3"}
     ledger.issued(_certificate("ws5", 2), 101.0)
-    assert set(Ledger(path).members()) == {"ws3", "ws5"}
+    assert set(SignatureLog(path).members()) == {"ws3", "ws5"}
     assert path.read_bytes().startswith(whole)
 
 
@@ -322,11 +322,11 @@ def test_a_damaged_line_is_not_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "issued.jsonl"
     path.write_bytes(b"{}\n")
     with pytest.raises(ConfigError, match="line 1, cannot be read"):
-        Ledger(path)
+        SignatureLog(path)
 
 
 def test_a_ledger_that_cannot_be_written_says_so_and_changes_nothing(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "gone" / "issued.jsonl")
+    ledger = SignatureLog(tmp_path / "gone" / "issued.jsonl")
     with pytest.raises(Unavailable):
         ledger.issued(_certificate("ws3", 1), 100.0)
     assert ledger.members() == {}
@@ -335,7 +335,7 @@ def test_a_ledger_that_cannot_be_written_says_so_and_changes_nothing(tmp_path: P
 def test_a_certificate_that_an_old_copy_of_the_ledger_does_not_know_counts_by_when_it_was_made(
     tmp_path: Path,
 ) -> None:
-    ledger = Ledger(tmp_path / "issued.jsonl")
+    ledger = SignatureLog(tmp_path / "issued.jsonl")
     ledger.issued(_certificate("ws3", 1), 100.0)
     ledger.revoke("ws3", "root", 200.0)  # type: ignore[arg-type]
     assert ledger.is_revoked(_certificate("ws3", 2, issued_at=150.0))

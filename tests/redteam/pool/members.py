@@ -36,7 +36,7 @@ from gpushared.pool.coordinator.app import (
     PoolDaemon,
     real_pool_parts,
 )
-from gpushared.pool.coordinator.parts import Coordinator, Service
+from gpushared.pool.coordinator.parts import CoordinatorParts, Service
 from gpushared.pool.link import codec
 from gpushared.pool.member.link_session import Call
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
@@ -211,7 +211,7 @@ class Scene:
 
     folder: Path
     users: dict[str, UserConfig] = field(default_factory=dict)
-    parts: list[Coordinator] = field(default_factory=list)
+    parts: list[CoordinatorParts] = field(default_factory=list)
     _daemons: list[PoolDaemon] = field(default_factory=list)
     _task: asyncio.Task[None] | None = None
 
@@ -220,7 +220,7 @@ class Scene:
         return self._daemons[-1]
 
     @property
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> CoordinatorParts:
         return self.parts[-1]
 
     async def start(self) -> None:
@@ -238,7 +238,7 @@ class Scene:
             await asyncio.wait({self._task, told}, return_when=asyncio.FIRST_COMPLETED)
         assert not self._task.done(), self._task
 
-    def _note(self, coordinator: Coordinator) -> Sequence[Service]:
+    def _note(self, coordinator: CoordinatorParts) -> Sequence[Service]:
         self.parts.append(coordinator)
         return ()
 
