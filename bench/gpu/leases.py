@@ -18,9 +18,9 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Request
-from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
+from gpushared.gpus.mig import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.ports import Edits
-from gpushared.sharing.edits import CONTAINER_DIRECTORY, CONTAINER_PIPE_DIRECTORY
+from gpushared.sharing.lease_edits import CONTAINER_DIRECTORY, CONTAINER_PIPE_DIRECTORY
 from gpushared.sharing.mps import MpsSharing
 
 MIB = 1024 * 1024

@@ -13,7 +13,7 @@ from pool import Members, Pool, members, pool_of
 from quiet import costs, machine, wait_for_all
 
 from gpushared.client.pipeline import AsyncPool, JobRequest
-from gpushared.client.pool import PoolClient
+from gpushared.client.pool_calls import PoolClient
 
 WORKERS = Path(__file__).with_name("workers.py")
 PEOPLE = 20

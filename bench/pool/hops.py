@@ -18,8 +18,8 @@ from quiet import machine
 from real import real_pool
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
-from gpushared.client.pipeline.door import find_door
-from gpushared.client.pool import PoolClient
+from gpushared.client.pipeline.pool_address import find_door
+from gpushared.client.pool_calls import PoolClient
 
 ANSWERED = {"preparing", "waiting", "reserved", "running"}
 PERSON = "nobody@b"

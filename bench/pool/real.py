@@ -18,7 +18,7 @@ from typing import Any
 from pool import READY_SECONDS, Pool, pool_of
 
 from gpushared.client.api import Client
-from gpushared.client.pool import PoolClient
+from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import GpushareError
 
 BIN = Path(sys.executable).parent

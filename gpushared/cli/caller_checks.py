@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpushared import __version__
 from gpushared.cli.config import MAIN_FILE
-from gpushared.cli.docker import find_docker
+from gpushared.cli.docker_cli import find_docker
 from gpushared.client import Client, DoctorReport, NodeStatus
 from gpushared.domain.model.checkup import (
     Check,

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import BinaryIO, NamedTuple
 
-from gpushared.cli import docker
+from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RUN, SUBMIT, DockerFlag, OurOptions, RunWords
-from gpushared.cli.faults import say
+from gpushared.cli.errors import say
 from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
@@ -94,7 +94,7 @@ def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> R
     _write(done.stderr)
     if guess := option_meant(done.stderr, RUN):
         say(guess)
-    return ReadRun(done.returncode if done.returncode > 0 else docker.FAILED)
+    return ReadRun(done.returncode if done.returncode > 0 else docker_cli.FAILED)
 
 
 def option_meant(docker_said: bytes, options: OurOptions) -> str:
@@ -122,7 +122,7 @@ def _started(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> s
     """Docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
     return subprocess.Popen(
         command,
-        env=docker.environment_for(f"unix://{engine.path}"),
+        env=docker_cli.environment_for(f"unix://{engine.path}"),
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpushared.cli.faults import UsageError
+from gpushared.cli.errors import UsageError
 from gpushared.client.submit_words import SUBMIT_WORDS
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.light import NamedTuple

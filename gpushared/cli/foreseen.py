@@ -6,10 +6,10 @@ becomes a warning: it may be gone by then.
 
 from __future__ import annotations
 
-from gpushared.cli import docker
+from gpushared.cli import docker_cli
 from gpushared.cli.capture import Captured, can_be_read_twice, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords
-from gpushared.cli.faults import say
+from gpushared.cli.errors import say
 from gpushared.client import Client
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
@@ -31,7 +31,7 @@ def _captured(client: Client, program: str, words: RunWords) -> Captured | None:
     if not can_be_read_twice(words):
         return None
     try:
-        return capture(program, words.docker_without(*RUN_ALONE), docker.api_version_of(client))
+        return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
     except GpushareError:
         return None  # docker tells when its turn comes
 
@@ -55,7 +55,7 @@ def _warn_of_name(client: Client, name: str) -> None:
         status = client.docker("GET", f"/containers/{name.removeprefix('/')}/json").status
     except GpushareError:
         return
-    if status == docker.OK:
+    if status == docker_cli.OK:
         say(
             f"warning: a container named {name} is there, and docker will refuse another one",
             f"docker rm {name}, or give another --name",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-from gpushared.cli import docker
+from gpushared.cli import docker_cli
 from gpushared.client import Client
+from gpushared.client.job_calls import Jobs
 from gpushared.client.job_messages import Job
-from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import (
     DaemonUnavailable,
     NotFound,
@@ -72,9 +72,9 @@ def _container(there: Client, job: Job, attempt: int, node: str) -> str:
             f"node {node}, where job {job.id} is, is not reached: the connection was lost",
             hint="`gpushare nodes` tells when it was last heard of",
         ) from error
-    if answer.status != docker.OK:
+    if answer.status != docker_cli.OK:
         who = f"node {node}" if node else "this node"
-        raise Unavailable(f"{who} does not say what it has: {docker.message_of(answer)}")
+        raise Unavailable(f"{who} does not say what it has: {docker_cli.message_of(answer)}")
     found = json.loads(answer.body)
     return str(found[0]["Id"]) if found else ""
 
@@ -82,15 +82,17 @@ def _container(there: Client, job: Job, attempt: int, node: str) -> str:
 def has_terminal(place: DockerEndpoint) -> bool:
     """Return True if the container has a terminal. Raises Unavailable where the engine does not say so."""
     answer = Client(place.host).docker("GET", f"/containers/{place.container}/json")
-    if answer.status != docker.OK:
-        raise Unavailable(docker.message_of(answer))
+    if answer.status != docker_cli.OK:
+        raise Unavailable(docker_cli.message_of(answer))
     return bool(json.loads(answer.body)["Config"]["Tty"])
 
 
 def become(place: DockerEndpoint, *words: str) -> NoReturn:
     """Become docker with these words and the container's name, at the container's endpoint."""
-    program = docker.find_docker()
+    program = docker_cli.find_docker()
     try:
-        docker.become(program, ["docker", *words, place.container], docker.environment_for(place.host))
+        docker_cli.become(
+            program, ["docker", *words, place.container], docker_cli.environment_for(place.host)
+        )
     except OSError as error:
         raise NotFound(f"docker cannot be started: {error.strerror}", hint=program) from error

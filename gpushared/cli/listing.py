@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gpushared.cli import table, text
-from gpushared.cli.faults import UsageError
+from gpushared.cli.errors import UsageError
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 from gpushared.light import TYPE_CHECKING, NamedTuple

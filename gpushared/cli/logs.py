@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from gpushared.cli import complete, docker, job_places
-from gpushared.cli.child import run_as_child
-from gpushared.cli.faults import say
+from gpushared.cli import complete, docker_cli, job_places
+from gpushared.cli.errors import say
 from gpushared.cli.references import container_named
+from gpushared.cli.relay import beside
+from gpushared.cli.result import run_as_child
 from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.client.job_messages import Job
+
+if TYPE_CHECKING:
+    from gpushared.cli.runs import Run
+
+from gpushared.cli.references import job_id
+from gpushared.client.job_calls import Jobs
 
 BROKEN = 1
 """``docker logs`` ends with this code for any failure."""
@@ -62,12 +71,12 @@ def logs(
 
 def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
     """Docker's exit code; 125 and how to go on where docker lost the output before the output ended."""
-    program = docker.find_docker()
+    program = docker_cli.find_docker()
     command = [program, "logs", *words, place.container]
-    code = run_as_child(command, docker.environment_for(place.host))
+    code = run_as_child(command, docker_cli.environment_for(place.host))
     if code == BROKEN:
         say(f"docker ended before the output of {job} did; to go on: gpushare logs -f {job}")
-        return docker.FAILED
+        return docker_cli.FAILED
     return code
 
 
@@ -77,3 +86,47 @@ def _newest(job: Job) -> int:
     if job.started_at is None and job.tries:
         say(f"{job.id} is {job.state}; this is the output of attempt {newest}")
     return newest
+
+
+@click.command("attach", short_help="Attach to the container of a job or a lease.")
+@click.option("--detach-keys", metavar="KEYS", help="The keys that leave it running, as docker attach.")
+@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which one of several nodes.")
+@click.argument("job", shell_complete=complete.outputs)
+def attach(job: str, detach_keys: str | None, rank: int) -> int:
+    """Attach this terminal to the container of a job that runs, by becoming `docker attach`.
+
+    JOB is a job's id or an unmistakable beginning of it, a lease's id, or a container's name. Ctrl-P Ctrl-Q
+    leaves the container running where the job has a terminal (-it).
+
+    \b
+    Examples:
+      gpushare attach k3m9x0p2qa
+    """  # noqa: D301 - click's mark for lines it must not join
+    words = [f"--detach-keys={detach_keys}"] if detach_keys else []
+    client = Client()
+    place = container_named(client, job, rank)
+
+    def run() -> Run:
+        from gpushared.cli.runs import NamedRun
+
+        return NamedRun(client, job, rank)
+
+    path = beside(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
+    job_places.become(place._replace(host=f"unix://{path}"), "attach", *words)
+
+
+@click.command("docker-host", short_help="Print a DOCKER_HOST that leads to a job's node.")
+@click.argument("job", shell_complete=complete.jobs)
+@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which node of a gang's.")
+def docker_host(job: str, rank: int) -> None:
+    """Print a DOCKER_HOST that leads to the node that runs JOB, as you.
+
+    Whatever docker does there passes that node's gate: it reaches your own containers there, and no others.
+
+    \b
+    Examples:
+      DOCKER_HOST=$(gpushare docker-host JOB) docker exec -it CONTAINER bash
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    found = job_id(client, job)
+    print(f"unix://{client.path}" if not found else Jobs(client).door(found, rank).host)

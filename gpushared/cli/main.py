@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpushared.cli.faults import report, say
+from gpushared.cli.errors import report, say
 from gpushared.domain.model.errors import GpushareError
 
 OUR_FAILURE = 125
@@ -71,10 +71,10 @@ def _command(words: list[str]) -> int:
             return code
         if name in {"run", "submit"} and "--help" not in rest and rest not in ([], ["-h"]):
             if name == "submit":
-                from gpushared.cli.submitting import submit_job
+                from gpushared.cli.submit_job import submit_job
 
                 return submit_job(rest)
-            from gpushared.cli.start import run_container
+            from gpushared.cli.run_container import run_container
 
             return run_container(rest)
     from gpushared.cli.tree import invoke

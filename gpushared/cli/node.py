@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from gpushared.cli import complete, text
-from gpushared.cli.faults import UsageError
+from gpushared.cli.errors import UsageError
 from gpushared.client import Client
-from gpushared.client.pool import PoolClient
+from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import ConfigError
 
 _HELP = {"help_option_names": ["-h", "--help"]}

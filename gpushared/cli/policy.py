@@ -7,12 +7,17 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from gpushared.cli import complete, docker, docker_args, text
+from gpushared.cli import (
+    complete,
+    docker_args,
+    docker_cli,
+    text,
+)
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
-from gpushared.cli.faults import UsageError
+from gpushared.cli.errors import UsageError
 from gpushared.client import Client
-from gpushared.client.policy_messages import PolicyExplanation, PolicyFinding, PolicyRules
+from gpushared.client.pool_messages import PolicyExplanation, PolicyFinding, PolicyRules
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _WORDS = {**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -101,7 +106,7 @@ def _captured(client: Client, args: Sequence[str]) -> Captured:
     words = split(args, docker_args.RUN._replace(command="policy explain"))
     if not words.image:
         raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")
-    return capture(docker.find_docker(), _create_words(words), docker.api_version_of(client))
+    return capture(docker_cli.find_docker(), _create_words(words), docker_cli.api_version_of(client))
 
 
 def _create_words(words: RunWords) -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from gpushared.cli import complete, table, text
-from gpushared.cli.faults import UsageError, wrong_values
+from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.table import Column, Row
-from gpushared.client.pool import PoolClient
+from gpushared.client.pool_calls import PoolClient
 from gpushared.client.pool_messages import ApiToken, JoinToken
 from gpushared.domain.model.units import parse_duration
 
@@ -53,7 +53,7 @@ def init(name: str, config: Path | None, state_dir: str | None, user: str) -> in
     Examples:
       sudo gpushare pool init lab
     """  # noqa: D301 - click's mark for lines it must not join
-    from gpushared.config.pool import POOL, load_pool
+    from gpushared.config.pool_settings import POOL, load_pool
     from gpushared.pool.trust.pool_init import found_pool
 
     settings = load_pool(config or POOL.path, environ=os.environ, must_exist=config is not None)

@@ -13,9 +13,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpushared.cli import docker
+from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RunWords, refuse_ways_around
-from gpushared.cli.faults import UsageError, say
+from gpushared.cli.errors import UsageError, say
 from gpushared.cli.progress import Progress
 from gpushared.cli.relay import beside
 from gpushared.cli.start import (
@@ -33,8 +33,8 @@ from gpushared.cli.waiting import (
     signals_interrupt,
 )
 from gpushared.client import Client
+from gpushared.client.job_calls import Jobs
 from gpushared.client.job_messages import DoorAnswer, Job
-from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import (
     GpushareError,
     NotFound,
@@ -59,7 +59,7 @@ def run_in_pool(words: RunWords) -> int:
     client = Client()
     check_privileges(client, words)
     place = PoolPlace(client, words)
-    program = docker.find_docker()
+    program = docker_cli.find_docker()
     tell_of_doubts(words)
     try:
         with signals_interrupt():
@@ -87,7 +87,9 @@ def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
     path = door.host.removeprefix("unix://")
     if not words.is_set("detach"):
         path = beside(place.run, path, terminal=words.is_set("tty"))
-    docker.become(program, docker.run_words(words, door.lease_id), docker.environment_for(f"unix://{path}"))
+    docker_cli.become(
+        program, docker_cli.run_words(words, door.lease_id), docker_cli.environment_for(f"unix://{path}")
+    )
 
 
 class PoolPlace:

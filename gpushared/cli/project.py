@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from gpushared.cli import complete, text
-from gpushared.cli.faults import UsageError, wrong_values
+from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.ps import share

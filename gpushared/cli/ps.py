@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from gpushared.cli import text
-from gpushared.cli.faults import UsageError, wrong_values
+from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess

@@ -44,7 +44,7 @@ def fetch(client: Client, options: Options) -> Screen:
     )
     if not options.explain or options.output == "ids":
         return screen
-    from gpushared.cli.queue_told import explained, in_words
+    from gpushared.cli.queue_explanation import explained, in_words
 
     told = explained(client, screen.ids)
     return screen._replace(

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
-from gpushared.cli import docker
-from gpushared.cli.child import run_as_child
+from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RunWords
-from gpushared.cli.faults import report
+from gpushared.cli.errors import report
 from gpushared.cli.start import Prepared
 from gpushared.cli.waiting import Interrupted, MaxWaitReached, signals_interrupt
 from gpushared.client import Client, Lease
@@ -58,7 +62,7 @@ def run_with_result(words: RunWords, path: str) -> int:
                 return code
             prepared.fetch_image()
             result.lease = prepared.acquire()
-        code = _run(prepared, docker.run_words(words, result.lease), result.lease)
+        code = _run(prepared, docker_cli.run_words(words, result.lease), result.lease)
     except Interrupted as error:
         result.write("cancelled", error.exit_code, "cancelled while it waited")
         return error.exit_code
@@ -98,3 +102,49 @@ def _until_over(client: Client, lease: Lease) -> Lease:
     while lease.outcome is None and (left := until - time.monotonic()) > 0:
         lease = client.wait(lease.id, lease.token, timeout_seconds=left)
     return lease
+
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+
+
+def run_as_child(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run docker and stay; returns docker's exit code, 128+n when signal n ended docker."""
+    with _passing_signals() as pass_to:
+        child = subprocess.Popen(command, env=environ)
+        pass_to(child)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _passing_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass TERM and HUP on to a child; what a terminal sends, the child gets from the terminal itself.
+
+    The handlers are in place before the child begins, so that no signal ends the parent first. They are no
+    SIG_IGN: a handler is undone by the child's exec, an ignored signal would stay ignored.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
+            child.send_signal(number)
+
+    def forward(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
+        if children:
+            children[0].send_signal(number)
+        else:
+            early.append(number)
+
+    def leave_it(number: int, frame: FrameType | None) -> None:
+        pass
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before |= {number: signal.signal(number, leave_it) for number in _FROM_THE_TERMINAL}
+    try:
+        yield pass_to
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

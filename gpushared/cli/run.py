@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gpushared.cli import complete, docker_args
-from gpushared.cli.start import run_container
+from gpushared.cli.run_container import run_container
 
 
 class WordsCommand(click.Command):

@@ -9,12 +9,12 @@ import time
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from gpushared.cli import docker
+from gpushared.cli import docker_cli
 from gpushared.cli.job_places import DockerEndpoint, docker_host_for
 from gpushared.cli.references import container_named, first_found
 from gpushared.client import Client
 from gpushared.client.http import exchange
-from gpushared.client.jobs import Jobs
+from gpushared.client.job_calls import Jobs
 from gpushared.domain.model.errors import GpushareError, Unavailable
 
 LOOK_SECONDS = 0.3
@@ -170,7 +170,7 @@ class Finder:
         target = f"/containers/{found.container}/wait?condition={condition}"
         with suppress(GpushareError, ValueError, KeyError, TypeError):
             answer = exchange(found.path, "POST", target, timeout_seconds=PROGRAM_SECONDS)
-            if answer.status == docker.OK:
+            if answer.status == docker_cli.OK:
                 return int(json.loads(answer.body)["StatusCode"])
         time.sleep(LOOK_SECONDS)
         return None
@@ -196,10 +196,10 @@ class Finder:
         place = self.run.place()
         client = _asks_once(Client(place.host))
         answer = client.docker("GET", f"/containers/{place.container}/json")
-        if answer.status == docker.MISSING:
+        if answer.status == docker_cli.MISSING:
             return None
-        if answer.status != docker.OK:
-            raise Unavailable(docker.message_of(answer))
+        if answer.status != docker_cli.OK:
+            raise Unavailable(docker_cli.message_of(answer))
         state = json.loads(answer.body)["State"]
         if state["Running"]:
             return ContainerOrEnd(client.path, place.container)

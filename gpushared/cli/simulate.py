@@ -7,7 +7,7 @@ import json
 import click
 
 from gpushared.cli import complete
-from gpushared.cli.faults import UsageError, wrong_values
+from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.domain.model.errors import NotFound, StateConflict

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from gpushared.cli import docker, host_words
-from gpushared.cli.docker_args import RUN, OurOptions, RunWords, refuse_ways_around, split, warnings
-from gpushared.cli.faults import UsageError, say, wrong_values
+from gpushared.cli import docker_cli, lease_values
+from gpushared.cli.docker_args import RUN, OurOptions, RunWords, refuse_ways_around, warnings
+from gpushared.cli.errors import UsageError, say, wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.plain_words import are_plain
 from gpushared.cli.progress import Progress
-from gpushared.cli.waiting import Interrupted, QueueWait, signals_interrupt
+from gpushared.cli.waiting import Interrupted, QueueWait
 from gpushared.client import Client
 from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimplemented
 from gpushared.light import TYPE_CHECKING
@@ -28,36 +27,6 @@ WHOLE_GPU = "1"
 _SIZES = ("gpu", "gpu-memory", "gpu-compute", "preset")
 
 
-def run_container(args: Sequence[str]) -> int:
-    """Become ``docker run``; return, with the exit code, only if docker does not start."""
-    words = split(args)
-    if not words.image:
-        raise UsageError("no image was named", hint="gpushare run --gpu 0.25 IMAGE [COMMAND...]")
-    if "pool" in words.ours or "node" in words.ours:
-        from gpushared.cli.pool_run import run_in_pool
-
-        return run_in_pool(words)
-    if path := words.ours.get("result-file"):
-        from gpushared.cli.result import run_with_result
-
-        return run_with_result(words, path)
-    prepared = Prepared(words)
-    try:
-        with signals_interrupt():
-            if code := prepared.refusal():
-                return code
-            prepared.fetch_image()
-            lease = prepared.acquire()
-            environ = prepared.environ_for(lease)
-            docker.become(prepared.docker, docker.run_words(words, lease), environ)
-    except Interrupted as error:
-        prepared.wait.leave()
-        return error.exit_code
-    except OSError as error:
-        prepared.wait.leave()
-        raise NotFound(f"docker cannot be started: {error.strerror}", hint=prepared.docker) from error
-
-
 class Prepared:
     """A run whose words make sense on a machine that has docker; nothing is held yet."""
 
@@ -66,9 +35,9 @@ class Prepared:
         max_wait = max_wait_seconds(words)
         refuse_ways_around(words)
         held = {**asked(words), "ends_with_caller": True}
-        self.docker = docker.find_docker()
+        self.docker = docker_cli.find_docker()
         self.client = Client()
-        self.environ = docker.environment(self.client)
+        self.environ = docker_cli.environment(self.client)
         shown = {"container_name": words.value("name").removeprefix("/"), "image": words.image}
         held = {**with_lease_ids(self.client, held), **shown}
         progress = Progress(sys.stderr, advice_of(words))
@@ -87,7 +56,7 @@ class Prepared:
 
     def fetch_image(self) -> None:
         """Pull before the request, so that nobody holds a GPU meanwhile. Raises NotFound, Interrupted."""
-        code = docker.fetch_image(self.client, self.docker, self.words)
+        code = docker_cli.fetch_image(self.client, self.docker, self.words)
         if code < 0:
             raise Interrupted(-code)
         if code != 0:
@@ -113,7 +82,7 @@ class Prepared:
             return LeaseRun(self.client, lease_id)
 
         path = beside(run, self.client.path, terminal=self.words.is_set("tty"))
-        return docker.environment_for(f"unix://{path}")
+        return docker_cli.environment_for(f"unix://{path}")
 
     def acquire(self) -> str:
         """Wait for the lease and return its id."""
@@ -134,7 +103,7 @@ def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Capt
         return 0, None
     from gpushared.cli.capture import read_run
 
-    return read_run(program, words, partial(docker.api_version_of, client))
+    return read_run(program, words, partial(docker_cli.api_version_of, client))
 
 
 def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:
@@ -234,8 +203,8 @@ def asked(words: RunWords) -> dict[str, object]:
         "models": names(ours.get("model", "")),
         "near": names(ours.get("near", "")),
         "away_from": names(ours.get("away-from", "")),
-        "host_cpu_milli": host_words.cpu_milli(words),
-        "host_memory_bytes": host_words.memory_bytes(words),
+        "host_cpu_milli": lease_values.cpu_milli(words),
+        "host_memory_bytes": lease_values.memory_bytes(words),
     }
     check_values(said)
     return said

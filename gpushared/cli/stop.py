@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from typing import NamedTuple
+
 import click
 
-from gpushared.cli import complete
-from gpushared.cli.each import each_begun
-from gpushared.cli.faults import say
-from gpushared.cli.stopping import Stop
+from gpushared.cli import complete, docker_cli
+from gpushared.cli.errors import UsageError, say
+from gpushared.cli.lease_commands import each_begun, each_lease
+from gpushared.cli.references import first_found, jobs_of_array, lease_if_here
 from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.cli.whole_number import WholeNumber
-from gpushared.client import Client
+from gpushared.client import Client, Lease
+from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
+from gpushared.client.job_calls import Jobs
+from gpushared.client.job_messages import Job
+from gpushared.domain.model.errors import NotFound, Unavailable
 
 
 @click.command("stop", short_help="End leases, with their containers.")
@@ -47,3 +54,152 @@ def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
     except Interrupted as end:
         say("the leases end without this command", hint="`gpushare ps` shows how far they are")
         return end.exit_code
+
+
+POLL_SECONDS = 30.0
+QUIET_SECONDS = 2.0
+
+
+class Begun(NamedTuple):
+    """Hold the end of a lease or a job that was asked for: its id, and the lease on this node."""
+
+    id: str
+    lease: Lease | None = None
+
+
+class Stop:
+    """Stop leases and jobs. ``until_over``: wait for their GPU memory too."""
+
+    def __init__(self, client: Client, grace_seconds: int | None, *, until_over: bool) -> None:
+        self._client = client
+        self._jobs = Jobs(client)
+        self._grace_seconds = grace_seconds
+        self._until_over = until_over
+
+    def begin(self, word: str) -> Begun:
+        """Ask for the end of a lease, or of a job with the lease that it has on this node."""
+
+        def of_lease(name: str) -> Begun:
+            if name != word:  # a container's name: of a job it is the job that is to end
+                lease = self._client.get(name)
+                if lease.job_id and not lease.job_pool:
+                    return Begun(self.cancel(lease.job_id), lease)
+            lease = self._client.stop(name, grace_seconds=self._grace_seconds)
+            return Begun(lease.id, lease)
+
+        def of_job(name: str) -> Begun:
+            here = lease_if_here(self._client, self._jobs.get(name))
+            return Begun(self.cancel(name), here)
+
+        return first_found(self._client, word, of_lease, of_job)
+
+    def job(self, word: str) -> str:
+        """Ask for the end of a job, or of a lease that is of none; returns the id."""
+
+        def of_lease(name: str) -> str:
+            job = self._client.get(name).job_id
+            return self.cancel(job) if job else self.begin(name).id
+
+        return first_found(self._client, word, of_lease, self.cancel)
+
+    def cancel(self, job: str) -> str:
+        """Ask for the end of a job by its id; returns the id."""
+        return self._jobs.cancel(job, grace_seconds=self._grace_seconds).id
+
+    def finish(self, begun: Begun) -> str:
+        """Wait for the end here, and return the id. Raises Unavailable, TimedOut."""
+        lease = begun.lease
+        if lease is not None and lease.state != "ended" and lease.container_id:
+            self._wait_for_container(lease)
+        if lease is not None and self._until_over:
+            self._wait_for_end(lease)
+        return begun.id
+
+    def _wait_for_container(self, lease: Lease) -> None:
+        grace = STOP_GRACE_SECONDS if self._grace_seconds is None else self._grace_seconds
+        answer = self._client.docker(
+            "POST",
+            f"/containers/{lease.container_id}/wait",
+            answer_seconds=grace + ANSWER_SECONDS,
+            may_repeat=True,
+        )
+        if answer.status not in {docker_cli.OK, docker_cli.MISSING}:
+            raise Unavailable(
+                f"nobody knows whether the container of {lease.id} has stopped: {docker_cli.message_of(answer)}",
+                hint="`gpushare ps` shows how far it is",
+            )
+
+    def _wait_for_end(self, lease: Lease) -> None:
+        told, since = False, time.monotonic()
+        while lease.state != "ended":
+            if not told and time.monotonic() - since >= QUIET_SECONDS:
+                say(f"{lease.id} is {lease.state}: its GPU memory is not back yet")
+                told = True
+            seconds = POLL_SECONDS if told else QUIET_SECONDS
+            lease = self._client.wait(lease.id, lease.token, timeout_seconds=seconds)
+
+
+@click.command("cancel", short_help="End jobs, whatever their state.")
+@click.option(
+    "-t",
+    "--grace",
+    "grace_seconds",
+    type=WholeNumber(0, 3600),
+    metavar="SECONDS",
+    help="How long a container gets to end by itself.  [default: 10]",
+)
+@click.option("--all", "every", is_flag=True, help="All of your own that are not over.")
+@click.option(
+    "--name", metavar="NAME", help="Your own that were submitted with this --name, of an array all."
+)
+@click.argument("job", shell_complete=complete.jobs, nargs=-1)
+def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name: str | None) -> int:
+    """End jobs: one that waits leaves the queue, the container of one that runs is stopped.
+
+    JOB is a job's id or an unmistakable beginning of it, an array's id or name for all of the array, the name
+    of a job's container, or a lease's id. Prints each job that was ended. A job on a node that does not
+    answer is ended when the node is heard of again.
+
+    \b
+    Examples:
+      gpushare cancel k3m9x0p2qa
+      gpushare cancel --grace 60 trainer
+      gpushare cancel k3m9x0p2qa_7 k3m9x0p2qa_8
+      gpushare cancel --name sweep
+      gpushare cancel --all
+    """  # noqa: D301 - click's mark for lines it must not join
+    if [bool(job), every, name is not None].count(True) != 1:
+        raise UsageError("say which jobs to end", hint="name them, or say --name NAME or --all alone")
+    client = Client()
+    jobs, stop = Jobs(client), Stop(client, grace_seconds, until_over=False)
+    if not job:
+        return each_lease(_own(jobs, name), stop.cancel)
+    return each_lease((one for reference in job for one in _meant(client, reference)), stop.job)
+
+
+def _own(jobs: Jobs, name: str | None) -> list[str]:
+    """Return the caller's own jobs that are not over, or those of a name, last first. Raises NotFound."""
+    found: list[str] = []
+    notices: dict[str, None] = {}
+    for page in jobs.pages():
+        found += [job.id for job in page.jobs if not job.is_over and _is_called(job, name)]
+        notices |= dict.fromkeys(page.notices)
+    for notice in notices:
+        say(notice)
+    if name is not None and not found:
+        raise NotFound(
+            f"you have no job named {name[:80]!r} that is not over", hint="`gpushare jobs` lists them"
+        )
+    return found[::-1]
+
+
+def _is_called(job: Job, name: str | None) -> bool:
+    return (
+        name is None or job.name == name or (bool(job.array_id) and job.name == f"{name}-{job.array_index}")
+    )
+
+
+def _meant(client: Client, word: str) -> list[str]:
+    """Return the jobs of an array that are not over, last first; any other word is one job."""
+    found = jobs_of_array(client, word)
+    return [one.id for one in reversed(found) if not one.is_over] if found else [word]

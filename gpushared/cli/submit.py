@@ -6,7 +6,7 @@ import click
 
 from gpushared.cli import complete, docker_args
 from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
-from gpushared.cli.submitting import submit_job
+from gpushared.cli.submit_job import submit_job
 
 _NOT_FOR_JOBS = {
     "--max-wait",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpushared import __version__
-from gpushared.cli.faults import UsageError
+from gpushared.cli.errors import UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -39,7 +39,7 @@ COMMANDS = {
     "preempt": "Let leases give way to others.",
     "logs": "Show the output of the container of a job or a lease.",
     "attach": "Attach to the container of a job or a lease.",
-    "door": "Print a DOCKER_HOST that leads to a job's node.",
+    "docker-host": "Print a DOCKER_HOST that leads to a job's node.",
     "presets": "Show the requests that the admin gave names.",
     "policy": "Explain or show what containers may have here.",
     "project": "Show or set projects and their quotas.",
@@ -53,6 +53,17 @@ COMMANDS = {
     "simulate": "Play the driver of simulated GPUs.",
 }
 """Each command has its short help here, so that `gpushare --help` and a completion import none."""
+MODULES = {
+    **dict.fromkeys(
+        ("extend", "hold", "unhold", "pause", "resume", "preempt", "priority", "resize"), "lease_commands"
+    ),
+    "cancel": "stop",
+    "undrain": "drain",
+    **dict.fromkeys(("attach", "docker-host"), "logs"),
+}
+"""These commands are in a module with others; each other command is in the module of its name."""
+OLD_NAMES = {"door": "docker-host"}
+"""The old word for a command works for one release; no list shows it."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 _SHOWN = 40
@@ -65,10 +76,11 @@ class _Lazy(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        name = OLD_NAMES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
             return None
-        module = import_module(f"gpushared.cli.{cmd_name}")
-        command: click.Command | None = getattr(module, cmd_name, None)
+        module = import_module(f"gpushared.cli.{MODULES.get(name, name)}")
+        command: click.Command | None = getattr(module, name.replace("-", "_"), None)
         if command is not None:
             return command
         from gpushared.cli.listing_command import listing_command
@@ -90,7 +102,9 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        is_unknown = args and not args[0].startswith("-") and args[0] not in COMMANDS
+        is_unknown = (
+            args and not args[0].startswith("-") and args[0] not in COMMANDS and args[0] not in OLD_NAMES
+        )
         if is_unknown and not ctx.resilient_parsing:
             raise _unknown(args[0][:_SHOWN])
         return super().resolve_command(ctx, args)

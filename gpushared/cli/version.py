@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushared import __version__
-from gpushared.cli.faults import report
+from gpushared.cli.errors import report
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, EngineStatus, NodeStatus

@@ -15,7 +15,7 @@ from gpushared.cli.ps import holding, state
 from gpushared.cli.references import first_found
 from gpushared.cli.why_job import show_job
 from gpushared.client import Client, Explanation, Lease
-from gpushared.client.jobs import Jobs
+from gpushared.client.job_calls import Jobs
 
 IDLE = "idle"
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from gpushared.client import faults, http
+from gpushared.client import error_answers, http
 from gpushared.client.messages import (
     DoctorReport,
     DrainAnswer,
@@ -26,7 +26,7 @@ from gpushared.client.messages import (
     ResizeAnswer,
 )
 from gpushared.client.retries import READING, configured_retries, may_repeat
-from gpushared.client.wishes import LeaseWish, fields_of
+from gpushared.client.submit_words import LeaseWish, fields_of
 from gpushared.domain.model.errors import (
     ConfigError,
     NeverFits,
@@ -38,8 +38,7 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar, Unpack
 
-    from gpushared.client.audit_messages import AuditPage
-    from gpushared.client.policy_messages import PolicyExplanation, PolicyRules
+    from gpushared.client.pool_messages import AuditPage, PolicyExplanation, PolicyRules
 
     _Answer = TypeVar("_Answer")
 
@@ -267,7 +266,7 @@ class Client:
 
         They are the newest lines, or the oldest ``after`` a number.
         """
-        from gpushared.client.audit_messages import AuditPage
+        from gpushared.client.pool_messages import AuditPage
 
         asked: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
         places = {"limit": limit, "after": after, "before": before}
@@ -278,7 +277,7 @@ class Client:
         """Judge a container's create body without creating it; ``user``: as if that user sent it."""
         from base64 import b64encode
 
-        from gpushared.client.policy_messages import PolicyExplanation
+        from gpushared.client.pool_messages import PolicyExplanation
 
         body = b64encode(create_body).decode()
         asked = {"create_body": body, "api_version": api_version, "user": user}
@@ -286,7 +285,7 @@ class Client:
 
     def policy(self) -> PolicyRules:
         """Return the rules for callers who are not trusted."""
-        from gpushared.client.policy_messages import PolicyRules
+        from gpushared.client.pool_messages import PolicyRules
 
         return PolicyRules(self.call("Policy/Show", {}))
 
@@ -331,10 +330,10 @@ class Client:
         harmless = may_repeat(call, asked)
         try:
             return self._asked(lambda: self._call_once(call, asked, answer_seconds), may_repeat=harmless)
-        except faults.ConnectionLost as error:
+        except error_answers.ConnectionLost as error:
             if call in READING:
                 raise
-            raise faults.ConnectionLost(
+            raise error_answers.ConnectionLost(
                 f"{error.message}; nobody knows whether the daemon did what was asked",
                 hint="look with `gpushare ps`, `gpushare jobs` or `gpushare gpus` before you ask again",
             ) from error
@@ -351,13 +350,13 @@ class Client:
             timeout_seconds=answer_seconds,
         )
         if answer.status != OK:
-            raise faults.from_answer(answer.status, answer.body, self.path)
+            raise error_answers.from_answer(answer.status, answer.body, self.path)
         try:
             data = json.loads(answer.body)
         except ValueError:
             data = None
         if not isinstance(data, dict):
-            raise faults.not_our_daemon(self.path, "no JSON object")
+            raise error_answers.not_our_daemon(self.path, "no JSON object")
         return data
 
 
@@ -365,5 +364,5 @@ class _NotNow(Unavailable):
     """The gate says that the engine, or the way to another node's, is away."""
 
     def __init__(self, answer: http.HttpAnswer) -> None:
-        super().__init__(faults.docker_message(answer.status, answer.body))
+        super().__init__(error_answers.docker_message(answer.status, answer.body))
         self.answer = answer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from time import monotonic
 
-from gpushared.client.faults import ConnectionLost, not_our_daemon, unreachable
+from gpushared.client.error_answers import ConnectionLost, not_our_daemon, unreachable
 from gpushared.domain.model.errors import TimedOut
 from gpushared.light import NamedTuple
 

@@ -82,3 +82,71 @@ class PoolStatus(Message):
     queued: int = 0
     running: int = 0
     started_at: Time = None
+
+
+class AuditLine(Message):
+    """Hold one request; ``code`` is empty if the daemon did not refuse it."""
+
+    number: int = 0
+    at: float = 0.0
+    uid: int = 0
+    user: str = ""
+    pid: int = 0
+    executable: str = ""
+    method: str = ""
+    endpoint: str = ""
+    container: str = ""
+    name: str = ""
+    digest: str = ""
+    status: int = 0
+    code: str = ""
+    text: str = ""
+    more: int = 0
+
+
+class AuditPage(Message):
+    """The answer of ``Audit.List``, oldest line first."""
+
+    lines: tuple[AuditLine, ...] = ()
+    newest: int = 0
+    trouble: str = ""
+    simulated: bool = False
+
+
+class PolicyFinding(Message):
+    """Judge one field of a create body; ``asked`` and ``given`` are JSON, empty for none."""
+
+    field: str = ""
+    option: str = ""
+    verdict: str = ""
+    asked: str = ""
+    given: str = ""
+    why: str = ""
+    hint: str = ""
+    may_change: bool = False
+
+
+class PolicyExplanation(Message):
+    """Hold the answer of ``Policy.Explain``."""
+
+    passes: bool = False
+    findings: tuple[PolicyFinding, ...] = ()
+    judged: bool = False
+    preset: str = ""
+
+
+class PolicyRule(Message):
+    """Describe one key below ``[gate]``; ``value`` is TOML."""
+
+    name: str = ""
+    value: str = ""
+    origin: str = ""
+    meaning: str = ""
+
+
+class PolicyRules(Message):
+    """Hold the answer of ``Policy.Show``."""
+
+    preset: str = ""
+    rules: tuple[PolicyRule, ...] = ()
+    judged: bool = False

@@ -9,13 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpushared.config.fields import Key, keys_of
-from gpushared.config.gate import ALL_GPUS, GateConfig
+from gpushared.config.gate_settings import ALL_GPUS, GateConfig
 from gpushared.config.idle import (
     IDLE,
     QUIET,
@@ -25,16 +24,75 @@ from gpushared.config.idle import (
     idle_with,
     quiet_with,
 )
-from gpushared.config.kinds import ValueKind, Wrong
-from gpushared.config.model import PRESETS, Config, Preset, attribute_of
-from gpushared.config.quotas import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
-from gpushared.config.schema import NODE, ConfigSchema
+from gpushared.config.kinds import Key, ValueKind, Wrong, keys_of
+from gpushared.config.model import PRESETS, SECTIONS, TABLES, Config, Preset, attribute_of
+from gpushared.config.queue_rules import (
+    MODEL_NAME,
+    MODELS,
+    PROJECTS,
+    ProjectConfig,
+    QuotaConfig,
+)
 from gpushared.domain.leases.project_settings import PROJECT_NAME_HINT, is_project_name
 from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.model.ranges import parse_gpu_range
 from gpushared.domain.model.request_spec import read_request
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.projects import Policy, problems
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Describe the entries in a table of sections: ``[presets.small]``."""
+
+    what: str
+    fits: Callable[[str], bool]
+    fits_hint: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSchema:
+    """List a configuration's sections. ``tables`` hold sections that users name, by the rules in ``named``.
+
+    ``prefix`` is that of environment variables, without those that begin with one of ``foreign``.
+    """
+
+    path: Path
+    sections: Mapping[str, type]
+    tables: Mapping[str, type]
+    named: Mapping[str, Named]
+    prefix: str
+    page: str
+    show: str
+    """A sentence on how to see the settings that hold now."""
+    foreign: tuple[str, ...] = ()
+
+    def is_section(self, at: tuple[str, ...]) -> bool:
+        """Return True if a path leads to a section, or to all of a table's."""
+        return ".".join(at) in self.sections or (len(at) == 1 and at[0] in self.tables)
+
+
+_PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
+PRESET_NAMED = Named(
+    "preset",
+    lambda name: _PRESET_NAME.fullmatch(name) is not None,
+    "use up to 32 small letters, digits and _ . -",
+    f'write [{PRESETS}.small] and below it gpu = "0.25"',
+)
+POOL_PREFIX = "GPUSHARED_POOL_"
+NODE = ConfigSchema(
+    path=Path("/etc/gpushared/config.toml"),
+    sections=SECTIONS,
+    tables=TABLES,
+    named={PRESETS: PRESET_NAMED},
+    prefix="GPUSHARED_",
+    page="docs/reference/configuration.md",
+    show="see `gpushare config show` for what holds now",
+    # Without the variables of the node's own section [pool]: GPUSHARED_POOL__REALM.
+    foreign=tuple(f"{POOL_PREFIX}{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+)
+
 
 DEFAULT_PATH = NODE.path
 ENVIRONMENT_SEPARATOR = "__"

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gpushared.config.audit import AuditConfig
-from gpushared.config.fields import HOUR_SECONDS, setting
-from gpushared.config.gate import GateConfig
+from gpushared.config.gate_settings import GateConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
-from gpushared.config.jobs import JobsConfig, PoolConfig
+from gpushared.config.job_settings import AuditConfig, JobsConfig, PoolConfig
 from gpushared.config.kinds import (
+    HOUR_SECONDS,
     ByteSize,
     Choice,
     FileMode,
@@ -25,8 +24,9 @@ from gpushared.config.kinds import (
     Text,
     Whole,
     is_absolute,
+    setting,
 )
-from gpushared.config.quotas import (
+from gpushared.config.queue_rules import (
     PROJECTS,
     BuildConfig,
     InferConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushared.config.model import Config
-from gpushared.config.pool import CoordinatorConfig
+from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.projects import Policy
 

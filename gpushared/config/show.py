@@ -6,13 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpushared.config.fields import Key, keys_of
 from gpushared.config.idle import IDLE, QUIET
-from gpushared.config.kinds import toml_string
-from gpushared.config.load import Loaded
+from gpushared.config.kinds import Key, keys_of, toml_string
+from gpushared.config.load import NODE, ConfigSchema, Loaded
 from gpushared.config.model import PRESETS, SECTIONS, attribute_of
-from gpushared.config.quotas import MODELS, PROJECTS, ProjectConfig, QuotaConfig
-from gpushared.config.schema import NODE, ConfigSchema
+from gpushared.config.queue_rules import (
+    MODELS,
+    PROJECTS,
+    ProjectConfig,
+    QuotaConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -32,3 +36,24 @@ class Troubles:
 
     def all(self) -> tuple[str, ...]:
         return tuple(self._texts[part] for part in sorted(self._texts))
+
+
+def answer_with(work: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+    """Do the work here, and set its result or its error on the future's own loop, if still wanted."""
+    result, error = None, None
+    try:
+        result = work()
+    except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the caller, who gets it
+        error = raised
+    # The loop may be over when work that hung comes back.
+    with contextlib.suppress(RuntimeError):
+        answer.get_loop().call_soon_threadsafe(_settle, answer, result, error)
+
+
+def _settle(answer: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)

@@ -7,8 +7,18 @@ that lose their GPUs when systemd reloads its units.
 
 from __future__ import annotations
 
-from gpushared.doctor.facts import DaemonView, DoctorFacts, EngineReport, Groups, HostFacts, Toolkit, Unread
-from gpushared.doctor.versions import Version, is_rebuilt, numbers
+from gpushared.doctor.machine_facts import (
+    DaemonView,
+    DoctorFacts,
+    EngineReport,
+    Groups,
+    HostFacts,
+    Toolkit,
+    Unread,
+    Version,
+    is_rebuilt,
+    numbers,
+)
 from gpushared.domain.model.checkup import (
     CheckFinding,
     failed,

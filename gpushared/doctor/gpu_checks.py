@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpushared.doctor.facts import DaemonView, DoctorFacts, HostFacts, MpsReport, UnmanagedProcess, Unread
-from gpushared.doctor.versions import numbers
+from gpushared.doctor.machine_facts import (
+    DaemonView,
+    DoctorFacts,
+    HostFacts,
+    MpsReport,
+    UnmanagedProcess,
+    Unread,
+    numbers,
+)
 from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.checkup import (
     CheckFinding,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.doctor.facts import (
+from gpushared.doctor.machine_facts import (
     ConfigState,
     DaemonView,
     Directory,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpushared.doctor.facts import DaemonView
+from gpushared.doctor.machine_facts import DaemonView
 from gpushared.domain.model.checkup import (
     CheckFinding,
     failed,

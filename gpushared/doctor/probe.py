@@ -11,10 +11,25 @@ from typing import Protocol
 
 from gpushared.config.model import Config
 from gpushared.doctor.checks import CHECKS
-from gpushared.doctor.facts import ConfigState, DaemonView, Directory, DoctorFacts, MpsReport, Unread
-from gpushared.doctor.read_gpu_stack import read_engine, read_mps, read_toolkit
-from gpushared.doctor.read_host import read_directory, read_groups, read_host, read_socket, read_unit
-from gpushared.doctor.readers import Readers
+from gpushared.doctor.machine_facts import (
+    ConfigState,
+    DaemonView,
+    Directory,
+    DoctorFacts,
+    MpsReport,
+    Unread,
+)
+from gpushared.doctor.readers import (
+    Readers,
+    read_directory,
+    read_engine,
+    read_groups,
+    read_host,
+    read_mps,
+    read_socket,
+    read_toolkit,
+    read_unit,
+)
 from gpushared.domain.leases.node_rules import MpsMode
 from gpushared.domain.model.checkup import CheckOutcome, examine
 from gpushared.domain.model.errors import ConfigError, GpushareError

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpushared.domain.leases.stop_order import SignalHandling
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.process_handles import ProcessHandles
 
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 STAT_BYTES = 4096
@@ -140,3 +141,88 @@ class ProcessTable:
             return start_ticks_of_stat(os.read(descriptor, STAT_BYTES).decode(errors="replace"))
         finally:
             os.close(descriptor)
+
+
+MAX_HANDLES = 256
+"""A service may have 1024 open files by default, and needs other files for its work."""
+
+
+class ProcessHandles:
+    """Keep handles. A handle is of a process, not of a PID, which may have changed hands (pidfd_open(2))."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._pids: dict[int, int] = {}
+        """The key is the handle."""
+        self._handles: dict[int, int] = {}
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._handles
+
+    def take(self, pid: int) -> None:
+        """Open a handle, if there may be one more and the process lives."""
+        if pid in self._handles or len(self._handles) >= MAX_HANDLES:
+            return
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            return
+        self._poll.register(handle, select.POLLIN)
+        self._pids[handle], self._handles[pid] = pid, handle
+
+    def drop_ended(self) -> frozenset[int]:
+        """Return the PIDs whose processes have ended since; their handles are closed."""
+        ended = frozenset(self._pids[handle] for handle, _ in self._poll.poll(0))
+        for pid in ended:
+            self._drop(pid)
+        return ended
+
+    def keep_only(self, pids: Collection[int]) -> None:
+        for pid in self._handles.keys() - pids:
+            self._drop(pid)
+
+    def _drop(self, pid: int) -> None:
+        handle = self._handles.pop(pid)
+        del self._pids[handle]
+        self._poll.unregister(handle)
+        os.close(handle)
+
+
+INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})
+"""Containers run these programs first to hand signals on; the names are those in ``comm``."""
+_PROC = Path("/proc")
+_DEPTH = 2
+"""The depth covers an init, and the child that it hands signals on to, which may be another init."""
+
+
+def members(container: ContainerId, proc: Path = _PROC) -> frozenset[int]:
+    """Return the host PIDs of a container's processes.
+
+    This reads all of ``/proc``: some ms, so not on the loop.
+    """
+    pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
+    table = ProcessTable(proc).look_up(pids)
+    return frozenset(pid for pid, process in table.items() if process.container_among({container}))
+
+
+def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> SignalHandling | None:
+    """Return how a process and its children handle signals; None if the process has ended."""
+    try:
+        text = (proc / str(pid) / "status").read_text()
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        children = _children(pid, proc) if depth else []
+        return SignalHandling(
+            caught=int(fields["SigCgt"], 16),
+            blocked=int(fields["SigBlk"], 16),
+            ignored=int(fields["SigIgn"], 16),
+            init=fields["Name"].strip() in INITS,
+            first=fields["NSpid"].split()[-1] == "1",
+            children=tuple(one for child in children if (one := read_process(child, proc, depth - 1))),
+        )
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    found = (proc / str(pid) / "task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]

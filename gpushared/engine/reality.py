@@ -8,7 +8,9 @@ into the container: off the event loop, about 2 ms.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +21,9 @@ from typing import Any
 from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.mountinfo import exposures, parse
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
-from gpushared.mountinfo import Mount
-from gpushared.ports import DeviceNode, DeviceRule, MachineDevices, Reality, Word
+from gpushared.mountinfo import Mount, is_under, parse_line
+from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
 
 PROC = Path("/proc")
 OWN = "self"
@@ -275,3 +276,88 @@ def _number(text: str) -> int | None:
 def _start_ticks(own: Path) -> int:
     with (own / "stat").open("rb") as file:
         return start_ticks_of_stat(file.read(STAT_BYTES).decode(errors="replace"))
+
+
+DEVICES = "devtmpfs"
+
+
+def parse(text: str) -> list[Mount]:
+    """Return the lines of a ``mountinfo``; lines in an unknown form are left out."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(parse_line(line))
+    return found
+
+
+def exposures(container: str, machine: str, barred: Sequence[str]) -> tuple[Exposure, ...]:
+    """Return the ``barred`` paths, or paths below them, that the container's mounts show.
+
+    A path is given as the machine writes it. All devices of the machine are barred in any case.
+    """
+    inside, outside = parse(container), parse(machine)
+    found = [Exposure(each.point, "/dev") for each in inside if each.kind == DEVICES]
+    for path in barred:
+        place = _place(path, outside)
+        if place is None:
+            continue
+        device, root = place
+        for each in inside:
+            if each.device == device and is_under(root, each.root):
+                found.append(Exposure(each.point, path))
+            elif each.device == device and is_under(each.root, root):
+                found.append(Exposure(each.point, posixpath.join(path, posixpath.relpath(each.root, root))))
+    return tuple(dict.fromkeys(found))
+
+
+def _place(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
+    """Return the file system of a path, and the place in it; of mounts on one place the last one counts."""
+    around = [each for each in machine if is_under(path, each.point)]
+    if not around:
+        return None
+    longest = max(len(each.point) for each in around)
+    mount = [each for each in around if len(each.point) == longest][-1]
+    return mount.device, posixpath.normpath(posixpath.join(mount.root, posixpath.relpath(path, mount.point)))
+
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_USE = ("memory.current", "memory.usage_in_bytes")
+"""The first file is that of v2, the second that of v1."""
+_FILES = frozenset({"active_file", "inactive_file"}), frozenset({"total_active_file", "total_inactive_file"})
+"""These are pages of files, which the kernel takes back before it ends any process; tmpfs has none of
+them."""
+
+
+def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Return the bytes that the kernel cannot take back; 0 if they cannot be read. This reads files.
+
+    ``pid``: any process of the container.
+    """
+    try:
+        own, version = _cgroup_place(pid, container, proc, cgroups)
+        used = int((own / _USE[version]).read_text())
+        stat = (line.split() for line in (own / "memory.stat").read_text().splitlines())
+        return max(0, used - sum(int(amount) for name, amount in stat if name in _FILES[version]))
+    except (OSError, ValueError):
+        return 0
+
+
+def _cgroup_place(pid: int, container: ContainerId, proc: Path, cgroups: Path) -> tuple[Path, int]:
+    """Return the container's directory, and 0 for v2 or 1 for v1. Raises OSError, or ValueError without one.
+
+    A process may be in a cgroup below, which a program in the container has made; the container's counts.
+    """
+    found: dict[int, Path] = {}
+    for line in (proc / str(pid) / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        parts = path.strip("/").split("/")
+        at = next((at for at, part in enumerate(parts) if container in part), None)
+        if at is not None and not controllers:
+            found[0] = cgroups.joinpath(*parts[: at + 1])
+        elif at is not None and "memory" in controllers.split(","):
+            found[1] = cgroups.joinpath("memory", *parts[: at + 1])
+    if not found:
+        raise ValueError(f"process {pid} is in no cgroup of {container}")
+    version = max(found)  # if v1 has the memory, v2 does not have it
+    return found[version], version

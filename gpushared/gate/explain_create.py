@@ -21,8 +21,8 @@ from gpushared.gate.api.body import (
     section,
     text,
 )
+from gpushared.gate.api.field_kinds import Version
 from gpushared.gate.api.published_ports import ports_of
-from gpushared.gate.api.schema import Version
 from gpushared.gate.containers.count_limits import CreatesUnderWay
 from gpushared.gate.containers.create import ROOT_USER
 from gpushared.gate.containers.gpu_request import (
@@ -34,10 +34,10 @@ from gpushared.gate.containers.gpu_request import (
 from gpushared.gate.containers.homes import put_home
 from gpushared.gate.containers.ownership import find_image, find_network, find_volume
 from gpushared.gate.handlers.context import HandlerContext
-from gpushared.gate.policy.explain import WHY_SET, FieldFinding, Notes
-from gpushared.gate.policy.judge import HOST_PREFIX, judge_create, networks_of
+from gpushared.gate.policy.admission import HOST_PREFIX, judge_create, networks_of
+from gpushared.gate.policy.field_findings import WHY_SET, FieldFinding, Notes
+from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import volumes_of, wishes_of
-from gpushared.gate.policy.rules import Context
 from gpushared.net.accounts import Account, look_up
 
 GPUS = f"{HOST_PREFIX}DeviceRequests"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpushared.daemon.threads import answer_with
+from gpushared.daemon.troubles import answer_with
 from gpushared.domain.model.errors import GpusUnavailable, TimedOut
 
 T = TypeVar("T")

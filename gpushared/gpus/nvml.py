@@ -11,10 +11,16 @@ from typing import TypeVar
 from gpushared.domain.model.errors import GpusUnavailable
 from gpushared.domain.model.gpu import Gpu, GpuId, MigInstance
 from gpushared.gpus.call_thread import CallThread
-from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
-from gpushared.gpus.mig import Instance, MigInstances, no_instances
-from gpushared.gpus.nvml_driver import Handle, Memory, NvmlDriver
-from gpushared.gpus.nvml_errors import DRIVER_AWAY, GPU_AWAY, DriverError, unavailable
+from gpushared.gpus.mig import MPS_RESERVE_BYTES, Instance, MigInstances, leasable_bytes, no_instances
+from gpushared.gpus.nvml_driver import (
+    DRIVER_AWAY,
+    GPU_AWAY,
+    DriverError,
+    Handle,
+    Memory,
+    NvmlDriver,
+    unavailable,
+)
 from gpushared.gpus.process_activity import ProcessActivity
 from gpushared.gpus.topology import link_groups
 from gpushared.gpus.xids import XidWatch

@@ -7,11 +7,11 @@ import os
 import threading
 import uuid
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from gpushared.domain.model.errors import RequestError
+from gpushared.domain.model.errors import RequestError, SharingUnavailable
 from gpushared.domain.model.gpu import (
     MIB,
     WHOLE_PERMILLE,
@@ -20,7 +20,7 @@ from gpushared.domain.model.gpu import (
     MigInstance,
 )
 from gpushared.gpus.call_thread import CallThread
-from gpushared.gpus.memory import MPS_RESERVE_BYTES, leasable_bytes
+from gpushared.gpus.mig import MPS_RESERVE_BYTES, leasable_bytes
 from gpushared.gpus.simulated_models import (
     MEMORY_SLICES,
     MIG_SLICES,
@@ -370,3 +370,38 @@ def _instance(gpu: _SimulatedGpu, place: int, profile_name: str) -> _SimulatedGp
     model = Model(f"{gpu.model.name} MIG {profile.name}", profile.total_mib, 0, 0.0, 0.0)
     instance_id = GpuId(f"MIG-{uuid.uuid5(_UUID_SPACE, f'{gpu.id}:{place}:{profile.name}')}")
     return _SimulatedGpu(instance_id, gpu.index, model, parent=gpu.id, mig=mig)
+
+
+class SimulatedCheckpoints:
+    """Implement the ``Checkpoints`` port without CUDA: for every process, with true figures of memory."""
+
+    with_mps = True
+    needs_host_memory = False
+
+    def __init__(self, gpus: SimulatedGpus) -> None:
+        self._gpus = gpus
+        self._saved: dict[int, dict[int, int]] = {}
+        """By process, the bytes it had on each GPU, by index."""
+
+    async def trouble(self) -> str:
+        return ""
+
+    async def save(self, pids: Collection[int]) -> None:
+        for pid in sorted(pids):
+            held = self._gpus.held_by(pid)
+            if held:
+                self._saved[pid] = held
+                for index in held:
+                    self._gpus.set_processes(index, {pid: 0})
+
+    async def restore(self, pids: Collection[int]) -> None:
+        for pid in sorted(pids):
+            for index, memory_bytes in self._saved.get(pid, {}).items():
+                try:
+                    self._gpus.set_processes(index, {pid: memory_bytes})
+                except RequestError as error:
+                    raise SharingUnavailable(error.message, hint=error.hint) from error
+            self._saved.pop(pid, None)
+
+    async def close(self) -> None:
+        """Do nothing, since nothing is open."""

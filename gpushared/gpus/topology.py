@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpushared.gpus.nvml_driver import Handle, NvmlDriver
-from gpushared.gpus.nvml_errors import GPU_AWAY, DriverError
+from gpushared.gpus.nvml_driver import GPU_AWAY, DriverError, Handle, NvmlDriver
 
 Joined = Callable[[Handle, Handle], bool | None]
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpushared.domain.model.gpu import GpuId
-from gpushared.gpus.nvml_driver import Handle, NvmlDriver
-from gpushared.gpus.nvml_errors import DRIVER_AWAY, DriverError
+from gpushared.gpus.nvml_driver import DRIVER_AWAY, DriverError, Handle, NvmlDriver
 from gpushared.ports import GpuReading
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
 from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.containers.passwd import PasswdFiles
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
@@ -53,6 +53,7 @@ from gpushared.net.subordinate_ids import SubordinateIds
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
+from gpushared.node.journal_restore import remembered
 from gpushared.node.parts import Parts
 from gpushared.node.pool.allowance_file import AllowanceFile, StoredAllowance, load_kept
 from gpushared.node.pool.membership_service import (
@@ -62,7 +63,6 @@ from gpushared.node.pool.membership_service import (
     pool_folder,
 )
 from gpushared.node.pool_services import PoolServices
-from gpushared.node.restore import remembered
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, policy_of, rules_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper

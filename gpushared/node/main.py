@@ -59,7 +59,7 @@ def main(
 )
 def install(prefix: Path) -> None:
     """Put the systemd units and the command in place and say what was done."""
-    from gpushared.cli.command_files import command_files
+    from gpushared.cli.completion import command_files
     from gpushared.daemon.install import Package, install_package
 
     units = ("gpushared.service", "gpushared.socket")

@@ -12,22 +12,19 @@ from pathlib import Path
 from gpushared.config.model import CheckpointMode, Config
 from gpushared.daemon.clocks import CLOCK_NAME, SteadyClock
 from gpushared.domain.leases.node_rules import Action, MpsMode
-from gpushared.engine.docker import DockerEngine
+from gpushared.engine.docker_engine import DockerEngine
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_limits import NvmlMemoryLimits
-from gpushared.gpus.nvml_modes import NvmlComputeModes
-from gpushared.gpus.simulated import SimulatedGpus
-from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
+from gpushared.gpus.nvml_settings import NvmlComputeModes, NvmlMemoryLimits
+from gpushared.gpus.simulated import SimulatedCheckpoints, SimulatedGpus
 from gpushared.node.runtime.configured import watchdog_of
 from gpushared.ports import Checkpoints, Clock, Engine, Gpus, Journal, Sharing
 from gpushared.ports.job_store import JobStore
 from gpushared.sharing.canary_watch import CanaryTiming
-from gpushared.sharing.checkpoint import CudaCheckpoints
+from gpushared.sharing.checkpoint import CudaCheckpoints, NoCheckpoints
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
-from gpushared.sharing.no_checkpoints import NoCheckpoints
 from gpushared.storage.audit.sqlite_audit import SqliteAudit
 from gpushared.storage.jobs.job_file import NODES_WORDS
 from gpushared.storage.jobs.sqlite_store import SqliteStore

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpushared.api.v1 import jobs_pb2
 from gpushared.config.model import Config
 from gpushared.daemon.troubles import Troubles
-from gpushared.doctor.facts import PoolView
+from gpushared.doctor.machine_facts import PoolView
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import StateConflict

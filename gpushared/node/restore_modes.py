@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gpushared.config.model import Config
 from gpushared.domain.model.errors import GpushareError
-from gpushared.engine.docker import DockerEngine
+from gpushared.engine.docker_engine import DockerEngine
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_modes import NvmlComputeModes
+from gpushared.gpus.nvml_settings import NvmlComputeModes
 from gpushared.ports import ContainerStatus
 from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
 

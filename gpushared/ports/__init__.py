@@ -6,7 +6,6 @@ are coroutines that return within their adapter's time-out, with a result or wit
 """
 
 from gpushared.ports.clock import Clock
-from gpushared.ports.edits import EditMount, Edits, Hook
 from gpushared.ports.engine import (
     DEFAULT_STOP_SECONDS,
     LABEL_ATTEMPT,
@@ -19,8 +18,17 @@ from gpushared.ports.engine import (
     ContainerFacts,
     ContainerStatus,
     DeviceMechanism,
+    DeviceNode,
+    DeviceRule,
+    EditMount,
+    Edits,
     Engine,
     EngineFacts,
+    Exposure,
+    Hook,
+    MachineDevices,
+    Reality,
+    Word,
 )
 from gpushared.ports.gpus import (
     ComputeModes,
@@ -33,9 +41,15 @@ from gpushared.ports.gpus import (
     MemoryLimiter,
 )
 from gpushared.ports.journal import Journal, JournalSnapshot, JournalWrite, PastLeases
-from gpushared.ports.reality import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
-from gpushared.ports.sharing import Checkpoints, ServerFault, Sharing, SharingStatus
-from gpushared.ports.user_walls import UserBounds, UserUse, UserWalls
+from gpushared.ports.sharing import (
+    Checkpoints,
+    ServerFault,
+    Sharing,
+    SharingStatus,
+    UserBounds,
+    UserUse,
+    UserWalls,
+)
 
 __all__ = [
     "DEFAULT_STOP_SECONDS",

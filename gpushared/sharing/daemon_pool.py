@@ -13,7 +13,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.canary_watch import CanaryTiming, CanaryWatch
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.lease_directories import LeaseDirectories
-from gpushared.sharing.probe import MultiuserProbe
+from gpushared.sharing.mps_probe import MultiuserProbe
 from gpushared.sharing.server_watch import RECYCLE_SECONDS
 from gpushared.sharing.supervisor import Supervisor
 

@@ -13,8 +13,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, Lease, MemoryWall
 from gpushared.ports import EngineFacts, Hook, MemoryLimiter
 from gpushared.sharing import limit_hook
-from gpushared.sharing.cgroups import LeaseCgroups
-from gpushared.sharing.slices import CgroupPlace
+from gpushared.sharing.cgroups import CgroupPlace, LeaseCgroups
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from gpushared.domain.model.lease import (
     Grant,
     Lease,
     MemoryWall,
+    Notice,
     Walls,
 )
 
@@ -63,3 +64,13 @@ def _gpu(lease: Lease, index: int, grant: Grant, gpu: Gpu, walls: Walls) -> dict
 def _percent(permille: int) -> float | int:
     whole, tenths = divmod(permille, 10)
     return permille / 10 if tenths else whole
+
+
+NOTICE_SCHEMA = "gpushare.notice/1"
+
+
+def notice_file(notice: Notice) -> str:
+    """Return the file's text."""
+    ends_at = notice.until if notice.ends else None
+    content = {"schema": NOTICE_SCHEMA, "kind": notice.kind, "ends_at": ends_at, "text": notice.text}
+    return json.dumps(content, indent=1) + "\n"

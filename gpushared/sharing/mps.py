@@ -18,11 +18,15 @@ from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.daemon_pool import DaemonKey, DaemonPool, MpsTiming
 from gpushared.sharing.driver_wall import DriverWall
-from gpushared.sharing.edits import holds_whole_gpus, lease_edits, ordered_grants, own_limits
 from gpushared.sharing.lease_directories import LeaseDirectories
-from gpushared.sharing.lease_file import lease_file
-from gpushared.sharing.notice_file import notice_file
-from gpushared.sharing.parting import part
+from gpushared.sharing.lease_edits import (
+    holds_whole_gpus,
+    lease_edits,
+    ordered_grants,
+    own_limits,
+)
+from gpushared.sharing.lease_file import lease_file, notice_file
+from gpushared.sharing.server_watch import part
 from gpushared.sharing.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)

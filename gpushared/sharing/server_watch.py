@@ -4,13 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Protocol
 
+from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.ports import ServerFault
-from gpushared.sharing.servers import MpsServer, QueriedDaemon, ServerState, culprit_of, read_server
+
+_NAMED_CLIENT = re.compile(r"\{(?:PID: )?(\d+), (?:Context ID: )?\d+\}")
+"""Servers write a client into their log as ``{PID: 4267, Context ID: 0}``, older ones as ``{4267, 0}``."""
+
+
+class ServerState(StrEnum):
+    """Name the answers to ``get_server_status``."""
+
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    FAULT = "FAULT"
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """Describe a server; ``state`` is None if the daemon is silent on it, ``clients`` None if unsure."""
+
+    pid: int
+    state: ServerState | None = None
+    clients: tuple[int, ...] | None = ()
+
+
+class QueriedDaemon(Protocol):
+    """Describe a control daemon that can be asked. Errors: ``SharingUnavailable``, ``TimedOut``."""
+
+    async def ask(self, *commands: str) -> list[str]: ...
+
+    async def servers(self) -> tuple[int, ...]: ...
+
+
+async def read_server(control: QueriedDaemon, pid: int) -> MpsServer:
+    """Return one server's state and clients; a server that is gone has none."""
+    lines = await control.ask(f"get_server_status {pid}", f"get_client_list {pid}")
+    words = [line.strip() for line in lines]
+    state = ServerState(words[0]) if words and words[0] in set(ServerState) else None
+    return MpsServer(pid, state, client_pids(pid, words if state is None else words[1:]))
+
+
+def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:
+    """Return the PIDs in a list of clients; None if the list cannot be trusted.
+
+    A control daemon in a PID namespace of its own sees its clients as process 0.
+    """
+    words = [line.strip() for line in lines]
+    words = [word for word in words if word and word != f"Server {server} not found"]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        return None
+    return tuple(map(int, words))
+
+
+def culprit_of(log: Sequence[str], clients: Collection[int]) -> int | None:
+    """Return the client that a server's log names for a fault; None if it names none, or more than one.
+
+    For memory faults the log is said to name the client; its words are not documented. So any line about a
+    fault counts, and only a client of that server is believed.
+    """
+    named = {
+        int(pid)
+        for line in log
+        if "fault" in line.lower()
+        for pid in _NAMED_CLIENT.findall(line)
+        if int(pid) in clients
+    }
+    return named.pop() if len(named) == 1 else None
+
 
 _log = logging.getLogger(__name__)
 
@@ -129,3 +197,46 @@ class ServerWatch:
                 await self._control.ask(f"shutdown_server {server} -f")
             case _:
                 await self._control.restart_servers()
+
+
+_LOOK_AGAIN_SECONDS = 0.05
+_LET_GO_SECONDS = 1.0
+"""A client may still be listed so long; no document says that a terminated client leaves the list."""
+_GONE = "not found"
+
+
+class ClientLister(QueriedDaemon, Protocol):
+    """Describe a control daemon whose servers list their clients."""
+
+    async def clients(self, server: int) -> tuple[int, ...] | None: ...
+
+
+async def part(control: ClientLister, pids: Collection[int]) -> int:
+    """Terminate the clients among these processes (host PIDs), and see them go.
+
+    Returns how many there were. Raises ``SharingUnavailable`` if the daemon refuses, ``TimedOut`` if it does
+    not answer.
+    """
+    parted = 0
+    for server in await control.servers():
+        there = await _clients_among(control, server, pids)
+        for pid in there:
+            await _terminate(control, server, pid)
+        parted += len(there)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LET_GO_SECONDS):
+                while there and await _clients_among(control, server, there):  # noqa: ASYNC110 - no event tells
+                    await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+    return parted
+
+
+async def _clients_among(control: ClientLister, server: int, pids: Collection[int]) -> list[int]:
+    return sorted(set(await control.clients(server) or ()) & set(pids))
+
+
+async def _terminate(control: ClientLister, server: int, pid: int) -> None:
+    """Terminate one client; a process that has ended meanwhile is no client any more, which is as good."""
+    answer = [line.strip() for line in await control.ask(f"terminate_client {server} {pid}")]
+    refused = next((line for line in answer if line and not line.isdecimal() and _GONE not in line), None)
+    if refused is not None:
+        raise SharingUnavailable(f"the MPS control daemon did not let process {pid} go: {refused}")

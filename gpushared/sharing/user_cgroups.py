@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import GpushareError, LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts, UserBounds, UserUse
+from gpushared.sharing.cgroups import SYSTEMCTL, CgroupPlace, tell_systemd
 from gpushared.sharing.limit_files import ROOT, Limit, Trees
-from gpushared.sharing.slices import SYSTEMCTL, CgroupPlace, tell_systemd
 
 _log = logging.getLogger(__name__)
 

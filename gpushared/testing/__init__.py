@@ -3,15 +3,13 @@
 None of them touches a GPU, an engine or a disk. They pass the same contract tests as the real adapters.
 """
 
-from gpushared.testing.checkpoints import FakeCheckpoints
-from gpushared.testing.clock import ManualClock
-from gpushared.testing.engine import FAKE_FACTS, FakeEngine
-from gpushared.testing.gpus import GIB, FakeGpus, fake_gpu
-from gpushared.testing.journal import MemoryJournal
+from gpushared.testing.fake_clock import ManualClock
+from gpushared.testing.fake_engine import FAKE_FACTS, FakeEngine
+from gpushared.testing.fake_gpus import GIB, FakeComputeModes, FakeGpus, fake_gpu
+from gpushared.testing.fake_job_store import MemoryStore, StoreWorld
+from gpushared.testing.fake_journal import MemoryJournal
+from gpushared.testing.fake_sharing import FakeCheckpoints, FakeSharing
 from gpushared.testing.leases import fake_lease
-from gpushared.testing.modes import FakeComputeModes
-from gpushared.testing.sharing import FakeSharing
-from gpushared.testing.store import MemoryStore, StoreWorld
 
 __all__ = [
     "FAKE_FACTS",

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from gpushared.node.runtime.container_verifier import gate_name
-from gpushared.sharing.slices import CgroupPlace
+from gpushared.sharing.cgroups import CgroupPlace
 from gpushared.sharing.user_cgroups import HOME
 
 ROOT = Path("/sys/fs/cgroup")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.cli.command_files import COMPLETIONS, LAUNCHER
+from gpushared.cli.completion import COMPLETIONS, LAUNCHER
 from tests.cli.process import Gpushare
 from tests.cli.standin import StandIn, ok
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.cli import docker_args
 from gpushared.cli.docker_args import refuse_ways_around, split
-from gpushared.cli.faults import UsageError
+from gpushared.cli.errors import UsageError
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 
 

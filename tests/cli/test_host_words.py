@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.cli import host_words
+from gpushared.cli import lease_values
 from gpushared.cli.docker_args import split
 
 GIB = 1024**3
@@ -28,7 +28,7 @@ GIB = 1024**3
     ],
 )
 def test_cpus_are_read_as_docker_reads_them(words: list[str], milli: int) -> None:
-    assert host_words.cpu_milli(split([*words, "busybox"])) == milli
+    assert lease_values.cpu_milli(split([*words, "busybox"])) == milli
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_cpus_are_read_as_docker_reads_them(words: list[str], milli: int) -> Non
     ],
 )
 def test_memory_is_read_as_docker_reads_it(words: list[str], size: int) -> None:
-    assert host_words.memory_bytes(split([*words, "busybox"])) == size
+    assert lease_values.memory_bytes(split([*words, "busybox"])) == size

@@ -50,16 +50,16 @@ FOLDERS = ":".join(str(Path(module.__file__ or "").parents[1]) for module in (gp
 BASE = {
     "gpushared",
     "gpushared.light",
-    *(f"gpushared.cli{name}" for name in ("", ".main", ".faults", ".text")),
+    *(f"gpushared.cli{name}" for name in ("", ".main", ".errors", ".text")),
 }
 BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.errors"}
 CLIENT = {"gpushared.client"} | {
     f"gpushared.client.{name}"
-    for name in ("api", "faults", "http", "messages", "retries", "submit_words", "wishes")
+    for name in ("api", "error_answers", "http", "messages", "retries", "submit_words")
 }
 LISTING = BASE | CLIENT | {"gpushared.cli.listing", "gpushared.cli.table"}
-RUN = {"docker", "docker_args", "host_words", "lease_values", "plain_words"}
-RUN |= {"progress", "relay", "start", "waiting"}
+RUN = {"docker_args", "docker_cli", "lease_values", "plain_words"}
+RUN |= {"progress", "relay", "run_container", "start", "waiting"}
 STANDARD = {
     *("abc", "array", "collections", "contextlib", "copyreg", "enum", "errno", "functools", "genericpath"),
     *("importlib", "itertools", "json", "keyword", "math", "operator", "os", "posixpath", "re", "reprlib"),
@@ -88,8 +88,8 @@ def imported(gpushare: Gpushare, *words: str, **environ: str) -> tuple[set[str],
 def test_a_listing_imports_what_it_needs(gpushare: Gpushare, standin: StandIn, words: list[str]) -> None:
     standin.answers |= {"Leases/List": ok({"leases": []}), "Gpus/List": ok({})}
     ours, others = imported(gpushare, *words)
-    commands = {f"gpushared.cli.{name}" for name in ("gpus", "ps", "queue")}
-    assert ours <= LISTING | commands | {"gpushared.client.jobs", "gpushared.client.job_messages"}
+    commands = {f"gpushared.cli.{name}" for name in ("gpus", "ps", "queue", "queue_explanation")}
+    assert ours <= LISTING | commands | {"gpushared.client.job_calls", "gpushared.client.job_messages"}
     assert others <= STANDARD
 
 
@@ -112,7 +112,7 @@ def test_help_imports_no_command(gpushare: Gpushare, words: list[str]) -> None:
     ("line", "modules"),
     [
         ("gpushare st", set()),
-        ("gpushare preempt l-", CLIENT | {"gpushared.cli.complete", "gpushared.cli.preempt"}),
+        ("gpushare preempt l-", CLIENT | {"gpushared.cli.complete", "gpushared.cli.whole_number"}),
         ("gpushare config ch", {"gpushared.cli.config"}),
     ],
 )
@@ -122,6 +122,6 @@ def test_a_completion_imports_one_command(
     standin.answers["Leases/List"] = ok({"leases": []})
     words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPUSHARE_COMPLETE": "bash_complete"}
     ours, others = imported(gpushare, **words)
-    rest = {"gpushared.cli.tree", "gpushared.cli.each", "gpushared.cli.references"}
-    assert ours <= BASE | rest | {"gpushared.client.job_messages", "gpushared.client.jobs"} | modules
+    rest = {"gpushared.cli.tree", "gpushared.cli.lease_commands", "gpushared.cli.references"}
+    assert ours <= BASE | rest | {"gpushared.client.job_messages", "gpushared.client.job_calls"} | modules
     assert not others & {"subprocess", "dataclasses", "tomllib"}

@@ -15,6 +15,7 @@ from tests.cli.answers import GRANT, QUEUED, lease
 
 PROTO_NAMES = {
     "LeaseList": "ListLeasesResponse",
+    "AuditPage": "ListAuditResponse",
     "GpuList": "ListGpusResponse",
     "PresetList": "PresetsResponse",
     "ProjectList": "ListProjectsResponse",
@@ -34,7 +35,7 @@ CLASSES = sorted(
 
 def descriptor(kind: type[Message]) -> dict[str, FieldDescriptor]:
     name = PROTO_NAMES.get(kind.__name__, kind.__name__)
-    for module in ("leases", "gpus", "projects", "node", "jobs", "pool"):
+    for module in ("leases", "gpus", "projects", "node", "jobs", "pool", "audit", "policy"):
         pb2 = importlib.import_module(f"gpushared.api.v1.{module}_pb2")
         if hasattr(pb2, name):
             return dict(getattr(pb2, name).DESCRIPTOR.fields_by_name)

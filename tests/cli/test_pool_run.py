@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gpushared.cli import docker, pool_run
+from gpushared.cli import docker_cli, pool_run
 from gpushared.cli.docker_args import RUN, split
 from gpushared.cli.waiting import Interrupted
 from gpushared.client.job_messages import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
@@ -97,7 +97,7 @@ def test_whoever_is_interrupted_leaves_the_pools_queue(
     """Or a GPU would be held for them later, for a minute."""
     daemon = kind(interruptions)
     monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
-    monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
+    monkeypatch.setattr(docker_cli, "find_docker", lambda: "/bin/false")
     assert pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN)) == 128 + signal.SIGINT
     assert (len(daemon.taken), daemon.cancelled) == (1, [JOB])
 
@@ -117,8 +117,8 @@ def test_where_there_is_room_docker_is_started_at_the_door(
         raise SystemExit
 
     monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
-    monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
-    monkeypatch.setattr(docker, "become", become)
+    monkeypatch.setattr(docker_cli, "find_docker", lambda: "/bin/false")
+    monkeypatch.setattr(docker_cli, "become", become)
     with pytest.raises(SystemExit):
         pool_run.run_in_pool(split(["--pool", "--gpu", "1", "-d", "busybox"], RUN))
     assert became == [(["docker", "run", "--label", "gpushare.lease=l-7f3k"], DOOR["host"])]
@@ -132,7 +132,7 @@ def test_what_the_pool_refuses_at_once_is_said_once(
     refused = {"id": JOB, "state": "failed", "reason": "no node could take it", "hint": "T4"}
     monkeypatch.setattr(daemon, "reserve", lambda **_: ReserveAnswer({"job": refused}))
     monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
-    monkeypatch.setattr(docker, "find_docker", lambda: "/bin/false")
+    monkeypatch.setattr(docker_cli, "find_docker", lambda: "/bin/false")
     with pytest.raises(StateConflict, match="no node could take it"):
         pool_run.run_in_pool(split(["--pool", "--gpu", "1", "busybox"], RUN))
     assert capsys.readouterr().err == ""

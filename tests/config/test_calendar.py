@@ -12,8 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from gpushared.config import load, to_toml
-from gpushared.config.calendar import Calendar, read_days, read_hours
-from gpushared.config.idle import IdleQuietConfig
+from gpushared.config.idle import Calendar, IdleQuietConfig, read_days, read_hours
 from gpushared.domain.leases.node_rules import IdleAction, IdlePolicy, IdleRules
 from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.request import LeaseClass

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.config import load, settings, to_toml
-from gpushared.config.fields import keys_of
+from gpushared.config.kinds import keys_of
 from gpushared.config.model import SECTIONS, TABLES, Preset
 
 FULL = """

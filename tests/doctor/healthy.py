@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpushared.doctor.facts import (
+from gpushared.doctor.machine_facts import (
     ConfigState,
     DaemonView,
     Directory,

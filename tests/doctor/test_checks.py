@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpushared.doctor.checks import CHECKS
-from gpushared.doctor.facts import (
+from gpushared.doctor.machine_facts import (
     DaemonView,
     DoctorFacts,
     EngineReport,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpushared.doctor.facts import DoctorFacts
+from gpushared.doctor.machine_facts import DoctorFacts
 from gpushared.doctor.probe import FRESH_SECONDS, Doctor
 from gpushared.domain.model.checkup import is_well
 from tests.doctor.healthy import HEALTHY

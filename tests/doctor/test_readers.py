@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpushared.doctor.facts import Unread
+from gpushared.doctor.machine_facts import Unread
 from gpushared.doctor.readers import Readers
 from gpushared.domain.model.errors import EngineUnavailable
 

@@ -12,24 +12,22 @@ from pathlib import Path
 import pytest
 
 from gpushared.config.model import Config, QueueConfig
-from gpushared.doctor.facts import Unit
+from gpushared.doctor.machine_facts import Unit
 from gpushared.doctor.probe import DaemonPaths, read_config
-from gpushared.doctor.read_gpu_stack import (
+from gpushared.doctor.readers import (
     ENV_SWITCH,
-    read_engine,
-    read_mps,
-    read_program,
-    read_specs,
-    read_toolkit,
-)
-from gpushared.doctor.read_host import (
     INIT_PID_NAMESPACE,
     file_system,
     program_output,
     read_directory,
+    read_engine,
     read_groups,
     read_host,
+    read_mps,
+    read_program,
     read_socket,
+    read_specs,
+    read_toolkit,
     read_unit,
 )
 from gpushared.domain.model.errors import ConfigError, EngineUnavailable, Unavailable
@@ -175,7 +173,7 @@ def test_a_directory_is_seen_with_what_is_left_below_it(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushared.doctor.read_host.PROGRAM_SECONDS", 0.1)
+    monkeypatch.setattr("gpushared.doctor.readers.PROGRAM_SECONDS", 0.1)
     with pytest.raises(TimeoutError, match="sleep did not end"):
         program_output("sleep", "60")
 

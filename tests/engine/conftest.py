@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.engine.docker import DockerEngine
+from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import Edits
 from tests.bed.fixtures import CdiEngine
 from tests.engine.world import DockerHands

@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import (
     MemoryWall,
     Walls,
 )
-from gpushared.engine.docker import DockerEngine
+from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import ContainerStatus, DeviceMechanism, EditMount, Edits
 from tests.bed.fixtures import CdiEngine
 from tests.engine.world import DockerHands, facts, unique_name
@@ -123,7 +123,7 @@ async def test_devices_written_before_the_engine_was_asked_go_where_it_reads_the
     cdi_engine: CdiEngine, cdi_hands: DockerHands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default directory may not be this engine's."""
-    monkeypatch.setattr("gpushared.engine.docker.DEFAULT_SPEC_DIR", tmp_path / "cdi")
+    monkeypatch.setattr("gpushared.engine.docker_engine.DEFAULT_SPEC_DIR", tmp_path / "cdi")
     engine, device = DockerEngine(cdi_engine.socket, simulated_gpus=True), unique_name()
     await engine.write_device(device, edits(device))
     await engine.probe()

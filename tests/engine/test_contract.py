@@ -15,7 +15,7 @@ from gpushared.domain.model.lease import (
     MemoryWall,
     Walls,
 )
-from gpushared.engine.docker import DockerEngine
+from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus, Edits, Engine
 from gpushared.testing import FakeEngine
 from tests.engine.world import DockerHands, Hands, event, events_until, facts, is_gone, is_now, unique_name

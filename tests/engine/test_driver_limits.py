@@ -16,10 +16,10 @@ import pytest
 
 from gpushared.domain.leases.node_rules import MpsMode
 from gpushared.domain.model.lease import ContainerId, Lease, MemoryWall
-from gpushared.engine.docker import DockerEngine
+from gpushared.engine.docker_engine import DockerEngine
 from gpushared.engine.processes import place_of
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_limits import NvmlMemoryLimits
+from gpushared.gpus.nvml_settings import NvmlMemoryLimits
 from gpushared.ports import CgroupDriver, EditMount, Edits, Hook
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.driver_wall import DriverWall

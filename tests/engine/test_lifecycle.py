@@ -11,7 +11,7 @@ import pytest
 from docker.errors import APIError
 
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
+from gpushared.engine.docker_engine import CALLS_AT_ONCE, DockerEngine
 from gpushared.ports import ContainerFacts, ContainerStatus
 from tests.engine.world import DockerHands, event, events_until, facts, is_gone, is_now, unique_name
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpushared.domain.model.host import ContainerMemory
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.docker import DockerEngine
-from gpushared.engine.memory import memory_used
+from gpushared.engine.docker_engine import DockerEngine
+from gpushared.engine.reality import memory_used
 from tests.engine.world import DockerHands, unique_name
 
 BOX = ContainerId("ab" * 32)

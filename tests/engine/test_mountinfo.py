@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpushared.engine.mountinfo import exposures, parse
-from gpushared.engine.reality import rules_of_list
+from gpushared.engine.reality import exposures, parse, rules_of_list
 from gpushared.ports import DeviceRule, Exposure
 
 MACHINE = """\

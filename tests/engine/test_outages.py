@@ -20,9 +20,9 @@ from gpushared.domain.model.lease import (
     MemoryWall,
     Walls,
 )
-from gpushared.engine.connection import Connector
-from gpushared.engine.docker import CALLS_AT_ONCE, DockerEngine
-from gpushared.engine.events import PENDING_LIMIT, ContainerChange, EventFeed
+from gpushared.engine.docker_engine import CALLS_AT_ONCE, DockerEngine
+from gpushared.engine.engine_events import PENDING_LIMIT, ContainerChange, EventFeed
+from gpushared.engine.workers import Connector
 from gpushared.ports import ContainerStatus, Edits
 from tests.bed.engine import PrivateEngine
 from tests.engine.world import (

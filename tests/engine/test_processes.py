@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.docker import DockerEngine
-from gpushared.engine.process_handles import ProcessHandles
-from gpushared.engine.processes import ProcessTable, containers_of_cgroup, place_of, start_ticks_of_stat
+from gpushared.engine.docker_engine import DockerEngine
+from gpushared.engine.processes import (
+    ProcessHandles,
+    ProcessTable,
+    containers_of_cgroup,
+    place_of,
+    start_ticks_of_stat,
+)
 from tests.engine.world import DockerHands, facts, unique_name
 
 A = ContainerId("3f" * 32)
@@ -116,7 +121,7 @@ def test_a_pid_that_changed_hands_is_looked_up_anew(tmp_path: Path) -> None:
 REUSE = """
 import os, sys, time
 from pathlib import Path
-from gpushared.engine.process_handles import ProcessHandles
+from gpushared.engine.processes import ProcessHandles
 from gpushared.engine.processes import ProcessTable
 
 def spawn(pid):
@@ -233,7 +238,7 @@ def test_a_process_with_a_handle_is_not_read_again_until_it_ends() -> None:
 
 def test_not_more_handles_are_taken_than_a_service_can_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beyond are read each time."""
-    monkeypatch.setattr("gpushared.engine.process_handles.MAX_HANDLES", 1)
+    monkeypatch.setattr("gpushared.engine.processes.MAX_HANDLES", 1)
     handles = ProcessHandles()
     table = ProcessTable(handles=handles)
     pids = [os.getpid(), os.getppid()]

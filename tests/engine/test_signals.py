@@ -13,7 +13,7 @@ import pytest
 
 from gpushared.domain.leases.stop_order import ClientStopOrder, ContainerEnd, order_of
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.signals import members, read_process
+from gpushared.engine.processes import members, read_process
 
 CATCHES = "signal.signal(signal.SIGTERM, lambda *_: None)"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"

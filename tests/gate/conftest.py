@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
 from tests.gate.copying import Copier, copier

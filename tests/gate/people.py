@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.serving import ROOT, Reply, Served, ask, request, serving_gate
 
 JSON = "Content-Type: application/json"

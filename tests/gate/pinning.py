@@ -15,7 +15,7 @@ from typing import Any
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import kernel
 from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
 from gpushared.gate.mounts.helper_process import run_helper

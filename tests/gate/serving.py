@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_server import (
     Limits,
     Routes,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.net.error_answers import Broken
 from gpushared.net.http_server import Limits, Routes
 from gpushared.net.limits import Shares, UserLimits

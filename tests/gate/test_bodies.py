@@ -28,7 +28,7 @@ from gpushared.gate.api.body import (
     serialise,
 )
 from gpushared.gate.api.fields import CONFIG, HOST_CONFIG
-from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.api.target import parse_target
 from gpushared.gate.containers.gpu_request import (
@@ -40,13 +40,13 @@ from gpushared.gate.containers.gpu_request import (
     with_count,
 )
 from gpushared.gate.containers.inject import binds_late, inject
-from gpushared.gate.policy.judge import (
+from gpushared.gate.policy.admission import (
     CREATE,
     HOST,
     judge_create,
     networks_of,
 )
-from gpushared.gate.policy.rules import Context
+from gpushared.gate.policy.field_rules import Context
 from gpushared.net.accounts import Account
 from gpushared.ports import DeviceMechanism, EditMount, Edits
 from tests.gate.desks import GPU, WALLS, facts

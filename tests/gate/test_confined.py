@@ -17,7 +17,7 @@ import pytest
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
 from tests.gate.desks import GPU, FakeDesk, edits
 from tests.gate.docker import Docker

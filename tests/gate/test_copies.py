@@ -19,9 +19,9 @@ import pytest
 
 from gpushared.domain.model.errors import StateConflict, TimedOut, Unavailable
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.copies import helper as program
+from gpushared.gate.copies import copy_helper as program
 from gpushared.gate.copies.copying import AT_ONCE, COMMAND, Copies
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.ports import CgroupDriver
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users

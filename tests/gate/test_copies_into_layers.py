@@ -13,7 +13,7 @@ import pytest
 from gpushared.domain.model.errors import StateConflict
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.copies.copying import Copies
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import kernel
 from gpushared.net.http_client import EngineSocket
 from tests.gate.copying import Copier, copier, fields_of, helper_of, order_to_write, tar_of

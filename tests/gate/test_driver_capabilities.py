@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gpushared.config.gate import DRIVER_CAPABILITIES, GateConfig
+from gpushared.config.gate_settings import DRIVER_CAPABILITIES, GateConfig
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.gate.api.driver_capabilities import VARIABLE, check_driver_capabilities, driver_capabilities
 from gpushared.gate.containers.gpu_request import take_wish
 from gpushared.gate.containers.inject import strip_env
-from gpushared.gate.gate import Gate
-from gpushared.gate.policy.judge import judge_create
-from gpushared.gate.policy.presets import policy_of
-from gpushared.gate.policy.rules import Context
+from gpushared.gate.docker_gate import Gate
+from gpushared.gate.policy.admission import judge_create
+from gpushared.gate.policy.field_rules import Context
+from gpushared.gate.policy.site_presets import policy_of
 from gpushared.net.accounts import Account
 from tests.gate.desks import FakeDesk
 from tests.gate.people import people

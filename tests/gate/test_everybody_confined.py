@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, people
 

@@ -13,6 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.gate.api.field_kinds import (
+    OLDEST,
+    Field,
+    FieldKind,
+    Table,
+    Version,
+    fit,
+    respelled,
+)
 from gpushared.gate.api.fields import (
     AUTH_TABLE,
     CONNECT_TABLE,
@@ -24,15 +33,6 @@ from gpushared.gate.api.fields import (
     NEWEST,
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
-)
-from gpushared.gate.api.schema import (
-    OLDEST,
-    Field,
-    FieldKind,
-    Table,
-    Version,
-    fit,
-    respelled,
 )
 
 TABLES = {

@@ -19,7 +19,7 @@ import pytest
 
 from gpushared.gate.api import fields as f
 from gpushared.gate.api.body import CPUSET
-from gpushared.gate.api.schema import Table
+from gpushared.gate.api.field_kinds import Table
 from tests.bed import parts
 from tests.gate.test_fields import places, wrapped
 

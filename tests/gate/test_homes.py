@@ -26,7 +26,7 @@ from gpushared.gate.containers.homes import (
     with_line,
 )
 from gpushared.gate.containers.passwd import PasswdFiles, is_small_file
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.net.accounts import Account, PathWish
 from gpushared.net.http_client import EngineAnswer, EngineSocket
 from tests.bed import parts

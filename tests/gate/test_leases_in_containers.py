@@ -18,7 +18,7 @@ from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import Ask
 from gpushared.engine.cdi import LeaseSpecs
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
 from tests.bed.fixtures import CdiEngine
 from tests.gate.desks import GPU, FakeDesk, edits, facts

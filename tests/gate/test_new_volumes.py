@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
 from tests.gate.desks import FakeDesk

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.config.gate import GateConfig, PolicyPreset
+from gpushared.config.gate_settings import GateConfig, PolicyPreset
 from gpushared.domain.model.errors import EngineUnavailable
-from gpushared.gate.gate import Gate
-from gpushared.gate.policy.presets import policy_of
+from gpushared.gate.docker_gate import Gate
+from gpushared.gate.policy.site_presets import policy_of
 from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.serving import (

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 
 from gpushared.cli.capture import capture
 from gpushared.cli.start import NOT_IN_A_POOL
-from gpushared.config.gate import ADDABLE, PolicyPreset, Publish
+from gpushared.config.gate_settings import ADDABLE, PolicyPreset, Publish
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.gate.api.body import check_create, parse_object
+from gpushared.gate.api.field_kinds import Field, FieldKind, Table
 from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE, NETWORKING_TABLE
-from gpushared.gate.api.schema import Field, FieldKind, Table
 from gpushared.gate.api.site import SitePolicy, root_mark
 from gpushared.gate.containers.gpu_request import Wish, take_wish
-from gpushared.gate.policy.explain import OPTIONS, FieldDecision, Notes
-from gpushared.gate.policy.judge import judge_create, judge_exec, judge_update
-from gpushared.gate.policy.presets import PRESETS
-from gpushared.gate.policy.processes import ROOT_CAPABILITIES
-from gpushared.gate.policy.rules import Context
+from gpushared.gate.policy.admission import judge_create, judge_exec, judge_update
+from gpushared.gate.policy.field_findings import OPTIONS, FieldDecision, Notes
+from gpushared.gate.policy.field_rules import Context
+from gpushared.gate.policy.process_rules import ROOT_CAPABILITIES
+from gpushared.gate.policy.site_presets import PRESETS
 from gpushared.net.accounts import Account
 from tests.bed import parts
 from tests.gate.policy_cases import CASES, DROPPED, NO, SET, YES, Case

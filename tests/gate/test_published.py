@@ -17,7 +17,7 @@ from gpushared.gate.api.published_ports import (
     ports_of,
 )
 from gpushared.gate.api.site import NO_LIMIT, SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.people import People, people
 from tests.gate.serving import Reply

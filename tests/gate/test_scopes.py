@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpushared.gate.containers.ownership import ContainerLocks
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
 from gpushared.ports import EditMount, EngineFacts
 from tests.gate.desks import FakeDesk, edits, facts

@@ -12,7 +12,7 @@ import pytest
 
 from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 from tests.gate.desks import FakeDesk

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.gate.policy.mount_rules import unnamed_volumes
 from tests.bed import parts
 from tests.gate.desks import FakeDesk

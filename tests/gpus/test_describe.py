@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushared.domain.model.errors import GpusUnavailable
-from gpushared.gpus.nvml_errors import NvmlCode
+from gpushared.gpus.nvml_driver import NvmlCode
 from gpushared.ports import GpuSettings
 from tests.gpus.fake_nvml import FakeGpu
 from tests.gpus.worlds import FakeWorld

@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.domain.model.errors import GpusUnavailable, TimedOut
 from gpushared.domain.model.gpu import GpuId
-from gpushared.gpus.nvml_limits import TRIAL_CGROUP, NvmlMemoryLimits
+from gpushared.gpus.nvml_settings import TRIAL_CGROUP, NvmlMemoryLimits
 from tests.gpus.fake_nvml import NO_MEMORY_LIMITS, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import FakeWorld
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpushared.domain.model.errors import GpusUnavailable
 from gpushared.domain.model.gpu import GpuId
-from gpushared.gpus.nvml_modes import NvmlComputeModes
+from gpushared.gpus.nvml_settings import NvmlComputeModes
 from tests.gpus.fake_nvml import FakeGpu
 from tests.gpus.worlds import FakeWorld
 

@@ -15,8 +15,7 @@ import pytest
 from gpushared.domain.model.errors import GpusUnavailable
 from gpushared.domain.model.gpu import MIB
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_driver import NvmlDriver, _ask
-from gpushared.gpus.nvml_errors import DriverError, NvmlCode
+from gpushared.gpus.nvml_driver import DriverError, NvmlCode, NvmlDriver, _ask
 from gpushared.ports import GpuProcess
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import FakeWorld

@@ -10,7 +10,7 @@ import pytest
 
 from gpushared.domain.model.errors import RequestError
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_errors import NvmlCode
+from gpushared.gpus.nvml_driver import NvmlCode
 from gpushared.gpus.simulated import SimulatedGpus
 from tests.gpus.fake_nvml import FakeInstance, fake_nvml_library
 from tests.gpus.worlds import FakeWorld

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpushared.domain.model.errors import RequestError
-from gpushared.gpus.nvml_errors import NvmlCode
+from gpushared.gpus.nvml_driver import NvmlCode
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.ports import Gpus
 from tests.gpus.fake_nvml import FakeGpu

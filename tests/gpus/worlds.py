@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpushared.domain.model.errors import GpusUnavailable, TimedOut
-from gpushared.gpus.memory import MPS_RESERVE_BYTES
+from gpushared.gpus.mig import MPS_RESERVE_BYTES
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.ports import GpuReading, Gpus

@@ -26,7 +26,7 @@ from gpushared.domain.model.lease import (
     Starting,
     Walls,
 )
-from gpushared.storage.journal.store import lease_from_json, lease_to_json
+from gpushared.storage.journal.journal_file import lease_from_json, lease_to_json
 from gpushared.storage.records import RecordError, kind_of
 from gpushared.testing import fake_lease
 

@@ -28,7 +28,7 @@ from gpushared.domain.model.lease import (
     StoryEntry,
 )
 from gpushared.ports import Journal, JournalWrite, PastLeases
-from gpushared.storage.journal import SqliteJournal, store
+from gpushared.storage.journal import SqliteJournal, journal_file
 from gpushared.testing import MemoryJournal, fake_lease
 
 ACTIVE = Active((Grant(GpuId("GPU-1"), 1 << 30, 250),), ContainerId("c" * 64), since=5.0)
@@ -168,7 +168,7 @@ async def test_past_leases_are_found_by_condition_and_the_others_counted(
     journal: Journal, which: PastLeases, found: list[int], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where many more have to be looked through than are looked at in one step."""
-    monkeypatch.setattr(store, "PAST_STEP", 2)
+    monkeypatch.setattr(journal_file, "PAST_STEP", 2)
     over = [
         replace(one, state=Ended(ENDINGS.get(one.sequence, Finished(0)), float(one.sequence))) for one in OVER
     ]

@@ -22,11 +22,11 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.project_accounts import Standing
-from gpushared.storage.journal import SqliteJournal, schema
+from gpushared.storage.journal import SqliteJournal, journal_file
 from tests.journal.make_journal import ATTEMPTS, CONTACTS, DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
 
 JOURNALS = Path(__file__).with_name("journals")
-VERSIONS = range(1, schema.VERSION + 1)
+VERSIONS = range(1, journal_file.VERSION + 1)
 
 
 DRAINING, GIVING_WAY, JOBS = 2, 3, 4
@@ -144,7 +144,7 @@ async def test_an_old_journal_is_of_the_current_version_afterwards(old: Path) ->
     with sqlite3.connect(old) as db:
         (version,) = db.execute("PRAGMA user_version").fetchone()
     db.close()
-    assert version == schema.VERSION
+    assert version == journal_file.VERSION
 
 
 def test_every_version_has_its_journal_checked_in() -> None:

@@ -13,7 +13,7 @@ import pytest
 from gpushared.domain.model.errors import ConfigError, JournalUnavailable, TimedOut
 from gpushared.domain.model.lease import Ended, Finished, LeaseId
 from gpushared.ports import JournalWrite
-from gpushared.storage.journal import SqliteJournal, schema, store
+from gpushared.storage.journal import SqliteJournal, journal_file
 from gpushared.storage.sqlite.file_calls import MAX_WAITING_CALLS
 from gpushared.testing import fake_lease
 
@@ -185,11 +185,12 @@ async def test_a_journal_of_a_newer_version_is_refused_with_both_versions(path: 
     await first.load()
     await first.close()
     with sqlite3.connect(path) as other:
-        other.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+        other.execute(f"PRAGMA user_version = {journal_file.VERSION + 1}")
     other.close()
     journal = SqliteJournal(path)
     with pytest.raises(
-        ConfigError, match=f"has version {schema.VERSION + 1}, this program knows up to {schema.VERSION}"
+        ConfigError,
+        match=f"has version {journal_file.VERSION + 1}, this program knows up to {journal_file.VERSION}",
     ):
         await journal.load()
     await journal.close()
@@ -258,7 +259,7 @@ async def test_the_oldest_leases_and_their_stories_make_room_in_small_steps(path
         )
         entries = tuple((lease.id, lease.story[0]) for lease in leases)
         await journal.commit([JournalWrite((fake_lease(10_000), *leases), entries, 10_001)])
-        assert len(await journal.ended(10_000)) <= 50 + store.PRUNE_EVERY
+        assert len(await journal.ended(10_000)) <= 50 + journal_file.PRUNE_EVERY
     kept = await journal.ended(10_000)
     assert [lease.sequence for lease in kept] == list(range(600, 600 - len(kept), -1))
     assert len(kept) >= 50

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psutil
 
-from gpushared.sharing.slices import CgroupPlace
+from gpushared.sharing.cgroups import CgroupPlace
 from tests.bed import parts
 from tests.bed.cgroups import remove_users, users_of
 from tests.node import nursery

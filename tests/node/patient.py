@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpushared.node.main import main
 from gpushared.node.runtime import mps_detach as ends
-from gpushared.sharing import parting as clients
+from gpushared.sharing import server_watch as clients
 
 PATIENCE_SECONDS = 20.0
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from gpushared.config.model import Config
-from gpushared.gpus.simulated import SimulatedGpus
-from gpushared.gpus.simulated_checkpoints import SimulatedCheckpoints
+from gpushared.gpus.simulated import SimulatedCheckpoints, SimulatedGpus
 from gpushared.node.main import main
 from gpushared.node.parts import Parts, real_parts
 

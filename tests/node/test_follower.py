@@ -27,7 +27,7 @@ from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism
 from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
-from gpushared.testing.gpus import fake_gpu
+from gpushared.testing.fake_gpus import fake_gpu
 
 BOX = ContainerId("box")
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.protocol import CancelPart, Place
-from gpushared.node.jobs.images import name_and_tag
+from gpushared.node.jobs.job_images import name_and_tag
 from tests.bed import parts
 from tests.bed.engine import PrivateEngine
 from tests.node.conftest import NewDaemon

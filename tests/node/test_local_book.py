@@ -31,8 +31,8 @@ from gpushared.node.jobs import local_jobs as module
 from gpushared.node.jobs.local_jobs import LocalBook
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.ports.job_store import StoreUnavailable
-from gpushared.testing.clock import ManualClock
-from gpushared.testing.store import MemoryStore, StoreWorld
+from gpushared.testing.fake_clock import ManualClock
+from gpushared.testing.fake_job_store import MemoryStore, StoreWorld
 
 SECONDS = 20.0
 """Only a test that fails waits so long."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpushared.client.pipeline import JobRequest, Pool
-from gpushared.client.pool import PoolClient
+from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import DaemonUnavailable, PermissionRefused
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, make_directory, wait_until

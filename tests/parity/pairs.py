@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker, Done
 from tests.gate.serving import ROOT, serving_gate

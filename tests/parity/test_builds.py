@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.bed.parts import need_file
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker, Done

@@ -15,7 +15,7 @@ import pytest
 from docker.models.containers import Container
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.serving import ALICE, ROOT, serving_gate
 

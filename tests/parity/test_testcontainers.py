@@ -12,7 +12,7 @@ import pytest
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker, Done
 from tests.gate.serving import ALICE, ROOT, serving_gate

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gpushared.config.pool import CoordinatorConfig, load_pool
+from gpushared.config.pool_settings import CoordinatorConfig, load_pool
 from gpushared.daemon.clocks import SteadyClock
 from gpushared.daemon.systemd import Notifier
 from gpushared.pool.coordinator.app import (

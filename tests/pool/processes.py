@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushared.client.pool import PoolClient
+from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import GpushareError
 from tests.node import nursery
 

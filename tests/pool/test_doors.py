@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc, pool_pb2, pool_pb2_grpc
-from gpushared.config.pool import CoordinatorConfig, load_pool
+from gpushared.config.pool_settings import CoordinatorConfig, load_pool
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.coordinator.app import SOCKET_NAME, PoolDaemon, PoolParts

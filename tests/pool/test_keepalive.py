@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from gpushared.client.pipeline.door import PoolAddress as ClientDoor
+from gpushared.client.pipeline.pool_address import PoolAddress as ClientDoor
 from gpushared.pool.coordinator import servers
-from gpushared.pool.coordinator.parts import Listener, Service
+from gpushared.pool.coordinator.running_parts import Listener, Service
 from gpushared.pool.coordinator.servers import ListenerServer
 from gpushared.pool.member.dial import KEEPALIVE_SECONDS, channel_options
 

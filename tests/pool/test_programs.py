@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.client.faults import ConnectionLost
+from gpushared.client.error_answers import ConnectionLost
 from gpushared.client.pipeline import AsyncPool, Job, JobRequest, Pool
 from gpushared.domain.model.errors import (
     GpushareError,

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpushared.net.call_checks import MAX_CALLS_PER_CONNECTION
-from gpushared.pool.coordinator.parts import Listener, Service
+from gpushared.pool.coordinator.running_parts import Listener, Service
 from gpushared.pool.coordinator.servers import ListenerServer
 
 

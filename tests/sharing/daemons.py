@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpushared.sharing.process import DaemonProcess
+from gpushared.sharing.daemon_process import DaemonProcess
 
 ANSWER_SECONDS = 20
 BUSY = "Cannot send command to MPS control"

@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Request
 from gpushared.gpus.nvml import NvmlGpus
-from gpushared.gpus.nvml_limits import NvmlMemoryLimits
+from gpushared.gpus.nvml_settings import NvmlMemoryLimits
 from gpushared.ports import CgroupDriver, DeviceMechanism, Edits, EngineFacts
 from gpushared.sharing.cgroups import LeaseCgroups
 from gpushared.sharing.driver_wall import DriverWall

@@ -25,7 +25,7 @@ from gpushared.domain.model.request_spec import Ask, read_request
 from gpushared.ports import EditMount, Edits, Hook
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold
-from gpushared.sharing.edits import lease_edits, own_limits
+from gpushared.sharing.lease_edits import lease_edits, own_limits
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
 

@@ -18,7 +18,7 @@ from gpushared.sharing.control import ControlTiming
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.holder import is_own
 from gpushared.sharing.mps import MpsSharing
-from gpushared.sharing.servers import culprit_of
+from gpushared.sharing.server_watch import culprit_of
 from tests.sharing import daemons
 from tests.sharing.fake_mps import FakeMps
 from tests.sharing.worlds import FIRST, GPUS, leasable_gib, lease

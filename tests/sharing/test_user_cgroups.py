@@ -13,9 +13,8 @@ import pytest
 
 from gpushared.domain.model.errors import LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts, UserBounds, UserUse
-from gpushared.sharing.cgroups import LeaseCgroups
+from gpushared.sharing.cgroups import CgroupPlace, LeaseCgroups
 from gpushared.sharing.limit_files import Trees
-from gpushared.sharing.slices import CgroupPlace
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import Grant, Lease, Reserved
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.testing.gpus import fake_gpu
+from gpushared.testing.fake_gpus import fake_gpu
 from gpushared.testing.leases import SOME_TIME, fake_lease
 
 GPUS: dict[GpuId, Gpu] = {gpu.id: gpu for gpu in (fake_gpu(0), fake_gpu(1), fake_gpu(2))}

@@ -11,7 +11,7 @@ There are synchronous and asyncio twins.
 Importing this module imports gRPC. Errors are those of ``gpushared.domain.model.errors``.
 """
 
-from gpushared.client.faults import ConnectionLost
+from gpushared.client.error_answers import ConnectionLost
 from gpushared.client.job_messages import (
     Job,
     JobExplanation,
@@ -23,9 +23,9 @@ from gpushared.client.job_messages import (
     SubmitAnswer,
 )
 from gpushared.client.pipeline.async_pool import AsyncPool
-from gpushared.client.pipeline.calls import JobWarning
-from gpushared.client.pipeline.pool import Pool
-from gpushared.client.pipeline.request import JobMount, JobRequest
+from gpushared.client.pipeline.grpc_errors import JobWarning
+from gpushared.client.pipeline.job_request import JobMount, JobRequest
+from gpushared.client.pipeline.sync_pool import Pool
 from gpushared.domain.model.errors import NeverFits
 
 __all__ = [

@@ -12,11 +12,10 @@ from typing import Any, Self
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
-from gpushared.client.faults import ConnectionLost
+from gpushared.client.error_answers import ConnectionLost
 from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitAnswer
-from gpushared.client.patience import RetryPatience
-from gpushared.client.pipeline import progress
-from gpushared.client.pipeline.calls import (
+from gpushared.client.pipeline import stream_progress
+from gpushared.client.pipeline.grpc_errors import (
     ADVICE_SECONDS,
     CALL_SECONDS,
     PAGE,
@@ -25,6 +24,8 @@ from gpushared.client.pipeline.calls import (
     WAIT_SECONDS,
     WAITS,
     cancel_request,
+    ended_early,
+    error_of,
     hold_request,
     never_fits,
     next_page,
@@ -32,10 +33,15 @@ from gpushared.client.pipeline.calls import (
     submit_message,
     warn_of,
 )
-from gpushared.client.pipeline.door import find_door
-from gpushared.client.pipeline.faults import ended_early, error_of
-from gpushared.client.pipeline.progress import STARTED, JobWatch, Position, job_of
-from gpushared.client.pipeline.request import JobRequest
+from gpushared.client.pipeline.job_request import JobRequest
+from gpushared.client.pipeline.pool_address import find_door
+from gpushared.client.pipeline.stream_progress import (
+    STARTED,
+    JobWatch,
+    Position,
+    job_of,
+)
+from gpushared.client.retries import RetryPatience
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
 
@@ -84,7 +90,7 @@ class AsyncPool:
         return await self._submitted(submit_message(request, self._door, request_id, numbers))
 
     async def _submitted(self, message: jobs_pb2.SubmitRequest) -> SubmitAnswer:
-        answer = progress.read(SubmitAnswer, await self._call("Submit", message, SUBMIT_SECONDS))
+        answer = stream_progress.read(SubmitAnswer, await self._call("Submit", message, SUBMIT_SECONDS))
         assert isinstance(answer, SubmitAnswer)
         warn_of(answer, await self._advice(answer.job_ids[0]))
         return answer
@@ -98,7 +104,7 @@ class AsyncPool:
             return None
         asked = jobs_pb2.JobRef(job_id=job_id)
         try:
-            told = progress.read(JobExplanation, await self._try("Explain", asked, ADVICE_SECONDS))
+            told = stream_progress.read(JobExplanation, await self._try("Explain", asked, ADVICE_SECONDS))
         except PermissionRefused:
             self._may_read = False  # a token for submitting alone; each refusal leaves a line in the audit
             return None
@@ -131,12 +137,14 @@ class AsyncPool:
             asked = next_page(asked, page.next_page_token)
 
     async def explain(self, job_id: str) -> JobExplanation:
-        found = progress.read(JobExplanation, await self._call("Explain", jobs_pb2.JobRef(job_id=job_id)))
+        found = stream_progress.read(
+            JobExplanation, await self._call("Explain", jobs_pb2.JobRef(job_id=job_id))
+        )
         assert isinstance(found, JobExplanation)
         return found
 
     async def nodes(self) -> NodeList:
-        found = progress.read(NodeList, await self._call("Nodes", jobs_pb2.NodesRequest()))
+        found = stream_progress.read(NodeList, await self._call("Nodes", jobs_pb2.NodesRequest()))
         assert isinstance(found, NodeList)
         return found
 

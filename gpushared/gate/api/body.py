@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpushared.domain.model.errors import RequestError
+from gpushared.gate.api.field_kinds import fit
 from gpushared.gate.api.fields import CONFIG, CREATE_TABLE, HOST_CONFIG
-from gpushared.gate.api.schema import fit
 
 BODY_BYTES = 1024 * 1024
 MAX_VALUES = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpushared.config.gate import COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
+from gpushared.config.gate_settings import COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
 

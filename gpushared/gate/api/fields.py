@@ -7,7 +7,7 @@ or clients send, stand here too.
 
 from __future__ import annotations
 
-from gpushared.gate.api.schema import Table, table
+from gpushared.gate.api.field_kinds import Table, table
 
 NEWEST = (1, 56)
 """The newest version whose fields stand here."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
+from gpushared.gate.api.body import parse_object, serialise
 from gpushared.gate.api.routes import Route, RouteAction
 from gpushared.gate.api.target import Target
+from gpushared.ports import LABEL_OWNER
 
 REPEATABLE = frozenset({"names", "platform", "type", "changes"})
 FLAG = r"[A-Za-z0-9]{0,8}"
@@ -76,3 +80,32 @@ def check_ps(arguments: str) -> None:
             f"`ps {arguments}` is not for you",
             hint="try -ef, aux, or -o with pid as its first column and columns without titles",
         )
+
+
+Filters = dict[str, list[str]]
+
+
+def parse_filters(raw: str) -> Filters:
+    """Clients write lists (``{"label": ["a=b"]}``) or, the old way, sets (``{"label": {"a=b": true}}``)."""
+    said: Filters = {}
+    for name, values in (parse_object(raw.encode()) if raw else {}).items():
+        chosen = [value for value, on in values.items() if on] if isinstance(values, dict) else values
+        if not isinstance(chosen, list) or not all(isinstance(value, str) for value in chosen):
+            raise RequestError(f"the filter {name} is not a list of strings: {json.dumps(values)}")
+        said[name] = chosen
+    return said
+
+
+def own_only(raw: str, caller: Caller) -> str:
+    """Add a filter that only the caller's things pass; the engine wants all labels to fit."""
+    return write_filters(with_own(parse_filters(raw), caller))
+
+
+def with_own(filters: Mapping[str, Sequence[str]], caller: Caller) -> Filters:
+    own = f"{LABEL_OWNER}={caller.uid}"
+    said = {name: list(values) for name, values in filters.items()}
+    return {**said, "label": [*filters.get("label", ()), own]}
+
+
+def write_filters(filters: Mapping[str, Sequence[str]]) -> str:
+    return serialise(filters).decode()

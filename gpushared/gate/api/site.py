@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpushared.config.gate import DEV_PRESET, DRIVER_CAPABILITIES, Network, PolicyPreset, Publish, Restart
+from gpushared.config.gate_settings import (
+    DEV_PRESET,
+    DRIVER_CAPABILITIES,
+    Network,
+    PolicyPreset,
+    Publish,
+    Restart,
+)
 from gpushared.config.kinds import Percent
 from gpushared.domain.model.host import HostSize
 from gpushared.ports import UserBounds

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
-from gpushared.config.gate import ALL_GPUS, COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
+from gpushared.config.gate_settings import ALL_GPUS, COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.ranges import parse_gpu_range

@@ -15,8 +15,8 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.driver_capabilities import VARIABLE as DRIVER_CAPABILITIES
 from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
-from gpushared.sharing.edits import CONTAINER_DIRECTORY
-from gpushared.sharing.slices import SLICE
+from gpushared.sharing.cgroups import SLICE
+from gpushared.sharing.lease_edits import CONTAINER_DIRECTORY
 
 OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
 OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpushared.config.gate import ADDABLE, may_be_passed
+from gpushared.config.gate_settings import ADDABLE, may_be_passed
 from gpushared.domain.model.gpu import GpuId
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS
 from gpushared.gate.api.site import root_mark
 from gpushared.gate.containers.gpu_request import WITHOUT_GPU
 from gpushared.gate.containers.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
 from gpushared.gate.mounts.held_mounts import ROOT as PINS
-from gpushared.gate.policy.processes import ROOT_CAPABILITIES
+from gpushared.gate.policy.process_rules import ROOT_CAPABILITIES
 from gpushared.ports import DeviceRule, MachineDevices, Reality
 
 CAPABILITY_BITS = {

@@ -28,7 +28,7 @@ from gpushared.gate.copies.order import BLOCK_BYTES, Order, RefusalKind
 from gpushared.gate.mounts.helper_process import KILL_SECONDS, command_of, life
 from gpushared.net.socket_wire import Piece, Wire
 
-COMMAND = command_of("gpushared.gate.copies.helper")
+COMMAND = command_of("gpushared.gate.copies.copy_helper")
 AT_ONCE = 4
 """For one user."""
 IDLE_SECONDS = 300.0

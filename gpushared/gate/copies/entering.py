@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpushared.gate.copies.order import START, CopyRefusedError, Order, RefusalKind
-from gpushared.gate.mounts import helper as pins
 from gpushared.gate.mounts import kernel, mount_table
+from gpushared.gate.mounts import mount_helper as pins
 from gpushared.mountinfo import parse_line
 
 MEMORY_BYTES = 512 << 20

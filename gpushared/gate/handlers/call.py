@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import BODY_BYTES, Body, parse_object
+from gpushared.gate.api.field_kinds import Version, version_of
 from gpushared.gate.api.parameters import check_parameters
 from gpushared.gate.api.routes import Match, RouteAction
-from gpushared.gate.api.schema import Version, version_of
 from gpushared.gate.api.target import Target
 from gpushared.net.error_answers import FORM, kind_of
 from gpushared.net.http_client import EngineAnswer

@@ -25,7 +25,7 @@ from gpushared.gate.containers.ownership import (
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.interim import as_output, while_waiting
-from gpushared.gate.policy.judge import judge_update
+from gpushared.gate.policy.admission import judge_update
 from gpushared.net.accounts import look_up
 from gpushared.ports import LABEL_JOB
 

@@ -16,10 +16,7 @@ from gpushared.gate.api.body import (
     check_create,
     section,
 )
-from gpushared.gate.api.fields import NEWEST
-from gpushared.gate.api.parameters import drop_unknown
-from gpushared.gate.api.routes import Payload, Route
-from gpushared.gate.api.schema import (
+from gpushared.gate.api.field_kinds import (
     Table,
     Version,
     fit,
@@ -27,16 +24,19 @@ from gpushared.gate.api.schema import (
     respelled,
     version_of,
 )
+from gpushared.gate.api.fields import NEWEST
+from gpushared.gate.api.parameters import drop_unknown
+from gpushared.gate.api.routes import Payload, Route
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.api.target import Target
 from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.ownership import ContainerLocks, find_container
 from gpushared.gate.containers.passwd import PasswdFiles
-from gpushared.gate.containers.user_walls import UserContainers
+from gpushared.gate.containers.together import UserContainers
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.proxy import Farewell, forward, nothing
 from gpushared.gate.mounts.held_mounts import HeldMounts
-from gpushared.gate.policy.rules import Context
+from gpushared.gate.policy.field_rules import Context
 from gpushared.net.accounts import Account
 from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.ports import LABEL_OWNER, UserWalls

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
-from gpushared.config.gate import DRIVER_CAPABILITIES
+from gpushared.config.gate_settings import DRIVER_CAPABILITIES
 from gpushared.domain.model.errors import (
     EngineUnavailable,
     LimitReached,
@@ -60,14 +60,14 @@ from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.images import check_no_builder
 from gpushared.gate.handlers.interim import while_waiting
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
-from gpushared.gate.policy.judge import judge_create, networks_of
+from gpushared.gate.policy.admission import judge_create, networks_of
+from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import (
     lead_to,
     unnamed_volumes,
     volumes_of,
     wishes_of,
 )
-from gpushared.gate.policy.rules import Context
 from gpushared.net.accounts import PathWish, look_up
 from gpushared.net.http_client import EngineAnswer
 

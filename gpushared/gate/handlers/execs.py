@@ -9,7 +9,7 @@ from gpushared.gate.containers.inject import merge_env, strip_env
 from gpushared.gate.containers.ownership import find_container, find_exec
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext
-from gpushared.gate.policy.judge import judge_exec
+from gpushared.gate.policy.admission import judge_exec
 
 
 class Execs:

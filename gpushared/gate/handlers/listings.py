@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.filters import (
+from gpushared.gate.api.parameters import (
     own_only,
     parse_filters,
     with_own,

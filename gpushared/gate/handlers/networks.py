@@ -11,7 +11,7 @@ from gpushared.gate.api.body import (
     text,
 )
 from gpushared.gate.api.fields import CONNECT_TABLE, NETWORK_TABLE
-from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.filtered_views import SHARED_NETWORKS, shown_network
 from gpushared.gate.containers.names import check_name
@@ -29,7 +29,7 @@ from gpushared.gate.containers.ownership import (
 )
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext, showing
-from gpushared.gate.policy.judge import judge_endpoint, judge_network
+from gpushared.gate.policy.admission import judge_endpoint, judge_network
 
 ACTIVE = frozenset({"running", "paused", "restarting"})
 

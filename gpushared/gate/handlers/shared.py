@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpushared.domain.model.errors import NotFound
 from gpushared.gate.api.body import serialise
 from gpushared.gate.api.fields import AUTH_TABLE
-from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.filtered_views import shown_info, with_nvidia_runtime
 from gpushared.gate.containers.ownership import OK, own_containers

@@ -12,7 +12,7 @@ from gpushared.gate.api.body import (
     text,
 )
 from gpushared.gate.api.fields import VOLUME_CREATE_TABLE
-from gpushared.gate.api.filters import own_only
+from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.ownership import (
     CREATED,
@@ -22,7 +22,7 @@ from gpushared.gate.containers.ownership import (
 )
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext
-from gpushared.gate.policy.judge import judge_volume
+from gpushared.gate.policy.admission import judge_volume
 
 
 class Volumes:

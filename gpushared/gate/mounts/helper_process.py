@@ -30,7 +30,7 @@ def command_of(module: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", PROGRAM.format(module=module), str(PACKAGES))
 
 
-COMMAND = command_of("gpushared.gate.mounts.helper")
+COMMAND = command_of("gpushared.gate.mounts.mount_helper")
 
 
 async def run_helper(

@@ -23,7 +23,7 @@ from gpushared.gate.api.body import (
 from gpushared.gate.containers.create import CREATE_SECONDS
 from gpushared.gate.containers.ownership import inspect
 from gpushared.net.http_client import EngineAnswer, EngineSocket
-from gpushared.node.jobs.images import check_away, message_of
+from gpushared.node.jobs.job_images import check_away, message_of
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE
 
 CREATED = 201

@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import ContainerId
 from gpushared.guard.fences import FenceGuard
 from gpushared.net.http_server import Routes
 from gpushared.net.loopback import LoopbackGate
-from gpushared.node.jobs.images import JobImages
+from gpushared.node.jobs.job_images import JobImages
 from gpushared.node.jobs.kept_containers import Keeping, KeptContainers
 from gpushared.node.jobs.launcher import Launcher
 from gpushared.node.jobs.order_handler import OrderHandler

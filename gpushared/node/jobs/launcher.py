@@ -32,8 +32,8 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, ContainerId, Lease
 from gpushared.net.loopback import LoopbackGate
-from gpushared.node.jobs.images import JobImages, RegistryTrouble
 from gpushared.node.jobs.job_containers import AttemptRefused, JobContainers
+from gpushared.node.jobs.job_images import JobImages, RegistryTrouble
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.guard_keeper import Guarding

@@ -38,7 +38,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import parse_object, section, text
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.policy.networks import check_gang_network
+from gpushared.gate.policy.network_rules import check_gang_network
 from gpushared.node.runtime.loop import Loop
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpushared.api.v1 import node_pb2
-from gpushared.config.jobs import PoolConfig
+from gpushared.config.job_settings import PoolConfig
 from gpushared.config.model import Config
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import ConfigError, PermissionRefused

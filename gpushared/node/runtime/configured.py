@@ -6,8 +6,14 @@ import time
 
 import psutil
 
-from gpushared.config.calendar import Calendar, read_days, read_hours
-from gpushared.config.idle import IdleConfig, IdleQuietConfig, QuietTimesConfig
+from gpushared.config.idle import (
+    Calendar,
+    IdleConfig,
+    IdleQuietConfig,
+    QuietTimesConfig,
+    read_days,
+    read_hours,
+)
 from gpushared.config.model import Config, HostMode
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.domain.leases.node_rules import (
@@ -21,7 +27,7 @@ from gpushared.domain.leases.node_rules import (
 from gpushared.domain.model.host import HostSize
 from gpushared.domain.model.request import LeaseClass
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.policy import presets
+from gpushared.gate.policy import site_presets
 from gpushared.net.limits import UserLimits
 
 
@@ -76,7 +82,7 @@ def limits_of(config: Config) -> UserLimits:
 
 def policy_of(config: Config) -> SitePolicy:
     """Return the gate's rules for confined callers."""
-    return presets.policy_of(config.gate, host_size(), config.presets)
+    return site_presets.policy_of(config.gate, host_size(), config.presets)
 
 
 def host_size() -> HostSize:

@@ -18,7 +18,7 @@ from gpushared.domain.leases.stop_order import (
 )
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import ContainerId, Lease
-from gpushared.engine.signals import members, read_process
+from gpushared.engine.processes import members, read_process
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.mps_escapees import held_by_mps
 from gpushared.ports import Engine, Sharing

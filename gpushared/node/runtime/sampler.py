@@ -15,8 +15,7 @@ from gpushared.domain.model.errors import GpushareError, JournalUnavailable, Una
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.units import format_memory
-from gpushared.engine.process_handles import ProcessHandles
-from gpushared.engine.processes import ProcessTable
+from gpushared.engine.processes import ProcessHandles, ProcessTable
 from gpushared.node.runtime.activity import activity
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.mps_escapees import (

@@ -13,7 +13,7 @@ from gpushared.domain.leases.surroundings import lack_of_memory
 from gpushared.domain.model.errors import GpushareError, SharingUnavailable
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.units import format_memory
-from gpushared.engine.signals import members
+from gpushared.engine.processes import members
 from gpushared.node.runtime.container_reconciler import seen
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import Checkpoints, Engine

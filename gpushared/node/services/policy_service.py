@@ -15,10 +15,10 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.schema import Json, Version, version_of
-from gpushared.gate.gate import Gate
-from gpushared.gate.policy.explain import FieldDecision, FieldFinding
-from gpushared.gate.policy.presets import rules_in_force
+from gpushared.gate.api.field_kinds import Json, Version, version_of
+from gpushared.gate.docker_gate import Gate
+from gpushared.gate.policy.field_findings import FieldDecision, FieldFinding
+from gpushared.gate.policy.site_presets import rules_in_force
 from gpushared.net.accounts import LOOKUP_SECONDS, ask_names
 from gpushared.net.unary_json import Unary
 

@@ -16,9 +16,9 @@ import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.config.model import HostMode
-from gpushared.config.pool import CoordinatorConfig
+from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.config.queue_policy import queue_policy_of
-from gpushared.config.users import EVERYBODY
+from gpushared.config.queue_rules import EVERYBODY
 from gpushared.daemon.clocks import (
     CLOCK_NAME,
     SteadyClock,
@@ -67,7 +67,7 @@ from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.coordinator.parts import (
+from gpushared.pool.coordinator.running_parts import (
     CoordinatorParts,
     Listener,
     Room,

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 import gpushared
-from gpushared.config.pool import POOL, CoordinatorConfig, load_pool
+from gpushared.config.pool_settings import POOL, CoordinatorConfig, load_pool
 from gpushared.daemon.polite_loop import new_polite_loop
 from gpushared.daemon.process import allow_many_files, complain, run_with_signals, set_up_logging
 from gpushared.daemon.systemd import Notifier
@@ -71,7 +71,7 @@ def main(
 )
 def install(prefix: Path) -> None:
     """Put the systemd unit, the daemon's user and the command in place and say what was done."""
-    from gpushared.cli.command_files import command_files
+    from gpushared.cli.completion import command_files
     from gpushared.daemon.install import Package, install_package
 
     package = Package("gpushared-pool", ("gpushared-pool.service",), "nodes, containers and jobs stay")

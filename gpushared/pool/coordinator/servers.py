@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from gpushared.domain.model.errors import ConfigError
 from gpushared.net.call_checks import OPTIONS, Context
 from gpushared.net.intake import Intake
-from gpushared.pool.coordinator.parts import Listener, Service
+from gpushared.pool.coordinator.running_parts import Listener, Service
 
 STOP_SECONDS = 2.0
 """How long calls that are under way may take at the end."""

@@ -23,7 +23,7 @@ from gpushared.pool.coordinator.admin_service import Admin
 from gpushared.pool.coordinator.job_streams import JobStreams
 from gpushared.pool.coordinator.join_service import JoinService
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.coordinator.parts import CoordinatorParts, Listener, Service
+from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Service
 from gpushared.pool.coordinator.unary_service import Handler, unary_service
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope

@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import Context
 from gpushared.net.unary_json import Unary
-from gpushared.pool.coordinator.parts import Listener, Service
+from gpushared.pool.coordinator.running_parts import Listener, Service
 from gpushared.pool.trust.callers import Callers, PoolCaller
 
 # Any: each handler takes the message of its own call; the descriptor pairs the two.

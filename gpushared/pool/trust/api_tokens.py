@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpushared.config.jobs import is_realm
+from gpushared.config.job_settings import is_realm
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.errors import (
     LimitReached,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpushared.config.users import EVERYBODY, UserConfig
+from gpushared.config.queue_rules import EVERYBODY, UserConfig
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.units import shown

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gpushared.config.jobs import is_realm
+from gpushared.config.job_settings import is_realm
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.errors import RequestError

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpushared.config.audit import AuditConfig
+from gpushared.config.job_settings import AuditConfig
 from gpushared.daemon.journald import Journald, is_logged_to
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import (

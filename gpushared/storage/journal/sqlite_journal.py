@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
-from gpushared.storage.journal.schema import WORDS
-from gpushared.storage.journal.store import KEEP_ENDED, JournalFile
+from gpushared.storage.journal.journal_file import KEEP_ENDED, WORDS, JournalFile
 from gpushared.storage.sqlite.file_calls import Calls
 
 

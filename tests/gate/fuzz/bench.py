@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.target import Target, parse_target
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_server import Exchange, Limits
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.desks import FakeDesk

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire

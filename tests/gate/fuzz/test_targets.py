@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpushared.gate.api.endpoints import match_route
 from gpushared.gate.api.target import parse_target
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz.depth import fuzzed
 from tests.gate.serving import ROOT, Connections, Reply, Served, ask, request, serving_gate

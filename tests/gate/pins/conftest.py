@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.gate import Gate
+from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk

@@ -32,7 +32,7 @@ from gpushared.pool.trust.certificates import (
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.principal_names import coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
-from gpushared.testing.store import MemoryStore
+from gpushared.testing.fake_job_store import MemoryStore
 
 WAIT_SECONDS = 20.0
 """Only a test that fails waits so long."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.config.jobs import PoolConfig
+from gpushared.config.job_settings import PoolConfig
 from gpushared.config.model import Config
-from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
+from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
 from gpushared.daemon.systemd import Notifier
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
@@ -43,13 +43,13 @@ from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.node.runtime.loop import Loop
 from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
-from gpushared.pool.coordinator.parts import CoordinatorParts, Service
+from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.pool_init import found_pool
 from gpushared.storage.audit.line import AuditLine
-from gpushared.testing.gpus import fake_gpu
-from gpushared.testing.journal import MemoryJournal
+from gpushared.testing.fake_gpus import fake_gpu
+from gpushared.testing.fake_journal import MemoryJournal
 from tests.pool.link.member import Outbox, spec
 from tests.pool.link.proxy import Proxy
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.config.users import UserConfig
+from gpushared.config.queue_rules import UserConfig
 from tests.pool.trust.coordinator import Coordinator, coordinator
 
 

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc, pool_pb2_grpc
-from gpushared.config.users import UserConfig
+from gpushared.config.queue_rules import UserConfig
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import GpushareError
 from gpushared.net.call_checks import OPTIONS, Context, abort, error_of

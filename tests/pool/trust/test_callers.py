@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
-from gpushared.config.users import UserConfig
+from gpushared.config.queue_rules import UserConfig
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import (
     ConfigError,

@@ -17,9 +17,9 @@ import pytest
 from cryptography import x509
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
-from gpushared.config.jobs import PoolConfig
-from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
-from gpushared.config.users import UserConfig
+from gpushared.config.job_settings import PoolConfig
+from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
+from gpushared.config.queue_rules import UserConfig
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller

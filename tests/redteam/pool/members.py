@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2, link_pb2_grpc
-from gpushared.config.pool import CoordinatorConfig, CoordinatorSection
-from gpushared.config.users import UserConfig
+from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
+from gpushared.config.queue_rules import UserConfig
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled
 from gpushared.domain.jobs.job import (
@@ -36,7 +36,7 @@ from gpushared.pool.coordinator.app import (
     PoolDaemon,
     real_pool_parts,
 )
-from gpushared.pool.coordinator.parts import CoordinatorParts, Service
+from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.link import codec
 from gpushared.pool.member.link_session import Call
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest

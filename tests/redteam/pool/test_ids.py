@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.config.users import UserConfig
+from gpushared.config.queue_rules import UserConfig
 from gpushared.domain.jobs.job import (
     After,
     AttemptState,

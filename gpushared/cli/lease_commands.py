@@ -1,0 +1,271 @@
+"""Change leases with one call each: extend, hold, unhold, pause, resume, preempt, priority, resize.
+
+Some modules are imported where they are used: a completion of one of these commands must not wait for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import click
+
+from gpushared.cli import complete, text
+from gpushared.cli.errors import report, say, wrong_values
+from gpushared.cli.references import lease_id, set_held, set_priority
+from gpushared.cli.whole_number import WholeNumber
+from gpushared.client import Client, Lease
+from gpushared.domain.model.errors import GpushareError, StateConflict
+
+MOVES = {
+    "suspending": "its GPU memory is being moved to the host",
+    "resuming": "its GPU memory is being moved back",
+}
+"""The states in which a lease is on its way, and what happens there."""
+QUIET_SECONDS = 2.0
+POLL_SECONDS = 30.0
+
+
+def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
+    """Do work on each lease as ``each_lease`` does; a signal ends the command, but not the daemon's work."""
+    from gpushared.cli.waiting import Interrupted, signals_interrupt
+
+    try:
+        with signals_interrupt():
+            return each_lease(names, work)
+    except Interrupted as end:
+        say("the daemon goes on without this command", hint="`gpushare ps` shows how far it is")
+        return end.exit_code
+
+
+def moved(client: Client, lease: Lease) -> Lease:
+    """Return the lease once its move is over; tell the user of a long move."""
+    quiet_until: float | None = time.monotonic() + QUIET_SECONDS
+    while lease.state in MOVES:
+        if quiet_until is not None and time.monotonic() >= quiet_until:
+            say(f"{lease.id} is {lease.state}: {MOVES[lease.state]}")
+            quiet_until = None
+        seconds = POLL_SECONDS if quiet_until is None else QUIET_SECONDS
+        lease = client.wait(lease.id, lease.token, timeout_seconds=seconds)
+    return lease
+
+
+def not_so(client: Client, lease: Lease, wanted: str) -> StateConflict:
+    """Return the error for a lease in another state than wanted; its story's newest line has the reason."""
+    story = client.explain(lease.id).story
+    why = f": {story[-1].text}" if story else ""
+    return StateConflict(
+        f"{lease.id} is {lease.state}, not {wanted}{why}", hint=f"its story: gpushare why {lease.id}"
+    )
+
+
+_Begun = TypeVar("_Begun")
+
+
+def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:
+    """Print the result of ``work`` on each lease; return the exit code of the last failure, else 0."""
+    code = 0
+    for name in names:
+        try:
+            click.echo(work(name))
+        except GpushareError as error:
+            code = report(error)
+    return code
+
+
+def each_begun(names: Iterable[str], begin: Callable[[str], _Begun], finish: Callable[[_Begun], str]) -> int:
+    """Do slow work on each lease as ``each_lease`` does: begin all of it before the first wait."""
+    code = 0
+    begun: list[_Begun] = []
+    for name in names:
+        try:
+            begun.append(begin(name))
+        except GpushareError as error:
+            code = report(error)
+    return each_lease(begun, finish) or code
+
+
+@click.command("extend", short_help="Give a lease more time.")
+@click.argument("lease", shell_complete=complete.leases)
+@click.argument("duration")
+def extend(lease: str, duration: str) -> int:
+    """Give a lease more time than its --time.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id; DURATION is added: 30m, 2h.
+    Where the first in the queue counts on the lease's end, only an administrator can extend it.
+
+    \b
+    Examples:
+      gpushare extend l-7f3k 2h
+      gpushare extend trainer 1d
+    """  # noqa: D301 - click's mark for lines it must not join
+    from gpushared.domain.model.units import parse_duration
+
+    with wrong_values():
+        parse_duration(duration)
+    client = Client()
+    extended = client.extend(lease_id(client, lease), duration)
+    left = "" if extended.expires_at is None else f": {text.span(extended.expires_at - time.time())} left"
+    click.echo(text.printable(f"{extended.id}{left}"))
+    return 0
+
+
+@click.command("hold", short_help="Keep waiting requests and jobs from starting.")
+@click.argument("lease", shell_complete=complete.waiting, nargs=-1, required=True)
+def hold(lease: tuple[str, ...]) -> int:
+    """Keep requests and jobs that wait from starting, until they are let go. They keep their place.
+
+    LEASE is a lease's or a job's id, or the name of its container. What an administrator
+    holds, only an administrator lets go.
+
+    \b
+    Examples:
+      gpushare hold l-7f3k
+      gpushare hold k3m9x0p2qa
+      gpushare unhold l-7f3k
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    return each_lease(lease, lambda name: set_held(client, name, held=True))
+
+
+@click.command("unhold", short_help="Let requests and jobs go that were held.")
+@click.argument("lease", shell_complete=complete.waiting, nargs=-1, required=True)
+def unhold(lease: tuple[str, ...]) -> int:
+    """Let requests and jobs go that `gpushare hold` or --hold keeps from starting.
+
+    LEASE is a lease's or a job's id, or the name of its container. They start when it is their
+    turn and there is room.
+
+    \b
+    Examples:
+      gpushare unhold l-7f3k
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    return each_lease(lease, lambda name: set_held(client, name, held=False))
+
+
+@click.command("pause", short_help="Take running leases off their GPUs.")
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
+def pause(lease: tuple[str, ...]) -> int:
+    """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id. The GPU memory is moved to
+    the host's by a CUDA checkpoint; where that does not work, it is refused and says why. The command ends
+    when it has happened; Ctrl-C ends only the command.
+
+    \b
+    Examples:
+      gpushare pause trainer
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    return each_moved(lease, lambda name: _paused(client, name))
+
+
+def _paused(client: Client, name: str) -> str:
+    lease = moved(client, client.pause(lease_id(client, name)))
+    if lease.state != "suspended":
+        raise not_so(client, lease, "suspended")
+    return lease.id
+
+
+@click.command("resume", short_help="Bring paused leases back.")
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
+def resume(lease: tuple[str, ...]) -> int:
+    """Bring paused leases back to the GPUs that they had, as soon as there is room.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id. The command ends when they
+    run again. For one that has to wait for room it says what it waits for and ends: it comes back by itself.
+
+    \b
+    Examples:
+      gpushare resume trainer
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    return each_moved(lease, lambda name: _resumed(client, name))
+
+
+def _resumed(client: Client, name: str) -> str:
+    lease = moved(client, client.resume(lease_id(client, name)))
+    waiting = lease.waiting
+    if lease.state == "suspended" and waiting is not None:
+        place, why = f"position {waiting.position} of {waiting.queue_length}", waiting.text or waiting.reason
+        say(f"{lease.id} waits for room, {place}: {why}", hint="it comes back by itself")
+    elif lease.state != "active":
+        raise not_so(client, lease, "active")
+    return lease.id
+
+
+@click.command("preempt", short_help="Let leases give way to others.")
+@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
+def preempt(lease: tuple[str, ...]) -> int:
+    """Let leases give way to others at once; for administrators.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id. The mildest step that is
+    possible is taken: off the GPUs and back by itself, or told, stopped and started again when there is room,
+    or told and stopped.
+
+    \b
+    Examples:
+      gpushare preempt l-7f3k
+    """  # noqa: D301 - click's mark for lines it must not join
+    client = Client()
+    return each_lease(lease, lambda name: client.preempt(lease_id(client, name)).id)
+
+
+@click.command("priority", short_help="Move a waiting request or job among those of its project.")
+@click.argument("lease", shell_complete=complete.leases)
+@click.argument("priority", type=WholeNumber(-100, 100), metavar="PRIORITY")
+def priority(lease: str, priority: int) -> int:
+    """Move a waiting request or job among those of its project: -100 to 100, higher goes first, 0 is usual.
+
+    LEASE is a lease's or a job's id, or the name of its container. A negative PRIORITY stands
+    behind two dashes, as -- -10.
+
+    \b
+    Examples:
+      gpushare priority l-7f3k 10
+      gpushare priority trainer 10
+      gpushare priority l-7f3k -- -10
+    """  # noqa: D301 - click's mark for lines it must not join
+    changed = set_priority(Client(), lease, priority)
+    click.echo(text.printable(f"{changed.id}: priority {changed.priority}"))
+    return 0
+
+
+@click.command("resize", short_help="Give a lease another size.")
+@click.option("--gpu", metavar="SIZE", default="", help="Memory and compute: 0.5 or 0.25..1 of each GPU.")
+@click.option(
+    "--gpu-memory", metavar="SIZE", default="", help="The memory of each GPU by itself: 12g or 8g..24g."
+)
+@click.option("--gpu-compute", metavar="PERCENT", default="", help="The share of each GPU's compute: 50%.")
+@click.argument("lease", shell_complete=complete.leases)
+def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
+    """Give a lease another size, on the GPUs that it has; a queued one keeps its place.
+
+    LEASE is a lease id, a container's name, or the beginning of a container's id. More is given if it is free
+    there now and not kept for whoever waits first; memory can be lowered to what is used and a margin. What
+    is not said stays. Of a range it gets as much as there is room for now; any other size ends a range that
+    it had. Prints which part of the new size holds when: processes that run keep their limits.
+
+    \b
+    Examples:
+      gpushare resize l-7f3k --gpu-memory 12g
+      gpushare resize trainer --gpu-compute 50%
+      gpushare resize trainer --gpu 0.5
+      gpushare resize trainer --gpu 0.25..1
+    """  # noqa: D301 - click's mark for lines it must not join
+    from gpushared.cli.lease_values import option_of
+    from gpushared.domain.model.request_spec import read_size
+
+    said = {"gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
+    for name, size in said.items():
+        if size:
+            with wrong_values(option_of(name)):
+                read_size(**{name: size})
+    client = Client()
+    found = lease_id(client, lease)
+    answer = client.resize(found, **said)
+    lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
+    click.echo("\n".join(map(text.printable, lines)))
+    return 0

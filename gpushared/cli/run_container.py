@@ -1,0 +1,42 @@
+"""Carry out ``gpushare run``: on this node, in the pool, or with a result file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpushared.cli import docker_cli
+from gpushared.cli.docker_args import split
+from gpushared.cli.errors import UsageError
+from gpushared.cli.start import Prepared
+from gpushared.cli.waiting import Interrupted, signals_interrupt
+from gpushared.domain.model.errors import NotFound
+
+
+def run_container(args: Sequence[str]) -> int:
+    """Become ``docker run``; return, with the exit code, only if docker does not start."""
+    words = split(args)
+    if not words.image:
+        raise UsageError("no image was named", hint="gpushare run --gpu 0.25 IMAGE [COMMAND...]")
+    if "pool" in words.ours or "node" in words.ours:
+        from gpushared.cli.pool_run import run_in_pool
+
+        return run_in_pool(words)
+    if path := words.ours.get("result-file"):
+        from gpushared.cli.result import run_with_result
+
+        return run_with_result(words, path)
+    prepared = Prepared(words)
+    try:
+        with signals_interrupt():
+            if code := prepared.refusal():
+                return code
+            prepared.fetch_image()
+            lease = prepared.acquire()
+            environ = prepared.environ_for(lease)
+            docker_cli.become(prepared.docker, docker_cli.run_words(words, lease), environ)
+    except Interrupted as error:
+        prepared.wait.leave()
+        return error.exit_code
+    except OSError as error:
+        prepared.wait.leave()
+        raise NotFound(f"docker cannot be started: {error.strerror}", hint=prepared.docker) from error

@@ -1,0 +1,221 @@
+"""Do the work of ``gpushare submit``: docker reads the words, and the daemon keeps the result as a job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from gpushared.cli import docker_cli
+from gpushared.cli.capture import Captured, capture
+from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
+from gpushared.cli.errors import UsageError, say, wrong_values
+from gpushared.cli.foreseen import check_captured
+from gpushared.cli.references import job_id
+from gpushared.cli.start import (
+    asked,
+    check_privileges,
+    may_go_elsewhere,
+    names,
+    tell_of_doubts,
+    with_lease_ids,
+)
+from gpushared.client import Client
+from gpushared.client.job_calls import Jobs
+from gpushared.client.job_messages import SubmitAnswer
+from gpushared.domain.model.errors import GpushareError, RequestError
+
+_FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
+MAX_COUNT_DIGITS = 9
+NEVER_FITS = "never_fits"
+
+
+def submit_job(args: Sequence[str]) -> int:
+    """Submit the job, and print only its id, or the array's, to stdout."""
+    words = split(args, SUBMIT)
+    if not words.image:
+        raise UsageError("no image was named", hint="gpushare submit --gpu 0.25 IMAGE [COMMAND...]")
+    _refuse_what_no_job_has(words)
+    refuse_ways_around(words)
+    said = _said(words)
+    client = Client()
+    check_privileges(client, words)
+    said["lease"] = _with_ids(client, words, said["lease"])
+    captured = _captured(client, words)
+    _refuse_old_paths(captured)
+    if not may_go_elsewhere(client, words):  # else the policy of another node may be the one that judges
+        check_captured(client, captured)
+    tell_of_doubts(words, SUBMIT)
+    for note in _notes(words):
+        say(note)
+    answer = _sent(client, words, said, captured)
+    print(answer.array_id or answer.job_ids[0])
+    for note in answer.notes:
+        say(note)
+    client.retries = None  # what is left to say is not worth a wait
+    _tell_if_hopeless(Jobs(client), answer.job_ids[0])
+    return 0
+
+
+def _with_ids(client: Client, words: RunWords, lease: dict[str, Any]) -> dict[str, Any]:
+    """Return the request with ids for the things to be near or away from: in a pool the ids of jobs."""
+    if not (lease["near"] or lease["away_from"]):
+        return lease
+    if not may_go_elsewhere(client, words):
+        return with_lease_ids(client, lease)
+    ids = {name: [_job(client, word) for word in lease[name]] for name in ("near", "away_from")}
+    return lease | ids
+
+
+def _job(client: Client, word: str) -> str:
+    """Return a job's id. Raises RequestError for a lease without a job, unknown to the pool."""
+    if found := job_id(client, word):
+        return found
+    raise RequestError(
+        f"{word[:80]!r} is the lease of no job", hint="a job of the pool can be near or away from jobs only"
+    )
+
+
+def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
+    """Warn of a job that no node of the pool could ever take: the pool keeps it, as others may join."""
+    with suppress(GpushareError):
+        told = jobs.explain(job_id)
+        if told.reason_code == NEVER_FITS and not told.job.is_over:
+            say(f"{job_id} waits until a node joins that could take it: {told.sentence}", told.hint)
+
+
+def _captured(client: Client, words: RunWords) -> Captured:
+    program = docker_cli.find_docker()
+    return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
+
+
+def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:
+    return Jobs(client).submit(
+        request_id=os.urandom(16).hex(),
+        create_body=_for_nobody_at_a_terminal(captured.body),
+        image=words.image,
+        name=captured.name,
+        platform=captured.platform,
+        pull=words.value("pull"),
+        remove=words.is_set("rm"),
+        **said,
+    )
+
+
+# --- our own words
+
+
+def _said(words: RunWords) -> dict[str, Any]:
+    """Return the values of our options as the arguments of ``Jobs.submit``."""
+    ours = words.ours
+    lasting = words._replace(flags=tuple(flag for flag in words.flags if flag.name != "rm"))
+    lease = asked(lasting) | {"after": []}  # the job removes its container, and only when it is over
+    lease["class"] = lease.pop("lease_class")
+    requeue = lease.pop("requeue")
+    if ours.get("node") and ours.get("span"):
+        raise UsageError("--node and --span exclude each other", hint="a node is one node")
+    return {
+        "lease": lease,
+        "requeue": requeue,
+        "pool": bool(ours.get("pool")),
+        "node": ours.get("node", ""),
+        "nodes": _nodes(ours),
+        "span": bool(ours.get("span")),
+        "retries": _retries(ours),
+        "stop_after_seconds": _stop_after(ours.get("stop-after", "")),
+        "after": [(job, False) for job in names(ours.get("after", ""))]
+        + [(job, True) for job in names(ours.get("after-ok", ""))],
+        "array": _array(ours.get("array", "")),
+    }
+
+
+def _count(ours: dict[str, str], name: str) -> int:
+    text = ours.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS):
+        raise UsageError(f"--{name} {text[:40]!r} is no number", hint="give a whole number, such as 2")
+    return int(text)
+
+
+def _retries(ours: dict[str, str]) -> int:
+    if "retries" not in ours:
+        return 0
+    from gpushared.domain.jobs.submit_limits import MAX_RETRIES, check_bounds
+
+    with wrong_values("--retries"):
+        return check_bounds(_count(ours, "retries"), 0, MAX_RETRIES, "retries")
+
+
+def _nodes(ours: dict[str, str]) -> int:
+    if "nodes" not in ours:
+        return 0
+    if not (nodes := _count(ours, "nodes")):
+        raise UsageError("a job on 0 nodes cannot be", hint="leave out --nodes for one node, anywhere")
+    from gpushared.domain.jobs.job_commands import MAX_NODES
+    from gpushared.domain.jobs.submit_limits import check_bounds
+
+    with wrong_values("--nodes"):
+        return check_bounds(nodes, 1, MAX_NODES, "nodes")
+
+
+def _array(text: str) -> str:
+    if text:
+        from gpushared.domain.jobs.submit_limits import read_array
+
+        with wrong_values("--array"):
+            read_array(text)
+    return text
+
+
+def _stop_after(text: str) -> int:
+    if not text:
+        return 0
+    from gpushared.domain.jobs import submit_limits as limits
+    from gpushared.domain.model.units import parse_duration
+
+    least, most = limits.SHORTEST_STOP_AFTER_SECONDS, limits.LONGEST_STOP_AFTER_SECONDS
+    with wrong_values("--stop-after"):
+        return limits.check_bounds(parse_duration(text), least, most, "seconds without the pool's word")
+
+
+# --- docker's words that a job has no use for
+
+
+def _refuse_what_no_job_has(words: RunWords) -> None:
+    for name, why in (
+        ("cidfile", "the container does not exist yet: `gpushare jobs -o wide` shows its name"),
+        ("use-api-socket", "a job gets no socket of the engine that runs it"),
+    ):
+        if words.value(name):
+            raise UsageError(f"--{name} makes no sense for a job", hint=why)
+
+
+def _refuse_old_paths(captured: Captured) -> None:
+    """The docker CLI makes relative paths absolute since 23.0; before, the engine would refuse them."""
+    binds = json.loads(captured.body).get("HostConfig", {}).get("Binds") or []
+    for bind in binds:
+        if bind.startswith("."):
+            raise UsageError(
+                f"the path in -v {bind[:80]} is a relative one, which this docker CLI cannot resolve",
+                hint='write "$PWD/..." instead, or install docker 23.0 or newer',
+            )
+
+
+def _notes(words: RunWords) -> list[str]:
+    notes = []
+    if words.is_set("interactive"):
+        notes.append("nobody is at its terminal until `gpushare attach`; what reads its input waits for that")
+    if (_count(words.ours, "nodes") > 1 or words.ours.get("span")) and not _names_network(words):
+        notes.append("its parts on other nodes reach each other with --network host only")
+    return notes
+
+
+def _names_network(words: RunWords) -> bool:
+    return bool(words.value("network") or words.value("net"))
+
+
+def _for_nobody_at_a_terminal(body: bytes) -> bytes:
+    """Return the body as of ``docker run -d``: nobody is attached, and the input stays open after clients."""
+    content = json.loads(body)
+    return json.dumps(content | dict.fromkeys(_FOR_A_TERMINAL, False), separators=(",", ":")).encode()

@@ -1,0 +1,317 @@
+"""Define every setting of a pool's coordinator, ``gpushared-pool``, and load them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpushared.config.idle import IdleConfig, IdleQuietConfig
+from gpushared.config.job_settings import AuditConfig
+from gpushared.config.kinds import (
+    HOUR_SECONDS,
+    ByteSize,
+    Choice,
+    FileMode,
+    Number,
+    Seconds,
+    Text,
+    TextList,
+    Whole,
+    is_absolute,
+    setting,
+)
+from gpushared.config.load import (
+    POOL_PREFIX,
+    PRESET_NAMED,
+    ConfigSchema,
+    Named,
+    check_presets,
+    check_projects,
+    gather,
+    named,
+    presets_of,
+    projects_of,
+    raise_problems,
+    read_all,
+    sections_of,
+)
+from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
+from gpushared.config.queue_rules import (
+    EVERYBODY,
+    PROJECTS,
+    USERS,
+    BuildConfig,
+    InferConfig,
+    ProjectConfig,
+    TrainConfig,
+    UserConfig,
+)
+from gpushared.domain.jobs.coordinator_rules import WhenCutOff
+from gpushared.domain.leases.project_settings import is_user_name
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.scheduling.placement.policies import PolicyName
+from gpushared.domain.scheduling.projects import PreemptionSetting
+
+DAY_SECONDS = 24 * HOUR_SECONDS
+_PATH = Text("an absolute path", is_absolute)
+_POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
+
+
+def is_listen_address(text: str) -> bool:
+    """Return True if the text is ``HOST:PORT``, with IPv6 addresses in brackets."""
+    host, colon, port = text.rpartition(":")
+    well = bool(host and colon) and not set(host) & set(" /@") and (":" not in host or host.startswith("["))
+    return well and port.isdecimal() and 0 <= int(port) < 2**16
+
+
+_LISTEN = Text("`HOST:PORT`", is_listen_address)
+_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSection:
+    """The coordinator itself and its files."""
+
+    name: str = setting(
+        "",
+        Text(
+            "up to 32 small letters, digits and dashes, or empty",
+            lambda text: _POOL_NAME.fullmatch(text) is not None,
+        ),
+        "The pool's name; empty is what `gpushare pool init` was told.",
+    )
+    listen: str = setting(
+        "[::]:7440",
+        _LISTEN,
+        "Where users with tokens reach it, and machines that join, by TLS. `[::]` is all addresses, those of "
+        "IPv4 too; port 0 is any.",
+    )
+    listen_nodes: str = setting(
+        "[::]:7441", _LISTEN, "Where its nodes reach it, by TLS with their certificates."
+    )
+    state_dir: str = setting(
+        "/var/lib/gpushared-pool",
+        _PATH,
+        "The store, keys and certificates. On a local disk, not on NFS. Everything to be backed up is here.",
+    )
+    runtime_dir: str = setting("/run/gpushared-pool", _PATH, "The socket for administrators of this machine.")
+    socket_mode: int = setting(
+        0o666,
+        FileMode(),
+        "Permissions of that socket. Who connects is known from the kernel: "
+        "root and the coordinator's own user are administrators.",
+    )
+    trusted_groups: tuple[str, ...] = setting(
+        (), TextList(_GROUP), "Their members on this machine are administrators of the pool, too."
+    )
+    keep_ended_jobs: int = setting(
+        100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."
+    )
+    keep_ended_seconds: int = setting(
+        90 * DAY_SECONDS,
+        Seconds(DAY_SECONDS, 10 * 366 * DAY_SECONDS),
+        "How long they are, at most.",
+        key="keep_ended",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodesConfig:
+    """These settings hold for the nodes of the pool."""
+
+    beat_seconds: float = setting(
+        5.0, Number(0.5, 60.0), "How often a node says that it lives and what is free on it."
+    )
+    beats_per_second: float = setting(
+        50.0,
+        Number(1.0, 1000.0),
+        "So many beats a second are taken of all nodes together; where there would be more, each node says "
+        "so less often.",
+    )
+    settle_seconds: int = setting(
+        60,
+        Seconds(1, HOUR_SECONDS),
+        "After a start, jobs from before it are placed when all nodes have reported, or after so long.",
+    )
+    reserve_seconds: int = setting(
+        60,
+        Seconds(10, HOUR_SECONDS),
+        "How long the nodes of a job that needs several at once keep their parts, until all have theirs.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQueueConfig:
+    """Waiting for room in the pool."""
+
+    max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait or run.")
+    max_queued_bytes: int = setting(
+        2048 * MIB,
+        ByteSize(64 * 1024 * MIB),
+        "How much the jobs that wait or run may take of the store and the memory.",
+        key="max_queued_size",
+    )
+    max_queued_per_realm: int = setting(
+        150_000,
+        Whole(0, 1_000_000),
+        "How many jobs of the users of one realm may wait or run. A two-hundredth of what the pool may have "
+        "each realm may have always, as full as the pool may be.",
+    )
+    max_queued_bytes_per_realm: int = setting(
+        1024 * MIB,
+        ByteSize(64 * 1024 * MIB),
+        "How much these jobs may take of the store and the memory.",
+        key="max_queued_size_per_realm",
+    )
+    max_queued_per_person: int = setting(
+        120_000, Whole(0, 1_000_000), "How many jobs of one person may wait."
+    )
+    max_queued_bytes_per_person: int = setting(
+        512 * MIB,
+        ByteSize(64 * 1024 * MIB),
+        "How much one person's waiting jobs may take of the store and the memory; nearly all of that are "
+        "their create bodies.",
+        key="max_queued_size_per_person",
+    )
+    preempt_notice_seconds: int = setting(
+        60,
+        Seconds(0, HOUR_SECONDS),
+        "How long before it is stopped a program is told that it has to give way to others.",
+    )
+    stop_grace_seconds: int = setting(
+        10,
+        Seconds(0, HOUR_SECONDS),
+        "How long a container that must go has between the stop signal and being killed.",
+    )
+    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
+        PreemptionSetting.AUTO,
+        Choice(PreemptionSetting),
+        "`on` lets jobs give way where projects, classes and fair share say so, `off` never does; "
+        "`auto` is on where there are projects.",
+    )
+    half_life_seconds: int = setting(
+        DAY_SECONDS,
+        Seconds(60, 366 * DAY_SECONDS),
+        "What a project used so long ago counts half for its fair share.",
+    )
+    patience_seconds: int = setting(
+        2 * HOUR_SECONDS,
+        Seconds(1, 366 * DAY_SECONDS),
+        "A job that waits longer may be its project's next turn, whatever its priority; so often there is "
+        "one.",
+    )
+    turn_seconds: int = setting(
+        HOUR_SECONDS,
+        Seconds(0, 366 * DAY_SECONDS),
+        "So long a job has held its GPUs before such a turn may take them.",
+    )
+    reservations: int = setting(
+        4, Whole(1, 1000), "For so many jobs that wait for room GPUs may be kept at a time."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQuotasConfig:
+    """These settings bound what nodes may give by themselves of projects that have a limit."""
+
+    when_cut_off: WhenCutOff = setting(  # noqa: RUF009 - makes a field
+        WhenCutOff.SERVE,
+        Choice(WhenCutOff),
+        "Of a node that does not reach the coordinator: `serve` lets it go on giving what it was allowed "
+        "last, `refuse` stops that after `cut_off_seconds`. The coordinator counts it as held either way.",
+    )
+    cut_off_seconds: int = setting(
+        300,
+        Seconds(10, DAY_SECONDS),
+        "With `refuse`: so long without an answer of the coordinator a node still gives; at least twelve "
+        "beats.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlacementConfig:
+    """The policy chooses a job's node and GPUs among those that have room."""
+
+    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
+        PolicyName.FRAGMENTATION,
+        Choice(PolicyName),
+        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job as few "
+        "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for in this pool.",
+    )
+    host: HostMode = setting(  # noqa: RUF009 - makes a field
+        HostMode.AUTO,
+        Choice(HostMode),
+        "`auto` counts what jobs ask of CPU and memory; `off` does not.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """Hold all settings of a coordinator, each with its default."""
+
+    coordinator: CoordinatorSection = field(default_factory=CoordinatorSection)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+    queue: PoolQueueConfig = field(default_factory=PoolQueueConfig)
+    classes_build: BuildConfig = field(default_factory=BuildConfig)
+    classes_train: TrainConfig = field(default_factory=TrainConfig)
+    classes_infer: InferConfig = field(default_factory=InferConfig)
+    quotas: PoolQuotasConfig = field(default_factory=PoolQuotasConfig)
+    placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
+    users: Mapping[str, UserConfig] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+
+
+POOL = ConfigSchema(
+    path=Path("/etc/gpushared/pool.toml"),
+    sections={
+        "coordinator": CoordinatorSection,
+        "nodes": NodesConfig,
+        "queue": PoolQueueConfig,
+        "classes.build": BuildConfig,
+        "classes.train": TrainConfig,
+        "classes.infer": InferConfig,
+        "quotas": PoolQuotasConfig,
+        "placement": PoolPlacementConfig,
+        "audit": AuditConfig,
+        "log": LogConfig,
+    },
+    tables={PROJECTS: ProjectConfig, USERS: UserConfig, PRESETS: Preset},
+    named={
+        PRESETS: PRESET_NAMED,
+        USERS: Named(
+            "person",
+            lambda name: name == EVERYBODY or is_user_name(name),
+            f'use a name as users have them, or "{EVERYBODY}"',
+            f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
+        ),
+    },
+    prefix=POOL_PREFIX,
+    page="docs/reference/pool-configuration.md",
+    show="see docs/reference/pool-configuration.md for all settings",
+)
+
+
+def load_pool(
+    path: Path = POOL.path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+    must_exist: bool = False,
+) -> CoordinatorConfig:
+    """Return the configuration, from the same kinds of sources as a node's. Raises ConfigError."""
+    draft = gather(POOL, path, environ=environ, flags=flags, must_exist=must_exist)
+    found = read_all(draft)
+    sections = sections_of(POOL, found)
+    users = {name: UserConfig(**parts) for name, parts in named(USERS, found).items()}
+    projects = projects_of(found, IdleConfig(), IdleQuietConfig())
+    presets = presets_of(found)
+    if not draft.problems:
+        check_presets(presets, draft)
+        check_projects(projects, draft)
+    raise_problems(draft)
+    return CoordinatorConfig(**sections, projects=projects, users=users, presets=presets)

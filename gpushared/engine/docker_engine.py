@@ -1,0 +1,257 @@
+"""Implement the ``Engine`` port with the Docker SDK.
+
+Every call runs in a worker thread with a client of its own and under two time-outs: the socket's, which frees
+the thread, and the caller's, which holds even if the engine sends a byte now and then. A call that finds the
+engine gone says so at once; the next call connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+
+from docker import APIClient
+from docker.errors import APIError
+from docker.errors import NotFound as NoSuchContainer
+
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    NotFound,
+    StateConflict,
+    TimedOut,
+)
+from gpushared.domain.model.lease import ContainerId
+from gpushared.engine import engine_probe, reality
+from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
+from gpushared.engine.container_facts import facts_of_inspect, ids_of_list
+from gpushared.engine.engine_events import EventFeed
+from gpushared.engine.reality import memory_used
+from gpushared.engine.workers import Connector, Workers
+from gpushared.ports import (
+    LABEL_DEVICE,
+    LABEL_GATE,
+    ContainerFacts,
+    ContainerStatus,
+    Edits,
+    EngineFacts,
+    Reality,
+)
+
+DEFAULT_URL = "unix:///var/run/docker.sock"
+CALLS_AT_ONCE = 4
+STOPS_AT_ONCE = 64
+START_SECONDS = 30.0
+"""Runtime hooks run inside of this time."""
+
+_WRONG_STATE = {HTTPStatus.CONFLICT, HTTPStatus.INTERNAL_SERVER_ERROR}
+"""Engines of different ages answer so when a container is not in the state that a call needs."""
+
+
+class DockerEngine:
+    """Talk to one Docker engine.
+
+    ``url``: a path or ``unix://`` URL. ``spec_dir``: the place of lease devices; by default ``/var/run/cdi``
+    until ``probe`` learns the engine's directories, so that devices can be written before the engine is up
+    (after a boot its restart policies act at once). ``timeout_seconds`` bounds each call.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        simulated_gpus: bool = False,
+        spec_dir: Path | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> None:
+        self._connector = Connector(url, timeout_seconds)
+        self._calls = Workers(self._connector, "engine-call", CALLS_AT_ONCE)
+        # A stop lasts as long as the grace, so stops have threads of their own.
+        self._stops = Workers(self._connector, "engine-stop", STOPS_AT_ONCE)
+        self._feeds: set[EventFeed] = set()
+        self._surveyed_at: float | None = None
+        self._simulated_gpus = simulated_gpus
+        self._spec_dir_is_given = spec_dir is not None
+        self._specs = LeaseSpecs(spec_dir or DEFAULT_SPEC_DIR)
+        self._specs_lock = asyncio.Lock()
+        self._timeout_seconds = timeout_seconds
+
+    async def probe(self) -> EngineFacts:
+        """Return the engine's facts; lease devices written before move to where this engine reads them."""
+
+        def work(client: APIClient) -> tuple[EngineFacts, Path | None]:
+            info = client.info()
+            facts = engine_probe.engine_facts(client.version(), info, simulated_gpus=self._simulated_gpus)
+            dirs = engine_probe.spec_dirs(info)
+            return facts, engine_probe.runtime_spec_dir(dirs) if dirs else None
+
+        facts, spec_dir = await self._calls.call("describe itself", work, self._timeout_seconds)
+        if spec_dir is not None and not self._spec_dir_is_given:
+            async with self._specs_lock:
+                self._specs = await asyncio.to_thread(self._specs.in_directory, spec_dir)
+        return facts
+
+    async def containers(self) -> tuple[ContainerFacts, ...]:
+        def work(client: APIClient) -> tuple[ContainerFacts, ...]:
+            listed = client.containers(all=True, filters={"label": LABEL_DEVICE})
+            found = (_inspect(client, container) for container in ids_of_list(listed))
+            return tuple(facts for facts in found if facts is not None)
+
+        began_at = time.time()
+        surveyed = await self._calls.call("list its containers", work, self._timeout_seconds)
+        self._surveyed_at = began_at
+        return surveyed
+
+    async def inspect(self, container: ContainerId) -> ContainerFacts | None:
+        return await self._calls.call(
+            f"inspect container {container[:12]}",
+            lambda client: _inspect(client, container),
+            self._timeout_seconds,
+        )
+
+    async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:
+        def work(client: APIClient) -> Reality | None:
+            try:
+                return reality.read(client.inspect_container(container), barred)
+            except NoSuchContainer:
+                return None
+
+        return await self._calls.call(f"look at container {container[:12]}", work, self._timeout_seconds)
+
+    async def running(self) -> tuple[ContainerId, ...]:
+        def work(client: APIClient) -> tuple[ContainerId, ...]:
+            listed = client.containers(filters={"label": LABEL_GATE})
+            return tuple(ContainerId(each["Id"]) for each in listed)
+
+        return await self._calls.call("list what runs", work, self._timeout_seconds)
+
+    async def stop(self, container: ContainerId, grace_seconds: int) -> None:
+        """Stop a container. Errors: ``TimedOut`` if it is not gone one call's time-out after the grace."""
+
+        def work(client: APIClient) -> None:
+            try:
+                client.stop(container, timeout=grace_seconds)
+            except NoSuchContainer:
+                return
+
+        await self._stops.call(
+            f"stop container {container[:12]}", work, grace_seconds + self._timeout_seconds
+        )
+
+    async def freeze(self, container: ContainerId) -> None:
+        def work(client: APIClient) -> None:
+            facts = _inspect(client, container)
+            if facts is None or facts.status is not ContainerStatus.PAUSED:
+                client.pause(container)
+
+        await self._change_state(f"freeze container {container[:12]}", work)
+
+    async def thaw(self, container: ContainerId) -> None:
+        def work(client: APIClient) -> None:
+            facts = _inspect(client, container)
+            if facts is None or facts.status is ContainerStatus.PAUSED:
+                client.unpause(container)
+
+        await self._change_state(f"thaw container {container[:12]}", work)
+
+    async def _change_state(self, what: str, work: Callable[[APIClient], None]) -> None:
+        def guarded(client: APIClient) -> None:
+            try:
+                work(client)
+            except NoSuchContainer as error:
+                raise StateConflict(f"cannot {what}: it is gone") from error
+            except APIError as error:
+                if error.status_code in _WRONG_STATE:
+                    raise StateConflict(f"cannot {what}: {error.explanation}") from error
+                raise
+
+        await self._calls.call(what, guarded, self._timeout_seconds)
+
+    async def signal(self, container: ContainerId, name: str) -> None:
+        def work(client: APIClient) -> None:
+            try:
+                client.kill(container, signal=name)
+            except NoSuchContainer:
+                return
+            except APIError as error:
+                if error.status_code != HTTPStatus.CONFLICT:  # it does not run
+                    raise
+
+        await self._calls.call(f"signal container {container[:12]}", work, self._timeout_seconds)
+
+    async def start_again(self, container: ContainerId) -> None:
+        """Start a container. Errors: also ``EngineUnavailable`` if the engine fails to, with its words."""
+
+        def work(client: APIClient) -> None:
+            try:
+                client.start(container)
+            except NoSuchContainer as error:
+                raise NotFound(f"there is no container {container[:12]}") from error
+
+        await self._stops.call(f"start container {container[:12]}", work, START_SECONDS)
+
+    def events(self) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
+        """Yield the changes since the last ``containers()`` began, or from this call on if there was none.
+
+        So nothing is missed between a survey and listening; a change that the survey saw already may be told
+        again. The engine keeps its last 256 events for this, none of them over its own restart, after which
+        the survey sees the outcome. A container that is gone before it could be inspected after its death is
+        told twice: as exited with its exit code, then as gone.
+        """
+        return self._follow(since=time.time() if self._surveyed_at is None else self._surveyed_at)
+
+    async def write_device(self, device_name: str, edits: Edits) -> None:
+        """Make the device known; the engine need not be up.
+
+        ``edits.env_defaults`` are not part of it: a device's environment always wins over the user's, so
+        defaults belong into the container's own environment when it is created.
+        """
+        async with self._specs_lock:
+            await asyncio.to_thread(self._specs.write, device_name, edits)
+
+    async def remove_device(self, device_name: str) -> None:
+        async with self._specs_lock:
+            await asyncio.to_thread(self._specs.remove, device_name)
+
+    async def sweep_devices(self, keep: Collection[str]) -> tuple[str, ...]:
+        """Remove all lease devices but those named; return the names removed."""
+        async with self._specs_lock:
+            return await asyncio.to_thread(self._specs.sweep, frozenset(keep))
+
+    async def close(self) -> None:
+        for feed in self._feeds:
+            feed.close()
+        self._calls.close()
+        self._stops.close()
+
+    async def _follow(self, since: float) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
+        feed = EventFeed(self._connector, since)
+        self._feeds.add(feed)
+        try:
+            while True:
+                change = await feed.next()
+                facts = await self.inspect(change.container) or change.last_words
+                if facts is not None:
+                    yield facts
+                # A container that is gone though its end was not reported yet: the reports are on their way.
+                if change.destroyed:
+                    yield change.container
+        except TimedOut as error:
+            raise EngineUnavailable(error.message, hint=error.hint) from error
+        finally:
+            feed.close()
+            self._feeds.discard(feed)
+
+
+def _inspect(client: APIClient, container: ContainerId) -> ContainerFacts | None:
+    try:
+        facts = facts_of_inspect(client.inspect_container(container))
+    except NoSuchContainer:
+        return None
+    memory = facts.memory
+    if memory is None or not memory.limit_bytes or not facts.pid:
+        return facts
+    return replace(facts, memory=replace(memory, used_bytes=memory_used(facts.pid, facts.id)))

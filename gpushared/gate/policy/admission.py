@@ -1,0 +1,399 @@
+"""Judge a confined caller's requests to the engine, field by field. Pure.
+
+A table names every field that may be given and the rule for its value; a field on no table is refused by its
+name. Trusted callers (root, the docker group) are not judged: they have the engine anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.gate.api.body import (
+    CPU_PERIOD_US,
+    HOST_NETWORK,
+    OWN_NETWORKS,
+    Body,
+    Json,
+    section,
+)
+from gpushared.gate.api.field_kinds import Table, fit
+from gpushared.gate.api.fields import (
+    CONNECT_TABLE,
+    CREATE_TABLE,
+    EXEC_TABLE,
+    NETWORK_TABLE,
+    UPDATE_TABLE,
+    VOLUME_CREATE_TABLE,
+)
+from gpushared.gate.api.site import root_mark
+from gpushared.gate.policy import field_rules as r
+from gpushared.gate.policy import network_rules, process_rules
+from gpushared.gate.policy.field_findings import Notes
+from gpushared.gate.policy.field_rules import Context, Rule
+from gpushared.gate.policy.mount_rules import judge_mounts
+from gpushared.gate.policy.network_rules import check_gang_network
+
+__all__ = [
+    "Context",
+    "check_gang_network",
+    "judge_create",
+    "judge_endpoint",
+    "judge_exec",
+    "judge_network",
+    "judge_update",
+    "judge_volume",
+    "networks_of",
+]
+HOST_PREFIX = "HostConfig."
+
+
+def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Body:
+    """Return the create body as a confined caller gets it. Raises ``PermissionRefused`` naming the field.
+
+    Paths, volumes and networks in the result must still be checked against the system. With ``notes`` no
+    field is refused: a refusal is noted instead, and the field is missing in the result.
+    """
+    body = _fitted(body, CREATE_TABLE, context, notes)
+    asked = section(body, "HostConfig")
+    judged = _apply(body, CREATE, context, notes=notes)
+    host = _apply({"NetworkMode": "", **asked}, HOST, context, where=HOST_PREFIX, notes=notes)
+    if not asked.get("NetworkMode"):
+        host.pop("NetworkMode", None)
+    mounts = _mounts(asked, notes)
+    own = _own_settings(body, asked, context)
+    limits = _limits(asked, host, context)
+    for name, value in (own | limits).items():
+        _note(notes, HOST_PREFIX + name, asked.get(name), value)
+    caller = context.account.caller
+    root = process_rules.is_root_inside(body.get("User"), context)
+    judged["User"] = "0:0" if root else f"{caller.uid}:{caller.gid}"
+    _note(notes, "User", body.get("User") or None, judged["User"])
+    host |= own | limits | {"Mounts": mounts}
+    if root:
+        _alone(host, notes)
+        host["ContainerIDFile"] = root_mark(caller.uid)
+    return {**judged, "HostConfig": host}
+
+
+def judge_update(body: Body, context: Context) -> Body:
+    """Return the update body as a confined caller gets it; 0 and null mean "as before" to every client."""
+    body = _fitted(body, UPDATE_TABLE, context)
+    judged = _apply({name: value for name, value in body.items() if value}, UPDATE, context)
+    judged |= _quota_with_period(judged, context)
+    _check_cpus(judged, context)
+    return (
+        {**judged, "PidsLimit": r.pids(body["PidsLimit"], context.policy)}
+        if body.get("PidsLimit")
+        else judged
+    )
+
+
+def judge_exec(body: Body, context: Context) -> Body:
+    """Return the exec body as a confined caller gets it: as the container's user, which is the caller."""
+    return _apply(_fitted(body, EXEC_TABLE, context), EXEC, context)
+
+
+def judge_network(body: Body, context: Context) -> Body:
+    """Return the body for a plain bridge network."""
+    network_rules.check_network("a network of one's own", context)
+    return _apply(_fitted(body, NETWORK_TABLE, context), NETWORK, context)
+
+
+def judge_endpoint(body: Body, context: Context) -> Body:
+    """Judge the body by which a container joins or leaves a network."""
+    return _apply(_fitted(body, CONNECT_TABLE, context), CONNECTION, context)
+
+
+def judge_volume(body: Body, context: Context) -> Body:
+    """Return the body for a local volume without options, which could name any path of the machine."""
+    return _apply(_fitted(body, VOLUME_CREATE_TABLE, context), VOLUME, context)
+
+
+def networks_of(body: Body) -> list[str]:
+    """Return the networks that a judged create body names, except the engine's own."""
+    endpoints = section(section(body, "NetworkingConfig"), "EndpointsConfig")
+    mode = str(section(body, "HostConfig").get("NetworkMode") or "")
+    # A container with the host's network, which was judged, has no other; clients name it here too.
+    own = OWN_NETWORKS | {HOST_NETWORK} if mode == HOST_NETWORK else OWN_NETWORKS
+    return sorted({*endpoints, mode} - own)
+
+
+# --- the parts of a create -----------------------------------------------------------------------------
+
+
+def _own_settings(body: Body, asked: Body, context: Context) -> Body:
+    """Return the settings that every container of a confined caller gets."""
+    root = process_rules.is_root_inside(body.get("User"), context)
+    options = asked.get("SecurityOpt") or ()
+    unconfined = (
+        context.policy.unconfined_seccomp
+        and not process_rules.UNCONFINED_SECCOMP.isdisjoint(options)
+        and not root
+    )
+    # A capability has no effect without root inside, because no program gains privileges.
+    added = (
+        process_rules.ROOT_CAPABILITIES | process_rules.capabilities("CapAdd", asked.get("CapAdd"))
+        if root
+        else frozenset()
+    )
+    return {
+        "GroupAdd": [] if root else [str(group) for group in context.account.groups],
+        "CapDrop": ["ALL"],
+        **({"CapAdd": sorted(added)} if root else {}),
+        "SecurityOpt": ["no-new-privileges", *(["seccomp=unconfined"] if unconfined else [])],
+        "PidsLimit": r.pids(asked.get("PidsLimit"), context.policy),
+    }
+
+
+def _limits(asked: Body, host: Body, context: Context) -> Body:
+    """Return the site's limits for values that the caller leaves out, or that are below zero."""
+    policy, limits = context.policy, Body()
+    together = policy.user_bounds
+    if policy.memory_limit_bytes and not asked.get("Memory"):
+        limits["Memory"] = min(policy.memory_limit_bytes, together.memory_bytes or policy.memory_limit_bytes)
+    if policy.cpu_limit and r.whole(host, "NanoCpus") <= 0 and r.whole(host, "CpuQuota") <= 0:
+        # The kernel takes no more of one container than of all of its user.
+        cpus, period = min(policy.cpu_limit, together.cpus or policy.cpu_limit), r.whole(host, "CpuPeriod")
+        # The engine takes a period with a quota only.
+        limits |= {"CpuQuota": int(cpus * period)} if period > 0 else {"NanoCpus": int(cpus * 1e9)}
+    return limits
+
+
+def _alone(host: Body, notes: Notes | None) -> None:
+    """Raise ``PermissionRefused`` where who is root inside would have something of the machine.
+
+    It would be root there too: it could write set-uid files through a mount, read what only root may read,
+    and open every device that it is given.
+    """
+    shares = {
+        "Mounts": any(mount["Type"] == "bind" for mount in host["Mounts"]),
+        "Devices": bool(host.get("Devices")),
+        "IpcMode": host.get("IpcMode") == "host",
+        "NetworkMode": host.get("NetworkMode") == HOST_NETWORK,
+    }
+    for name, shared in shares.items():
+        if shared:
+            error = PermissionRefused(
+                f"{name} would give what is the machine's to a container that is root inside",
+                hint="leave out --user root, or what is the machine's; a volume holds files too",
+            )
+            _refuse(error, HOST_PREFIX + name, host[name], notes)
+
+
+def _mounts(asked: Body, notes: Notes | None) -> list[Body]:
+    judged: list[Body] = []
+    for name in ("Binds", "Mounts"):
+        try:
+            # Twice, because a bind becomes a mount object, whose own rules hold then.
+            mounts = judge_mounts({"Mounts": judge_mounts({name: asked.get(name)})})
+        except (PermissionRefused, RequestError) as error:
+            _refuse(error, HOST_PREFIX + name, asked.get(name), notes)
+        else:
+            judged += mounts
+            _note(notes, HOST_PREFIX + name, asked.get(name), mounts or None)
+    return judged
+
+
+# --- applying rules ------------------------------------------------------------------------------------
+
+
+def _fitted(body: Body, table: Table, context: Context, notes: Notes | None = None) -> Body:
+    left_out: list[str] = []
+    fitted = fit(body, table, context.version, left_out=left_out)
+    if notes is not None and context.version is not None:
+        for name in left_out:
+            notes.left_out(name, ".".join(map(str, context.version)))
+    return fitted
+
+
+def _apply(
+    body: Body, rules: Mapping[str, Rule], context: Context, *, where: str = "", notes: Notes | None = None
+) -> Body:
+    judged: Body = {}
+    for name, value in body.items():
+        try:
+            given = rules.get(name, _no_rule)(name, value, context)
+        except (PermissionRefused, RequestError) as error:
+            _refuse(error, where + name, value, notes)
+            continue
+        if name not in WHOLES:
+            _note(notes, where + name, value, given)
+        if given is not None:
+            judged[name] = given
+    if where == HOST_PREFIX:
+        _try_cpus(judged, context, notes)
+    return judged
+
+
+def _no_rule(name: str, _value: Json, _context: Context) -> Json:
+    raise PermissionRefused(f"{name} may not be set by you", hint="the administrator decides who is trusted")
+
+
+def _try_cpus(judged: Body, context: Context, notes: Notes | None) -> None:
+    try:
+        _check_cpus(judged, context)
+    except (PermissionRefused, RequestError) as error:
+        _refuse(error, HOST_PREFIX + "NanoCpus", judged.get("NanoCpus"), notes)
+
+
+def _quota_with_period(judged: Body, context: Context) -> Body:
+    """Return an update's quota and period if CPUs are limited.
+
+    Only both together give a number of CPUs; the engine keeps the one that an update does not name.
+    """
+    quota, period = r.whole(judged, "CpuQuota"), r.whole(judged, "CpuPeriod")
+    if not r.most_cpus(context.policy) or not (quota or period):
+        return {}
+    if quota <= 0:
+        raise PermissionRefused(
+            "a container's CPUs are limited here, by its quota and period together",
+            hint="name both: --cpu-quota 50000 --cpu-period 100000 are half a CPU",
+        )
+    return {"CpuPeriod": period or CPU_PERIOD_US}
+
+
+def _check_cpus(judged: Body, context: Context) -> None:
+    period = r.whole(judged, "CpuPeriod") or CPU_PERIOD_US
+    r.checked_cpus(r.whole(judged, "NanoCpus"), r.whole(judged, "CpuQuota"), period, context.policy)
+
+
+def _refuse(error: PermissionRefused | RequestError, name: str, asked: Json, notes: Notes | None) -> None:
+    if notes is None:
+        raise error
+    notes.refused(name, asked, error)
+
+
+def _note(notes: Notes | None, name: str, asked: Json, given: Json) -> None:
+    if notes is not None:
+        notes.judged(name, asked, given)
+
+
+def _nested(rules: Mapping[str, Rule]) -> Rule:
+    def rule(name: str, value: Json, context: Context) -> Json:
+        return None if value is None else _apply(section({name: value}, name), rules, context)
+
+    return rule
+
+
+def _endpoints(name: str, value: Json, context: Context) -> Json:
+    named = section({name: value}, name)
+    for network in named:
+        if network != HOST_NETWORK:  # judged as the mode, or looked for as one's own
+            network_rules.check_network(network, context)
+    return {key: _apply(section(named, key), ENDPOINT, context) for key in named}
+
+
+def _words(words: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(words.split(), rule)
+
+
+# --- tables --------------------------------------------------------------------------------------------
+
+WHOLES = frozenset(
+    {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
+)
+"""These fields are noted where they are set as a whole."""
+ENDPOINT: Mapping[str, Rule] = {
+    **_words("Aliases IPAMConfig GwPriority", r.allowed),
+    **_words("Links MacAddress DriverOpts NetworkID DNSNames EndpointID Gateway IPAddress", r.unset()),
+    **_words("IPPrefixLen IPv6Gateway GlobalIPv6Address GlobalIPv6PrefixLen", r.unset()),
+}
+CREATE: Mapping[str, Rule] = {
+    **_words(
+        "Hostname Domainname AttachStdin AttachStdout AttachStderr ExposedPorts Tty OpenStdin StdinOnce",
+        r.allowed,
+    ),
+    **_words("Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed),
+    **_words("StopSignal Shell", r.allowed),
+    "Env": r.env,
+    "StopTimeout": process_rules.stop_timeout,
+    "MacAddress": r.unset("leave it out: the engine gives addresses that nobody else has"),
+    "OnBuild": r.unset(),
+    "Image": r.image,
+    "User": process_rules.user,
+    "HostConfig": r.elsewhere,
+    "NetworkingConfig": _nested({"EndpointsConfig": _endpoints}),
+}
+RESOURCES: Mapping[str, Rule] = {
+    **_words(
+        "NanoCpus CpuPeriod CpuQuota CpusetCpus CpusetMems MemoryReservation MemorySwappiness", r.allowed
+    ),
+    **_words("KernelMemory KernelMemoryTCP", r.allowed),
+    "Memory": r.memory,
+    "MemorySwap": r.memory_swap,
+    "CpuShares": r.at_most(r.MOST_CPU_SHARES, "--cpus 4 bounds CPUs; weights above others' take from them"),
+    "BlkioWeight": r.at_most(r.MOST_BLKIO_WEIGHT, "leave it out; weights above others' take from them"),
+    "CgroupParent": r.unset("--memory and --cpus bound a container"),
+    **_words("BlkioWeightDevice BlkioDeviceReadBps BlkioDeviceWriteBps BlkioDeviceReadIOps", r.unset()),
+    **_words(
+        "BlkioDeviceWriteIOps CpuCount CpuPercent IOMaximumIOps IOMaximumBandwidth DiskQuota", r.unset()
+    ),
+    **_words("CpuRealtimePeriod CpuRealtimeRuntime", r.unset("--cpus bounds CPUs")),
+    "OomKillDisable": r.unset("--memory bounds a container; without the killer it would hang the machine"),
+    "DeviceCgroupRules": r.unset("--device gives a device that the site allows; GPUs come by a lease"),
+    "DeviceRequests": r.unset("GPUs come by a lease: --gpus 1"),
+    "Devices": r.devices,
+    "PidsLimit": r.elsewhere,
+    "Ulimits": process_rules.ulimits,
+}
+HOST: Mapping[str, Rule] = {
+    **RESOURCES,
+    **_words("AutoRemove ConsoleSize Dns DnsOptions DnsSearch ExtraHosts ReadonlyRootfs", r.allowed),
+    **_words("ShmSize Init Umask", r.allowed),
+    **_words("Binds Mounts ContainerIDFile", r.elsewhere),
+    "PublishAllPorts": network_rules.publish_all,
+    "Tmpfs": r.tmpfs,
+    "Annotations": r.unset("--label carries words of yours; annotations steer the runtime"),
+    "CapAdd": process_rules.cap_add,
+    **_words("Capabilities Cgroup", r.unset("leave it out")),
+    "StorageOpt": r.unset("leave it out: a container's own files share the engine's disk"),
+    "Sysctls": process_rules.sysctls,
+    **_words("MaskedPaths ReadonlyPaths", r.null),
+    "VolumesFrom": r.unset("name the volumes themselves"),
+    "Links": r.unset("put the containers on one network"),
+    "Privileged": r.unset("GPUs need no privileges here: ask for --gpus 1"),
+    "IpcMode": process_rules.ipc,
+    "PidMode": r.unset("docker top shows a container's processes, gpushare ps what uses GPUs"),
+    "UTSMode": r.unset("--hostname gives a name of the container's own"),
+    "UsernsMode": r.unset("leave it out"),
+    "CgroupnsMode": r.one_of("", "private", hint="leave it out"),
+    "Isolation": r.one_of("", "default", hint="leave it out"),
+    "Runtime": r.one_of("", "runc", hint="leave it out: GPUs come by a lease, --gpus 1"),
+    "VolumeDriver": r.one_of("", "local", hint="mount a directory of yours"),
+    "NetworkMode": network_rules.network_mode,
+    "PortBindings": network_rules.ports,
+    "RestartPolicy": r.restart,
+    "LogConfig": r.log,
+    "OomScoreAdj": process_rules.oom_score,
+    "GroupAdd": process_rules.groups,
+    "CapDrop": process_rules.cap_drop,
+    "SecurityOpt": process_rules.security,
+}
+UPDATE: Mapping[str, Rule] = {**RESOURCES, "RestartPolicy": r.restart}
+EXEC: Mapping[str, Rule] = {
+    **_words(
+        "AttachStdin AttachStdout AttachStderr DetachKeys Tty Env Cmd WorkingDir ConsoleSize Detach",
+        r.allowed,
+    ),
+    "Container": r.elsewhere,
+    "User": process_rules.exec_user,
+    "Privileged": r.unset("a program joins with what its container has"),
+}
+NETWORK: Mapping[str, Rule] = {
+    **_words("Name CheckDuplicate Internal Attachable EnableIPv4 EnableIPv6 Labels", r.allowed),
+    **_words("Options Ingress ConfigOnly", r.unset("create a plain network")),
+    "ConfigFrom": network_rules.config_from,
+    "Driver": r.one_of("", "bridge", "default", hint="create a plain network"),
+    "Scope": r.one_of("", "local", hint="create a plain network"),
+    "IPAM": network_rules.ipam,
+}
+CONNECTION: Mapping[str, Rule] = {
+    **_words("Container Force", r.allowed),
+    "EndpointConfig": _nested(ENDPOINT),
+}
+VOLUME: Mapping[str, Rule] = {
+    **_words("Name Labels", r.allowed),
+    **_words("DriverOpts ClusterVolumeSpec", r.unset("a bind mount of your own directory does the same")),
+    "Driver": r.one_of("", "local", hint="a bind mount of your own directory does the same"),
+}

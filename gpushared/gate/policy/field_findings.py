@@ -1,0 +1,170 @@
+"""Explain to people the judge's verdict on each field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gpushared.domain.model.errors import GpushareError
+from gpushared.gate.api.field_kinds import Json
+
+
+class FieldDecision(StrEnum):
+    """Name the verdict on a field."""
+
+    ALLOWED = "allowed"
+    SET = "set"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFinding:
+    """Hold the verdict on one field. ``asked`` and ``given`` are None for no value.
+
+    ``may_change``: the engine and the system refuse at this moment, not the policy.
+    """
+
+    field: str
+    verdict: FieldDecision
+    asked: Json = None
+    given: Json = None
+    why: str = ""
+    hint: str = ""
+    may_change: bool = False
+
+    @property
+    def option(self) -> str:
+        """Return the option of ``docker run`` that sets the field, empty if there is none."""
+        return OPTIONS.get(self.field, "")
+
+
+@dataclass(slots=True)
+class Notes:
+    """Collect the judge's verdicts; with notes the judge goes on after a refusal."""
+
+    findings: list[FieldFinding] = field(default_factory=list)
+
+    @property
+    def passes(self) -> bool:
+        """Return True if no field is refused."""
+        return all(one.verdict is not FieldDecision.REFUSED for one in self.findings)
+
+    def refused(self, name: str, asked: Json, error: GpushareError, *, may_change: bool = False) -> None:
+        self._put(
+            FieldFinding(
+                name, FieldDecision.REFUSED, asked, None, error.message, error.hint or "", may_change
+            )
+        )
+
+    def judged(self, name: str, asked: Json, given: Json) -> None:
+        """Note the verdict on a field, unless it says nothing, as many fields do that clients send."""
+        if not asked and not given:
+            return
+        if asked == given:
+            self._put(FieldFinding(name, FieldDecision.ALLOWED, asked, given))
+        elif given is None:
+            self._put(
+                FieldFinding(name, FieldDecision.DROPPED, asked, None, WHY_DROPPED.get(name, NOT_HEEDED))
+            )
+        else:
+            self._put(FieldFinding(name, FieldDecision.SET, asked or None, given, WHY_SET.get(name, "")))
+
+    def left_out(self, name: str, version: str) -> None:
+        why = f"version {version} of the Engine API, which the client speaks, does not have it"
+        self._put(FieldFinding(name, FieldDecision.DROPPED, why=why))
+
+    def unread(self, name: str) -> None:
+        self._put(FieldFinding(name, FieldDecision.DROPPED, why="the engine does not read it"))
+
+    def set(self, name: str, asked: Json, given: Json, why: str) -> None:
+        self._put(FieldFinding(name, FieldDecision.SET, asked, given, why))
+
+    def _put(self, finding: FieldFinding) -> None:
+        """Let the last verdict on a field stand, but keep a refusal."""
+        same = [one for one in self.findings if one.field == finding.field]
+        if any(
+            one.verdict is FieldDecision.REFUSED and finding.verdict is not FieldDecision.REFUSED
+            for one in same
+        ):
+            return
+        if finding.verdict is not FieldDecision.REFUSED:
+            self.findings = [one for one in self.findings if one not in same]
+        self.findings.append(finding)
+
+
+NOT_HEEDED = "it changes nothing here"
+WHY_DROPPED: Mapping[str, str] = {
+    "HostConfig.CapAdd": "only programs that are root inside have capabilities",
+    "HostConfig.ContainerIDFile": "docker writes it by itself",
+}
+WHY_SET: Mapping[str, str] = {
+    "User": "containers run as you",
+    "HostConfig.GroupAdd": "your own groups",
+    "HostConfig.CapDrop": "no program has a capability that the policy does not give",
+    "HostConfig.CapAdd": "what root inside needs to install packages",
+    "HostConfig.SecurityOpt": "no program gains privileges",
+    "HostConfig.PidsLimit": "a bound on processes and threads",
+    "HostConfig.CgroupParent": "where all your containers are bounded together",
+    "HostConfig.Memory": "the site's limit",
+    "HostConfig.NanoCpus": "the site's limit",
+    "HostConfig.CpuQuota": "the site's limit",
+    "HostConfig.PortBindings": "published on this machine only",
+    "HostConfig.Devices": "read and write, no more",
+    "HostConfig.Binds": "checked as you and held in place; the engine makes no missing directories",
+    "HostConfig.Mounts": "mount objects, for which the engine makes no missing directories",
+    "HostConfig.ContainerIDFile": "the gate's mark on what is root inside",
+}
+OPTIONS: Mapping[str, str] = {
+    "Env": "--env",
+    "Image": "IMAGE",
+    "Labels": "--label",
+    "MacAddress": "--mac-address",
+    "NetworkingConfig": "--network",
+    "User": "--user",
+    "HostConfig.Annotations": "--annotation",
+    "HostConfig.Binds": "--volume",
+    "HostConfig.BlkioWeight": "--blkio-weight",
+    "HostConfig.CapAdd": "--cap-add",
+    "HostConfig.CapDrop": "--cap-drop",
+    "HostConfig.CgroupParent": "--cgroup-parent",
+    "HostConfig.CgroupnsMode": "--cgroupns",
+    "HostConfig.CpuShares": "--cpu-shares",
+    "HostConfig.DeviceCgroupRules": "--device-cgroup-rule",
+    "HostConfig.DeviceRequests": "--gpus",
+    "HostConfig.Devices": "--device",
+    "HostConfig.GroupAdd": "--group-add",
+    "HostConfig.Init": "--init",
+    "HostConfig.IpcMode": "--ipc",
+    "HostConfig.Isolation": "--isolation",
+    "HostConfig.Links": "--link",
+    "HostConfig.LogConfig": "--log-driver",
+    "HostConfig.Memory": "--memory",
+    "HostConfig.MemorySwap": "--memory-swap",
+    "HostConfig.Mounts": "--mount",
+    "HostConfig.NanoCpus": "--cpus",
+    "HostConfig.NetworkMode": "--network",
+    "HostConfig.OomKillDisable": "--oom-kill-disable",
+    "HostConfig.OomScoreAdj": "--oom-score-adj",
+    "HostConfig.PidMode": "--pid",
+    "HostConfig.PidsLimit": "--pids-limit",
+    "HostConfig.PortBindings": "--publish",
+    "HostConfig.Privileged": "--privileged",
+    "HostConfig.PublishAllPorts": "--publish-all",
+    "HostConfig.ReadonlyRootfs": "--read-only",
+    "HostConfig.RestartPolicy": "--restart",
+    "HostConfig.Runtime": "--runtime",
+    "HostConfig.SecurityOpt": "--security-opt",
+    "HostConfig.ShmSize": "--shm-size",
+    "StopTimeout": "--stop-timeout",
+    "HostConfig.StorageOpt": "--storage-opt",
+    "HostConfig.Sysctls": "--sysctl",
+    "HostConfig.Tmpfs": "--tmpfs",
+    "HostConfig.UTSMode": "--uts",
+    "HostConfig.Ulimits": "--ulimit",
+    "HostConfig.Umask": "--umask",
+    "HostConfig.UsernsMode": "--userns",
+    "HostConfig.VolumeDriver": "--volume-driver",
+    "HostConfig.VolumesFrom": "--volumes-from",
+}

@@ -1,0 +1,261 @@
+"""Judge single fields: return the new value, or refuse it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gpushared.config.gate_settings import may_be_passed
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
+from gpushared.gate.api.body import (
+    Body,
+    Json,
+    objects,
+    section,
+    strings,
+    text,
+)
+from gpushared.gate.api.driver_capabilities import check_driver_capabilities
+from gpushared.gate.api.field_kinds import Version
+from gpushared.gate.api.site import SitePolicy
+from gpushared.gate.policy.image_rules import check_image
+from gpushared.net.accounts import Account
+
+LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
+LOG_OPTIONS = frozenset(
+    {"max-size", "max-file", "compress", "mode", "max-buffer-size", "tag", "labels", "env"}
+)
+LOG_TAG = re.compile(
+    r"(?:[^{}]|\{\{ ?\.(?:ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,256}"
+)
+"""The engine runs a tag as a template , whose functions can ask for any amount of memory."""
+JOURNALS = frozenset({"", "journald"})
+"""Log drivers that write, or may where they are the engine's default, among the machine's own entries."""
+JOURNAL_TAG = re.compile(r"(?:[/ .:|_-]|\{\{ ?\.[A-Za-z]+ ?\}\})*")
+CONTAINER_ID = re.compile(r"\{\{ ?\.(?:Full)?ID ?\}\}")
+ENTRY_FIELDS = frozenset({"labels", "env"})
+"""Log options whose values become fields of an entry, such as the name of the program that wrote it."""
+MOST_CPU_SHARES = 1024
+"""A container that asks for no shares has so many."""
+MOST_BLKIO_WEIGHT = 500
+TMPFS_OPTION = re.compile(
+    r"rw|ro|exec|noexec|nosuid|nodev|noatime|relatime|(size|nr_blocks|nr_inodes)=[0-9]{1,18}[kKmMgG%]?"
+    r"|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10}|"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Hold the caller and the site's policy by which a body is judged.
+
+    ``in_gang``: the container will be a part of a job on several nodes. ``leased``: it will have a GPU.
+    ``version``: the request's version of the API, None if the request does not give it.
+    """
+
+    account: Account
+    policy: SitePolicy
+    in_gang: bool = False
+    leased: bool = False
+    version: Version | None = None
+
+
+Rule = Callable[[str, Json, Context], Json]
+"""Field, value, context: the value to send, None to leave the field out; raises ``PermissionRefused``."""
+
+
+def allowed(_name: str, value: Json, _context: Context) -> Json:
+    return value
+
+
+def elsewhere(_name: str, _value: Json, _context: Context) -> Json:
+    """Leave the field out: the judge judges, or sets, it as a whole."""
+    return None
+
+
+def unset(hint: str = "") -> Rule:
+    def rule(name: str, value: Json, _context: Context) -> Json:
+        if value:
+            raise PermissionRefused(f"{name} may not be set by you", hint=hint)
+
+    return rule
+
+
+def null(name: str, value: Json, _context: Context) -> Json:
+    """Allow only null, for lists whose emptiness says more than their absence."""
+    if value is not None:
+        raise PermissionRefused(
+            f"{name} may not be set by you", hint="what the engine hides in /proc stays hidden"
+        )
+
+
+def one_of(*words: str, hint: str = "") -> Rule:
+    def rule(name: str, value: Json, _context: Context) -> Json:
+        if value is not None and value not in words:
+            raise PermissionRefused(f"{name} {shown(str(value))} is not allowed for you", hint=hint)
+        return value
+
+    return rule
+
+
+def at_most(most: int, hint: str) -> Rule:
+    def rule(name: str, value: Json, _context: Context) -> Json:
+        if value is not None and not (isinstance(value, int) and value <= most):
+            raise PermissionRefused(f"{name} above {most} is not allowed for you", hint=hint)
+        return value
+
+    return rule
+
+
+# --- who it runs as ------------------------------------------------------------------------------------
+
+
+def devices(name: str, value: Json, context: Context) -> Json:
+    judged = [_device(each, context) for each in objects({name: value}, name)]
+    return judged if value is not None else None
+
+
+def _device(device: Body, context: Context) -> Body:
+    path, inside = text(device, "PathOnHost"), text(device, "PathInContainer")
+    if not may_be_passed(path) or not any(matches(path, each) for each in context.policy.devices):
+        given = ", ".join(context.policy.devices) or "none"
+        raise PermissionRefused(
+            f"the device {shown(path)} is not for you",
+            hint=f"GPUs come by a lease: --gpus 1; devices given here: {given}",
+        )
+    if inside not in {"", path}:
+        raise PermissionRefused(
+            f"the device {path} has its own name inside too", hint=f"write --device {path}"
+        )
+    return {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rw"}
+
+
+def matches(path: str, pattern: str) -> bool:
+    return re.fullmatch("[^/]*".join(map(re.escape, pattern.split("*"))), path) is not None
+
+
+def tmpfs(name: str, value: Json, _context: Context) -> Json:
+    for options in section({name: value}, name).values():
+        for option in (options or "").split(","):
+            if not TMPFS_OPTION.fullmatch(option):
+                raise PermissionRefused(
+                    f"the tmpfs option {shown(option)} is not allowed for you",
+                    hint="size=, mode=, uid=, gid=, ro and exec are",
+                )
+    return value
+
+
+def image(name: str, value: Json, context: Context) -> Json:
+    check_image(text({name: value}, name), context.policy)
+    return value
+
+
+def env(name: str, value: Json, context: Context) -> Json:
+    if context.leased:
+        check_driver_capabilities(strings({name: value}, name), context.policy.driver_capabilities)
+    return value
+
+
+def log(name: str, value: Json, _context: Context) -> Json:
+    said = section({name: value}, name)
+    if text(said, "Type") not in LOG_DRIVERS or set(section(said, "Config")) - LOG_OPTIONS:
+        raise PermissionRefused(
+            "this log driver or option is not allowed for you", hint="json-file and local are"
+        )
+    if not LOG_TAG.fullmatch(text(section(said, "Config"), "tag")):
+        raise PermissionRefused(
+            "this log tag is not allowed for you",
+            hint="plain text, and names like {{.Name}} and {{.ID}}, are",
+        )
+    if text(said, "Type") in JOURNALS:
+        _check_journal(section(said, "Config"))
+    return value
+
+
+def _check_journal(options: Body) -> None:
+    """Raise ``PermissionRefused`` where entries would bear another name than the container's.
+
+    Everybody may call a container, and an image of a registry, as programs of the machine are called.
+    """
+    if fields := sorted(options.keys() & ENTRY_FIELDS):
+        raise PermissionRefused(
+            f"the log option {fields[0]} could write into the machine's journal under any name",
+            hint="--log-driver json-file has it",
+        )
+    tag = text(options, "tag")
+    if tag and not (JOURNAL_TAG.fullmatch(tag) and CONTAINER_ID.search(tag)):
+        raise PermissionRefused(
+            f"the log tag {shown(tag)} names something else than the container in the machine's journal",
+            hint="--log-opt tag={{.Name}}/{{.ID}} does, and --log-driver json-file takes any text",
+        )
+
+
+def restart(name: str, value: Json, context: Context) -> Json:
+    said = text(section({name: value}, name), "Name")
+    if said and said not in context.policy.restart_policies:
+        raise PermissionRefused(
+            f"{name} {shown(said)} is not allowed for you",
+            hint="gpushare submit --retries 3 runs it again, and waits for its GPU",
+        )
+    return value
+
+
+# --- networks ------------------------------------------------------------------------------------------
+
+
+def memory(name: str, value: Json, context: Context) -> Json:
+    limit, together = context.policy.memory_limit_bytes, context.policy.user_bounds.memory_bytes
+    if together and value and value > together:
+        raise PermissionRefused(
+            f"{name} {value} is more than all containers of a user may have here",
+            hint=f"--memory {min(limit or together, together) >> 20}m is the most",
+        )
+    if limit and value and not 0 <= value <= limit:
+        raise PermissionRefused(
+            f"{name} {value} is more than a container may have here",
+            hint=f"--memory {limit >> 20}m is the most",
+        )
+    return value
+
+
+def memory_swap(name: str, value: Json, context: Context) -> Json:
+    limit = context.policy.memory_limit_bytes
+    if limit and value and not 0 <= value <= 2 * limit:
+        raise PermissionRefused(
+            f"{name} {value} is more than a container may have here",
+            hint=f"--memory-swap {2 * limit >> 20}m is the most",
+        )
+    return value
+
+
+def pids(value: Json, policy: SitePolicy) -> int:
+    together = policy.user_bounds.pids
+    most = min(policy.pids_limit, together or policy.pids_limit)
+    return min(value, most) if isinstance(value, int) and not isinstance(value, bool) and value > 0 else most
+
+
+def most_cpus(policy: SitePolicy) -> float:
+    """Return the number of CPUs that one container may have, 0 without a limit."""
+    limit, together = policy.cpu_limit, policy.user_bounds.cpus
+    return min(limit or together, together or limit)
+
+
+def checked_cpus(nano: int, quota: int, period: int, policy: SitePolicy) -> None:
+    """Raise ``PermissionRefused`` where either asks for more than the site's limit."""
+    most = most_cpus(policy)
+    if most and (nano > most * 1e9 or (quota > 0 and quota > most * period)):
+        whose = "a container" if most == policy.cpu_limit else "all containers of a user"
+        raise PermissionRefused(
+            f"these are more CPUs than {whose} may have here", hint=f"--cpus {most:g} is the most"
+        )
+
+
+def whole(body: Mapping[str, Json], name: str) -> int:
+    """Return a whole number, 0 if absent or null; raises ``RequestError`` for another type."""
+    value = body.get(name)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RequestError(f"{name} is not a whole number")
+    return value

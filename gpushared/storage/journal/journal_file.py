@@ -1,0 +1,293 @@
+"""Keep the journal's file: blocking, for one thread only."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gpushared.domain.model.errors import JournalUnavailable
+from gpushared.domain.model.gpu import Drained, GpuId
+from gpushared.domain.model.lease import (
+    STORY_KEPT_IN_MEMORY,
+    Ended,
+    Lease,
+    LeaseId,
+    StoryEntry,
+    state_name,
+)
+from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
+from gpushared.storage.journal import attempt_rows, project_rows
+from gpushared.storage.records import RecordError, from_json, to_json
+from gpushared.storage.sqlite.file import SqliteFile
+from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.trouble import FileWords
+
+WORDS = FileWords(
+    noun="the journal",
+    program="the daemon",
+    error=JournalUnavailable,
+    if_busy="is another gpushared running on this node?",
+    if_damaged="restore it, or move it away and restart: running containers are found again by their labels",
+    if_newer="install the newer gpushared again, or move the journal away to begin an empty one",
+)
+
+
+APPLICATION_ID = 0x67707573
+"""The number is ``gpus`` in ASCII."""
+
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    # 1: leases, their stories, the counter
+    (
+        """CREATE TABLE lease (
+            sequence INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            owner_uid INTEGER NOT NULL,
+            state TEXT NOT NULL,
+            ended_at REAL,
+            body TEXT NOT NULL
+        )""",
+        "CREATE INDEX lease_open ON lease (sequence) WHERE ended_at IS NULL",
+        "CREATE INDEX lease_ended ON lease (ended_at) WHERE ended_at IS NOT NULL",
+        """CREATE TABLE story (
+            number INTEGER PRIMARY KEY,
+            lease INTEGER NOT NULL REFERENCES lease (sequence) ON DELETE CASCADE,
+            at REAL NOT NULL,
+            state TEXT NOT NULL,
+            text TEXT NOT NULL
+        )""",
+        "CREATE INDEX story_lease ON story (lease)",
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+        "INSERT INTO meta VALUES ('next_sequence', 1)",
+    ),
+    # 2: drained GPUs
+    (
+        """CREATE TABLE drained (
+            gpu TEXT PRIMARY KEY,
+            reason TEXT NOT NULL,
+            since REAL NOT NULL,
+            by TEXT NOT NULL,
+            sick INTEGER NOT NULL
+        ) WITHOUT ROWID""",
+    ),
+    # 3: what projects used, their turns, and those that were set at run time
+    (
+        """CREATE TABLE usage (
+            project TEXT NOT NULL,
+            bucket INTEGER NOT NULL,
+            amount INTEGER NOT NULL,
+            PRIMARY KEY (project, bucket)
+        ) WITHOUT ROWID""",
+        "CREATE TABLE turn (project TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE project (name TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
+    ),
+    # 4: attempts to run jobs, and the coordinators by whose orders
+    (
+        """CREATE TABLE attempt (
+            coordinator TEXT NOT NULL,
+            job TEXT NOT NULL,
+            number INTEGER NOT NULL,
+            final_at REAL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (coordinator, job, number)
+        )""",
+        "CREATE INDEX attempt_final ON attempt (final_at) WHERE final_at IS NOT NULL",
+        "CREATE TABLE contact (coordinator TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
+    ),
+)
+
+SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
+VERSION = SCHEMA.version
+
+
+KEEP_ENDED = 100_000
+"""So many leases that are over are still listed: about 150 MB with stories of ten lines."""
+PRUNE_EVERY = 10
+PRUNE_STEP = 20
+"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+
+PAST_STEP = 2000
+"""So many rows of leases that are over are looked through before a commit may come in between."""
+
+_PUT_LEASE = """
+    INSERT INTO lease (sequence, id, owner_uid, state, ended_at, body) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE
+    SET state = excluded.state, ended_at = excluded.ended_at, body = excluded.body"""
+_PUT_ENTRY = """
+    INSERT INTO story (lease, at, state, text) VALUES ((SELECT sequence FROM lease WHERE id = ?), ?, ?, ?)"""
+_PUT_SEQUENCE = "UPDATE meta SET value = ? WHERE key = 'next_sequence'"
+_PUT_DRAINED = "INSERT INTO drained (gpu, reason, since, by, sick) VALUES (?, ?, ?, ?, ?)"
+_PAST = """
+    SELECT ended_at, sequence, CASE
+        WHEN ? NOT IN ('', json_extract(body, '$.owner_name')) THEN NULL
+        WHEN ? != '[]' AND json_extract(body, '$.state.outcome.kind') NOT IN (SELECT value FROM json_each(?))
+        THEN NULL ELSE body END
+    FROM lease WHERE ended_at >= ? AND ended_at <= ? AND (ended_at, sequence) < (?, ?)
+    ORDER BY ended_at DESC, sequence DESC LIMIT ?"""
+_PRUNE = """
+    DELETE FROM lease WHERE sequence IN (
+        SELECT sequence FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at, sequence LIMIT ?)"""
+
+
+class JournalFile(SqliteFile):
+    """Keep leases in the file.
+
+    Raises JournalUnavailable (nothing happened), or ConfigError for another version.
+    """
+
+    def __init__(self, path: Path, *, keep_ended: int, busy_seconds: float) -> None:
+        super().__init__(
+            path,
+            SCHEMA,
+            WORDS,
+            busy_seconds=busy_seconds,
+            # Two daemons on one journal would sell the same GPU twice. Before WAL: then no shared memory.
+            before_wal=("locking_mode = EXCLUSIVE",),
+            after_wal=("foreign_keys = ON",),
+        )
+        self._keep_ended = keep_ended
+        self._ended_since_prune = 0
+
+    # --- what the port offers --------------------------------------------------------------------------
+
+    def load(self) -> JournalSnapshot:
+        with self._reading() as db:
+            rows = db.execute("SELECT body FROM lease WHERE ended_at IS NULL ORDER BY sequence").fetchall()
+            (following,) = db.execute("SELECT value FROM meta WHERE key = 'next_sequence'").fetchone()
+            leases = (lease_from_json(body) for (body,) in rows)
+            stories = tuple(self._with_story(db, lease) for lease in leases)
+            return JournalSnapshot(
+                stories,
+                following,
+                _drained(db),
+                project_rows.load(db),
+                attempt_rows.load_attempts(db),
+                attempt_rows.load_contacts(db),
+            )
+
+    def commit(self, writes: Sequence[JournalWrite]) -> None:
+        if not writes:
+            return
+        # A lease that changes twice in one transaction is written once, as it is at the end.
+        leases = {lease.id: lease for write in writes for lease in write.leases}
+        with self._writing() as db:
+            db.executemany(_PUT_LEASE, [_lease_row(lease) for lease in leases.values()])
+            db.executemany(_PUT_ENTRY, [_entry_row(*entry) for write in writes for entry in write.entries])
+            db.execute(_PUT_SEQUENCE, (writes[-1].next_sequence,))
+            for drained in [write.drained for write in writes if write.drained is not None][-1:]:
+                db.execute("DELETE FROM drained")
+                db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
+            project_rows.save(db, [write.standing for write in writes if write.standing is not None])
+            attempt_rows.save(db, writes)
+            self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
+
+    def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
+        with self._reading() as db:
+            return _story(db, lease, limit=-1)
+
+    def lease(self, lease: LeaseId) -> Lease | None:
+        with self._reading() as db:
+            row = db.execute("SELECT body FROM lease WHERE id = ?", (_storable(lease),)).fetchone()
+            return self._with_story(db, lease_from_json(row[0])) if row else None
+
+    def ended(self, limit: int) -> tuple[Lease, ...]:
+        with self._reading() as db:
+            rows = db.execute(
+                """SELECT body FROM lease WHERE ended_at IS NOT NULL
+                   ORDER BY ended_at DESC, sequence DESC LIMIT ?""",
+                (max(0, min(limit, sys.maxsize)),),
+            )
+            return tuple(lease_from_json(body) for (body,) in rows)
+
+    def past_step(self, which: PastLeases, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
+        """Return the next rows of past leases: those that match, how many more do, and where to go on."""
+        at, sequence = which.before or (sys.float_info.max, sys.maxsize)
+        outcomes = json.dumps(sorted(which.outcomes))
+        wanted = (_storable(which.owner), outcomes, outcomes)
+        with self._reading() as db:
+            rows = db.execute(_PAST, (*wanted, which.since, at, at, sequence, PAST_STEP)).fetchall()
+        bodies = [body for _, _, body in rows if body is not None]
+        found = bodies[: max(0, limit)]
+        last = (rows[-1][0], rows[-1][1]) if len(rows) == PAST_STEP else None
+        return [lease_from_json(body) for body in found], len(bodies) - len(found), last
+
+    # --- pieces ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        with super()._guarded():
+            try:
+                yield
+            except RecordError as error:
+                what = f"holds a lease that this version cannot read: {error}"
+                raise WORDS.trouble(self._path, what, "install the version that wrote it") from error
+
+    def _with_story(self, db: sqlite3.Connection, lease: Lease) -> Lease:
+        return replace(lease, story=_story(db, lease.id, limit=STORY_KEPT_IN_MEMORY))
+
+    def _prune_now_and_then(self, db: sqlite3.Connection, ended: int) -> None:
+        self._ended_since_prune += ended
+        if self._ended_since_prune < PRUNE_EVERY:
+            return
+        self._ended_since_prune = 0
+        (count,) = db.execute("SELECT count(*) FROM lease WHERE ended_at IS NOT NULL").fetchone()
+        db.execute(_PRUNE, (min(PRUNE_STEP, max(0, count - self._keep_ended)),))
+
+
+def _drained(db: sqlite3.Connection) -> dict[GpuId, Drained]:
+    rows = db.execute("SELECT gpu, reason, since, by, sick FROM drained ORDER BY gpu").fetchall()
+    return {GpuId(gpu): Drained(reason, since, by, bool(sick)) for gpu, reason, since, by, sick in rows}
+
+
+def _drained_row(gpu: GpuId, drained: Drained) -> tuple[str, str, float, str, bool]:
+    return gpu, _storable(drained.reason), drained.since, _storable(drained.by), drained.sick
+
+
+def _story(db: sqlite3.Connection, lease: LeaseId, *, limit: int) -> tuple[StoryEntry, ...]:
+    rows = db.execute(
+        """SELECT at, story.state, text FROM story JOIN lease ON lease.sequence = story.lease
+           WHERE lease.id = ? ORDER BY number DESC LIMIT ?""",
+        (_storable(lease), limit),
+    ).fetchall()
+    return tuple(StoryEntry(*row) for row in reversed(rows))
+
+
+def _lease_row(lease: Lease) -> tuple[int, str, int, str, float | None, str]:
+    ended_at = lease.state.at if isinstance(lease.state, Ended) else None
+    return (
+        lease.sequence,
+        lease.id,
+        lease.owner_uid,
+        state_name(lease.state),
+        ended_at,
+        lease_to_json(lease),
+    )
+
+
+def _entry_row(lease: LeaseId, entry: StoryEntry) -> tuple[str, float, str, str]:
+    return lease, entry.at, entry.state, _storable(entry.text)
+
+
+def _storable(text: str) -> str:
+    r"""Return the text as UTF-8 can hold it.
+
+    Half a surrogate pair, which JSON lets through, becomes ``\ud83d``.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def lease_to_json(lease: Lease) -> str:
+    """Return the lease without its story, as ASCII. Raises RecordError for a time that is no number.
+
+    The story has a table of its own: a lease that changes state must not rewrite all of it.
+    """
+    return to_json(Lease, lease)
+
+
+def lease_from_json(text: str) -> Lease:
+    """Return the lease with an empty story. Raises RecordError."""
+    return from_json(Lease, text)
