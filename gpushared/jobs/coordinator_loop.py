@@ -105,15 +105,13 @@ class PoolLoop:
 
     async def send(self, event: m.PoolEvent) -> Job | None:
         """Have the event handled and written; its job as it then is. Errors are those of the tree."""
-        match event:
-            case m.JobSubmitted(job=job, spec=spec) if await self._is_over(event):
-                return await self._over(job, spec.owner)
-            case m.JobSubmitted(spec=spec) if spec.after:
+        if isinstance(event, m.JobSubmitted):
+            if await self._is_over(event):
+                return await self._over(event.job, event.spec.owner)
+            if event.spec.after:
                 event = await self._with_past(event)
-            case m.NodeRegistered():
-                event = await self._without_forgotten(event)
-            case _:
-                pass
+        elif isinstance(event, m.NodeRegistered):
+            event = await self._without_forgotten(event)
         return await self._handled(event)
 
     async def _handled(self, event: m.PoolEvent) -> Job | None:

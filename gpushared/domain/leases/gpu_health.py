@@ -8,6 +8,7 @@ somebody who has looked after it undrains it. People drain GPUs too; then leases
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import assert_never
 
 from gpushared.domain.leases.events import GpuDrainAsked, GpusSampled, GpusSurveyed
 from gpushared.domain.leases.lifecycle import drain, end_early
@@ -26,11 +27,17 @@ from gpushared.domain.model.lease import (
     Active,
     ComputeCap,
     Draining,
+    Ended,
     Failed,
     Lease,
     Paused,
+    Queued,
+    Requeued,
     Reserved,
+    Resuming,
     Starting,
+    Suspended,
+    Suspending,
     WithContainer,
 )
 from gpushared.domain.model.request import Isolation
@@ -221,5 +228,16 @@ def _end(lease: Lease, draft: Draft) -> None:
             end_early(lease, FAILED, FAILED.reason, draft)
         case Starting() | Active() | Paused():
             drain(lease, FAILED, FAILED.reason, draft, grace_seconds=draft.rules.stop_grace_seconds)
-        case _:
+        case (
+            Queued()
+            | Reserved()
+            | Suspending()
+            | Suspended()
+            | Resuming()
+            | Draining()
+            | Requeued()
+            | Ended()
+        ):
             pass
+        case unreachable:
+            assert_never(unreachable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import assert_never
 
 from gpushared.domain.leases import notice
 from gpushared.domain.leases.events import (
@@ -37,6 +38,7 @@ from gpushared.domain.model.lease import (
     Outcome,
     Paused,
     Preempted,
+    Queued,
     Requeued,
     Reserved,
     Resuming,
@@ -70,8 +72,10 @@ def seen(event: ContainerSeen, draft: Draft) -> None:
             seen_parked(lease, event, draft)
         case Draining() as state:
             _seen_draining(lease, state, event, draft)
-        case _:
+        case Queued() | Reserved() | Suspending() | Resuming() | Ended():
             pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def surveyed(event: EngineSurveyed, draft: Draft) -> None:
@@ -97,13 +101,10 @@ def _move_again(draft: Draft) -> None:
     A container whose move is under way needs no second instruction, and gets none (``ContainerQueues``).
     """
     for lease in list(draft.leases.values()):
-        match lease.state:
-            case Suspending() as state:
-                draft.do(SuspendContainer(lease.id, state.container))
-            case Resuming() as state:
-                draft.do(ResumeContainer(lease.id, state.container))
-            case _:
-                pass
+        if isinstance(lease.state, Suspending):
+            draft.do(SuspendContainer(lease.id, lease.state.container))
+        elif isinstance(lease.state, Resuming):
+            draft.do(ResumeContainer(lease.id, lease.state.container))
 
 
 def _take_up_again(draft: Draft) -> None:
@@ -113,16 +114,13 @@ def _take_up_again(draft: Draft) -> None:
     """
     deadline = draft.now + draft.rules.claim_seconds
     for lease in list(draft.leases.values()):
-        match lease.state:
-            case Reserved(claimed=False) as state if state.deadline > deadline:
-                draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
-            case Draining(exited=False) as state:
-                left = state.retry_at - draft.rules.stop_retry_seconds - draft.now
-                _ask_to_stop(
-                    lease, state, "the stop was cut off by a restart", draft, max(0, math.ceil(left))
-                )
-            case _:
-                pass
+        state = lease.state
+        if isinstance(state, Reserved) and not state.claimed and state.deadline > deadline:
+            draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
+        elif isinstance(state, Draining) and not state.exited:
+            left = state.retry_at - draft.rules.stop_retry_seconds - draft.now
+            grace_seconds = max(0, math.ceil(left))
+            _ask_to_stop(lease, state, "the stop was cut off by a restart", draft, grace_seconds)
 
 
 def _lease_of(event: ContainerSeen, draft: Draft) -> Lease | None:
@@ -172,8 +170,12 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
             _exited(lease, event, draft)
         case Condition.GONE:
             _drain_exited(lease, _finished(event), _exit_text(event), draft)
-        case _:
+        case (
+            Condition.RUNNING | Condition.PAUSED | Condition.RESTARTING | Condition.CREATED | Condition.EXITED
+        ):
             pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _runs(lease: Lease, event: ContainerSeen, draft: Draft, why: str) -> None:
@@ -205,8 +207,10 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
             _exited(lease, event, draft)
         case Condition.GONE:
             _drain_exited(lease, _finished(event), _exit_text(event), draft)
-        case _:
+        case Condition.RUNNING | Condition.PAUSED | Condition.CREATED:
             pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _exited(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
@@ -318,20 +322,27 @@ def _ask_to_stop(lease: Lease, to: Draining, why: str, draft: Draft, grace_secon
 def watch_deadlines(draft: Draft, *, sample: GpusSampled | None) -> None:
     """Handle leases that should have moved on by themselves."""
     for lease in list(draft.leases.values()):
-        match lease.state:
-            case Draining(exited=True, since=since) as state if since > draft.now:
-                draft.move(lease, replace(state, since=draft.now), "the clock was set back")
-            case Draining(exited=True) as state if sample is not None:
-                if _memory_is_back(lease, state, sample, draft):
-                    over(lease, state, draft)
-            case Draining(exited=True):
-                draft.do(SampleGpus())
-            case Draining() as state if draft.now >= state.retry_at:
-                _stop_again(lease, state, draft)
-            case Starting(deadline=float(deadline), by_node=False) as state if draft.now >= deadline:
-                _overdue(lease, state, draft)
-            case _:
-                pass
+        state = lease.state
+        if isinstance(state, Draining):
+            _watch_draining(lease, state, draft, sample)
+        elif isinstance(state, Starting) and not state.by_node and _is_due(state.deadline, draft.now):
+            _overdue(lease, state, draft)
+
+
+def _is_due(deadline: float | None, now: float) -> bool:
+    return deadline is not None and now >= deadline
+
+
+def _watch_draining(lease: Lease, state: Draining, draft: Draft, sample: GpusSampled | None) -> None:
+    if not state.exited:
+        if draft.now >= state.retry_at:
+            _stop_again(lease, state, draft)
+    elif state.since > draft.now:
+        draft.move(lease, replace(state, since=draft.now), "the clock was set back")
+    elif sample is None:
+        draft.do(SampleGpus())
+    elif _memory_is_back(lease, state, sample, draft):
+        over(lease, state, draft)
 
 
 def _memory_is_back(lease: Lease, state: Draining, sample: GpusSampled, draft: Draft) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import assert_never
 
 from gpushared.domain.leases.events import ServerFaulted
 from gpushared.domain.leases.instructions import SampleGpus, StartContainer
@@ -25,12 +26,19 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import (
     Active,
     Draining,
+    Ended,
     Failed,
     Finished,
     Lease,
     LeaseId,
     Paused,
+    Queued,
+    Requeued,
+    Reserved,
+    Resuming,
     Starting,
+    Suspended,
+    Suspending,
 )
 
 START_AGAIN_SECONDS = 10.0
@@ -65,14 +73,13 @@ def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
 def watch_faults(draft: Draft) -> None:
     """Start again the leases that wait for it, and forget the faults that containers outlived."""
     for lease in list(draft.leases.values()):
-        match lease.state:
-            case Starting(by_node=True, deadline=float(deadline)) as state if draft.now >= deadline:
+        state = lease.state
+        if isinstance(state, Starting) and state.by_node:
+            if state.deadline is not None and draft.now >= state.deadline:
                 _try_start(lease, state, draft)
-            case Active() | Paused() if _outlived(lease, draft):
-                calm = replace(lease, fault="", faulted_at=None)
-                draft.put(calm.note(draft.now, "it goes on after the fault"))
-            case _:
-                pass
+        elif isinstance(state, Active | Paused) and _outlived(lease, draft):
+            calm = replace(lease, fault="", faulted_at=None)
+            draft.put(calm.note(draft.now, "it goes on after the fault"))
 
 
 def _outlived(lease: Lease, draft: Draft) -> bool:
@@ -99,8 +106,19 @@ def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
                 _end_of_holding_on(lease, where, draft)
         case Draining() as state if text:
             _has_ended_of_it(lease, state, text, draft)
-        case _:
+        case (
+            Queued()
+            | Reserved()
+            | Suspending()
+            | Suspended()
+            | Resuming()
+            | Draining()
+            | Requeued()
+            | Ended()
+        ):
             pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _is_there(lease: Lease, draft: Draft) -> bool:

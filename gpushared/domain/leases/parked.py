@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from gpushared.domain.leases.events import Condition, ContainerSeen
 from gpushared.domain.leases.instructions import DropEdits, StopContainer
@@ -49,8 +50,10 @@ def seen_parked(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
             _stop(lease, state, "it was restarted without a lease", draft)
         case Condition.RUNNING if isinstance(state, Requeued):
             _stop(lease, state, "it was started without a lease", draft)
-        case _:
+        case Condition.RUNNING | Condition.PAUSED | Condition.CREATED | Condition.EXITED:
             pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _end(lease: Lease, outcome: Outcome, why: str, draft: Draft) -> None:

@@ -173,14 +173,13 @@ def resume_failed(event: ResumeFailed, draft: Draft) -> None:
 def watch_suspensions(draft: Draft) -> None:
     """Ask again for suspensions and resumptions that are late, also after a restart of the daemon."""
     for lease in list(draft.leases.values()):
-        match lease.state:
-            case Suspending(deadline=deadline) as state if draft.now >= deadline:
-                later = replace(state, deadline=draft.now + draft.rules.suspend_seconds)
-                draft.move(lease, later, "it takes long to be taken off its GPUs")
-                draft.do(SuspendContainer(lease.id, state.container))
-            case Resuming(deadline=deadline) as resuming if draft.now >= deadline:
-                again = replace(resuming, deadline=draft.now + draft.rules.suspend_seconds)
-                draft.move(lease, again, "it takes long to be brought back")
-                draft.do(ResumeContainer(lease.id, resuming.container))
-            case _:
-                pass
+        state = lease.state
+        if not isinstance(state, Suspending | Resuming) or draft.now < state.deadline:
+            continue
+        later = replace(state, deadline=draft.now + draft.rules.suspend_seconds)
+        if isinstance(state, Suspending):
+            draft.move(lease, later, "it takes long to be taken off its GPUs")
+            draft.do(SuspendContainer(lease.id, state.container))
+        else:
+            draft.move(lease, later, "it takes long to be brought back")
+            draft.do(ResumeContainer(lease.id, state.container))
