@@ -39,8 +39,8 @@ from gpushared.domain.scheduling.use_over_time import (
     Running,
     Usage,
 )
+from tests.domain.jobs.pool_world import ADA, BOB, GIB, HALF, RULES, WHOLE, Pool, exited, held
 from tests.property.queue_world import request_of
-from tests.unit.jobs.pool_world import ADA, BOB, GIB, HALF, RULES, WHOLE, Pool, exited, held
 
 POLICY = Policy(
     projects={

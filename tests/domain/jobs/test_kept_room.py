@@ -18,7 +18,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.member import Holding
 from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.jobs.node_views import notices_of
-from tests.unit.jobs.pool_world import RULES, Pool, exited
+from tests.domain.jobs.pool_world import RULES, Pool, exited
 
 A, B = NodeName("a"), NodeName("b")
 FULL = Ending(EndKind.NO_ROOM, "others wait in the queue")

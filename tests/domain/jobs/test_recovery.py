@@ -27,7 +27,7 @@ from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, StaleEpoch
 from gpushared.domain.model.errors import NotFound, Unavailable
 from gpushared.domain.model.lease import JobId
-from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, J, Pool, exited
+from tests.domain.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, J, Pool, exited
 
 S = AttemptState
 A, B = NodeName("a"), NodeName("b")

@@ -13,7 +13,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.link.codec import report_bytes
-from tests.unit.jobs.pool_world import ADA, HALF
+from tests.domain.jobs.pool_world import ADA, HALF
 
 MONTH_OF_JOBS = 3_000
 BODY = "x" * 4_000

@@ -18,7 +18,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.placement_reasons import lack_of_room
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.jobs.job_reasons import JobReason, why
-from tests.unit.jobs.pool_world import HALF, ROOT, WHOLE, J, Pool, held
+from tests.domain.jobs.pool_world import HALF, ROOT, WHOLE, J, Pool, held
 
 TOO_MUCH = replace(WHOLE, gpu_count=9)
 A, B = NodeName("a"), NodeName("b")

@@ -19,7 +19,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import JobId
 from gpushared.jobs.job_reasons import why
-from tests.unit.jobs.pool_world import ADA, HALF, RULES, Pool, exited
+from tests.domain.jobs.pool_world import ADA, HALF, RULES, Pool, exited
 
 ARRAY = JobId("array")
 HERE_RULES = PoolRules(here=True)

@@ -29,7 +29,7 @@ from gpushared.domain.jobs.protocol import CancelPart, Commit, Place
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Isolation, Request
-from tests.unit.jobs.pool_world import ADA, RULES, WHOLE, J, Pool, exited
+from tests.domain.jobs.pool_world import ADA, RULES, WHOLE, J, Pool, exited
 
 S = AttemptState
 LOST = Ending(EndKind.LOST, "the node went down")

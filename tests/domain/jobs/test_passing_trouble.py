@@ -14,7 +14,7 @@ from gpushared.domain.jobs.job import (
     Queued,
     Running,
 )
-from tests.unit.jobs.pool_world import RULES, J, Pool, exited
+from tests.domain.jobs.pool_world import RULES, J, Pool, exited
 
 S = AttemptState
 WORDS = "image 'x:1' is missing and cannot be pulled: dial tcp 10.0.0.1:{port}: i/o timeout"

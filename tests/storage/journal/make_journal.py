@@ -1,6 +1,7 @@
 """Writes a journal of the current version with a lease in every state, to be checked in.
 
-``python tests/journal/make_journal.py tests/journal/journals/vN.db``; a released file is never made again.
+``python tests/storage/journal/make_journal.py tests/storage/journal/journals/vN.db``. A released file is never
+made again.
 """
 
 import asyncio

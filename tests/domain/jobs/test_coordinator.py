@@ -36,7 +36,7 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.jobs.job_reasons import why
 from gpushared.jobs.node_views import notices_of
-from tests.unit.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited, held
+from tests.domain.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited, held
 
 S = AttemptState
 

@@ -21,7 +21,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.protocol import CancelPart, Report
 from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
-from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, J, Pool, exited
+from tests.domain.jobs.pool_world import ADA, BOB, HALF, RULES, J, Pool, exited
 
 A, B = NodeName("a"), NodeName("b")
 LOST = Ending(EndKind.LOST, "its node lost it")

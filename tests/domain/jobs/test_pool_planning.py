@@ -25,7 +25,7 @@ from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.pass_records import WaitReason
 from gpushared.domain.scheduling.projects import Policy, Project, Quota
-from tests.unit.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, gpus_of, held
+from tests.domain.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, gpus_of, held
 
 S = AttemptState
 

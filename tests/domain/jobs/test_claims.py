@@ -17,7 +17,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.protocol import CancelPart, StaleEpoch
 from gpushared.domain.jobs.staleness_claims import ClaimRefused
-from tests.unit.jobs.pool_world import ADA, HALF, ROOT, RULES, Pool
+from tests.domain.jobs.pool_world import ADA, HALF, ROOT, RULES, Pool
 
 S = AttemptState
 A, B = NodeName("a"), NodeName("b")

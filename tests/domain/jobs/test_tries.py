@@ -20,7 +20,7 @@ from gpushared.domain.model.errors import RequestError, StateConflict
 from gpushared.domain.model.lease import AttemptKey
 from gpushared.jobs.job_nodes import output_of, place_of
 from gpushared.jobs.job_views import JobViews
-from tests.unit.jobs.pool_world import RULES, START, J, Pool, exited
+from tests.domain.jobs.pool_world import RULES, START, J, Pool, exited
 
 S = AttemptState
 

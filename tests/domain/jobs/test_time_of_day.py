@@ -20,7 +20,7 @@ from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.model.lease import JobId
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.node_views import nodes_of
-from tests.unit.jobs.pool_world import HALF, START, WHOLE, J, Pool, exited
+from tests.domain.jobs.pool_world import HALF, START, WHOLE, J, Pool, exited
 
 HOUR = 3600.0
 LATER = replace(HALF, begin_at=START + HOUR)

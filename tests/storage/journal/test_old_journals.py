@@ -23,7 +23,15 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.project_accounts import Standing
 from gpushared.storage.journal import SqliteJournal, journal_file
-from tests.journal.make_journal import ATTEMPTS, CONTACTS, DRAINED, GRANTS, NEWER_STATES, STANDING, full_lease
+from tests.storage.journal.make_journal import (
+    ATTEMPTS,
+    CONTACTS,
+    DRAINED,
+    GRANTS,
+    NEWER_STATES,
+    STANDING,
+    full_lease,
+)
 
 JOURNALS = Path(__file__).with_name("journals")
 VERSIONS = range(1, journal_file.VERSION + 1)

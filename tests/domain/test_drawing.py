@@ -22,8 +22,8 @@ from gpushared.domain.model.request_spec import NewSize
 from gpushared.domain.scheduling.allowance import Allowance, Share, Want
 from gpushared.node.pool.allowance_file import StoredAllowance
 from gpushared.pool.member.node_facts import free_of
+from tests.domain.jobs.pool_world import gpus_of
 from tests.property.allowance_world import POOL, PROJECT, Node, part
-from tests.unit.jobs.pool_world import gpus_of
 
 ADA, EVE = Caller(1000, 1000, "ada"), Caller(1001, 1001, "eve")
 HALF_A_GPU = Allowance(POOL, 1, (Share(PROJECT, "", 500),), {"ada": (PROJECT,)})

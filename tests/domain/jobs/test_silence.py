@@ -21,7 +21,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query
 from gpushared.storage.records import from_json, to_json
-from tests.unit.jobs.pool_world import J, Pool, exited
+from tests.domain.jobs.pool_world import J, Pool, exited
 
 SILENT_SECONDS = 120.0
 FENCED = Ending(EndKind.FENCED, "its guard ended it")
