@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import cast
 
 from gpushared.api.v1 import leases_pb2
 from gpushared.domain.model.errors import RequestError
@@ -53,26 +54,20 @@ def check_request_id(text: str) -> None:
         )
 
 
+_ON_THE_WIRE = {"lease_class": "class"}
+_ASKED = tuple(one.name for one in fields(Ask) if one.name != "max_wait")
+"""The client itself waits no longer than ``max_wait``."""
+
+
 def _ask(message: leases_pb2.LeaseRequest) -> Ask:
-    return Ask(
-        gpu=message.gpu,
-        gpu_memory=message.gpu_memory,
-        gpu_compute=message.gpu_compute,
-        preset=message.preset,
-        isolation=message.isolation,
-        lease_class=getattr(message, "class"),
-        time=message.time,
-        after=",".join(message.after),
-        priority=str(message.priority or ""),
-        project=message.project,
-        notice_signal=message.notice_signal,
-        restart_on_fault=str(message.restart_on_fault or ""),
-        models=",".join(message.models),
-        near=",".join(message.near),
-        away_from=",".join(message.away_from),
-        host_cpu_milli=str(message.host_cpu_milli or ""),
-        host_memory_bytes=str(message.host_memory_bytes or ""),
-    )
+    return Ask(**{name: _word(getattr(message, _ON_THE_WIRE.get(name, name))) for name in _ASKED})
+
+
+def _word(value: object) -> str:
+    """Return a field's value as people type it; a field left out is empty."""
+    if isinstance(value, str):
+        return value
+    return str(value or "") if isinstance(value, int) else ",".join(cast("Iterable[str]", value))
 
 
 def _moment(seconds: float) -> float:

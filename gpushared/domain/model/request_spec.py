@@ -61,6 +61,15 @@ class Ask:
     request."""
 
 
+_OPTIONS = {"lease_class": "class", "models": "model"}
+"""The other options are called as their fields."""
+
+
+def option_of(field: str) -> str:
+    """Return the name by which people give a field of a request: of an option, and of a label."""
+    return _OPTIONS.get(field, field.replace("_", "-"))
+
+
 def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
     """Return the checked request; a typed word wins over the preset's. Raises RequestError or NotFound."""
     ask = _fill_from_preset(ask, presets)

@@ -17,7 +17,7 @@ from gpushared.config.gate_settings import ALL_GPUS, COMMON_DRIVER_CAPABILITIES,
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.ranges import parse_gpu_range
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import Ask, option_of
 from gpushared.gate.api.body import (
     CPU_PERIOD_US,
     Body,
@@ -33,29 +33,10 @@ from gpushared.gate.containers.inject import VISIBLE_DEVICES, merge_env, user_ta
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
 LABEL_MAX_WAIT = "gpushare.max-wait"
-WISH_LABELS = {
-    "gpushare.gpu": "gpu",
-    "gpushare.gpu-memory": "gpu_memory",
-    "gpushare.gpu-compute": "gpu_compute",
-    "gpushare.preset": "preset",
-    "gpushare.isolation": "isolation",
-    "gpushare.class": "lease_class",
-    "gpushare.time": "time",
-    "gpushare.after": "after",
-    "gpushare.priority": "priority",
-    "gpushare.project": "project",
-    "gpushare.notice-signal": "notice_signal",
-    "gpushare.restart-on-fault": "restart_on_fault",
-    "gpushare.model": "models",
-    "gpushare.near": "near",
-    "gpushare.away-from": "away_from",
-    "gpushare.host-cpu-milli": "host_cpu_milli",
-    "gpushare.host-memory-bytes": "host_memory_bytes",
-    LABEL_MAX_WAIT: "max_wait",
-}
+LABEL_PREFIX = "gpushare."
+WISH_LABELS = {LABEL_PREFIX + option_of(one.name): one.name for one in fields(Ask)}
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of these fields makes a wish; a class or a time alone does not."""
-LABEL_PREFIX = "gpushare."
 NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
 OPTION = re.compile(rf"--(?P<name>{NAMES}) (?P<value>\d([\w.]*\w)?|[A-Z]+|mig)")
 """This matches an option of ``gpushare run`` in a hint, with its value."""
