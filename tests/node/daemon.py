@@ -24,8 +24,8 @@ import psutil
 from gpushared.sharing.cgroups import CgroupPlace
 from tests.bed import parts
 from tests.bed.cgroups import remove_users, users_of
-from tests.node import nursery
-from tests.node.nursery import Nursling
+from tests.node import fork_server
+from tests.node.fork_server import ForkedDaemon
 
 READY_SECONDS: Final = 60
 END_SECONDS: Final = 30
@@ -74,7 +74,7 @@ class DaemonProcess:
         self.socket = self.runtime_dir / "gpushared.sock"
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify.bind(str(self.directory / "n"))
-        self.process: subprocess.Popen[bytes] | Nursling | None = None
+        self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
 
     # --- its life ---
 
@@ -86,8 +86,8 @@ class DaemonProcess:
         self._forget_notifications()
         words, environment = [*(command or self.command), *self.flags()], self._environment()
         with self.log.open("ab") as log:
-            if nursery.can_raise(words, environment):
-                self.process = nursery.start(words, environment, log, piped=piped)
+            if fork_server.can_raise(words, environment):
+                self.process = fork_server.start(words, environment, log, piped=piped)
                 return
             self.process = subprocess.Popen(
                 words,

@@ -32,7 +32,7 @@ from gpushared.api.v1 import (
     policy_pb2_grpc,
 )
 from gpushared.net.call_checks import HINT_METADATA
-from tests.node import nursery
+from tests.node import fork_server
 
 SECONDS = 30
 Json = dict[str, Any]
@@ -85,7 +85,7 @@ STREAMS = {"Leases/Acquire", "Jobs/Watch", "Jobs/Logs"}
 def ask(path: Path, calls: Sequence[tuple[str, Mapping[str, Any]]], *, uid: int = 0) -> list[Json]:
     """Answers to calls such as ``("Leases/Get", {...})``, in order; an error is ``code, message, hint``."""
     words = [sys.executable, "-m", "tests.node.grpc_client", str(path), str(uid)]
-    answers: list[Json] = json.loads(nursery.run(words, json.dumps(calls).encode(), SECONDS))
+    answers: list[Json] = json.loads(fork_server.run(words, json.dumps(calls).encode(), SECONDS))
     return answers
 
 

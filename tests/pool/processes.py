@@ -14,7 +14,7 @@ from typing import Final
 
 from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import GpushareError
-from tests.node import nursery
+from tests.node import fork_server
 
 GPUSHARED_POOL: Final = Path(sys.executable).with_name("gpushared-pool")
 GPUSHARE: Final = Path(sys.executable).with_name("gpushare")
@@ -29,7 +29,7 @@ class CoordinatorProcess:
 
     directory: Path
     config: str = ""
-    process: nursery.Nursling | None = None
+    process: fork_server.ForkedDaemon | None = None
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
 
     @property
@@ -60,7 +60,7 @@ class CoordinatorProcess:
             subprocess.run(words, check=True, capture_output=True)
         with log.open("ab") as output:
             words = [str(GPUSHARED_POOL), "--config", str(config), "--allow-root"]
-            self.process = nursery.start(words, os.environ, output)
+            self.process = fork_server.start(words, os.environ, output)
         until = time.monotonic() + START_SECONDS
         while not self._serves():
             assert self.process.poll() is None, log.read_text()[-3000:]

@@ -25,7 +25,7 @@ from gpushared.pool.coordinator.app import SOCKET_NAME, STORE_NAME
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
 from tests.disks import disk, fill
-from tests.node import nursery
+from tests.node import fork_server
 from tests.node.daemon import make_directory
 from tests.pool.processes import GPUSHARED_POOL, CoordinatorProcess
 
@@ -48,7 +48,7 @@ class Daemon:
         self.socket = runtime / SOCKET_NAME
         words = [sys.executable, str(PROGRAM), str(state), str(runtime), str(number), when]
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - it is closed by dispose
-        self.process = nursery.start(words, os.environ, self._log)
+        self.process = fork_server.start(words, os.environ, self._log)
 
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         """Raises GoneError, RefusedError."""

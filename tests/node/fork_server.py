@@ -47,7 +47,7 @@ def can_raise(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 def _too_late(environment: Mapping[str, str]) -> dict[str, str]:
     said = {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_BEGINNING)}
-    said.pop("PYTHONPATH", "")  # the nursery begins in the folder that it names
+    said.pop("PYTHONPATH", "")  # the fork server begins in the folder that it names
     if all(library.exists() and _is_named(library) for library in _libraries(environment)):
         said.pop(FOLDERS, "")
     return said
@@ -65,8 +65,8 @@ def _is_named(library: Path) -> bool:
 # --- on the test's side ---
 
 
-class Nursling:
-    """A process that the nursery forked, with what tests use of ``subprocess.Popen``."""
+class ForkedDaemon:
+    """A process that the fork server forked, with what tests use of ``subprocess.Popen``."""
 
     def __init__(self, channel: socket.socket, stdin: IO[bytes] | None, stdout: IO[bytes] | None) -> None:
         self._channel = channel
@@ -106,7 +106,7 @@ class Nursling:
         return self.returncode
 
 
-class _Nursery:
+class _ForkServer:
     """The one of this test run, which ends with it."""
 
     def __init__(self) -> None:
@@ -135,12 +135,12 @@ class _Nursery:
         self._process.wait()
 
 
-_only: list[_Nursery] = []
+_only: list[_ForkServer] = []
 
 
 def start(
     words: Sequence[str], environment: Mapping[str, str], log: IO[bytes], *, piped: bool = False
-) -> Nursling:
+) -> ForkedDaemon:
     """Begin a program that ``can_raise`` admits; it writes into the log.
 
     ``piped``: its standard input and output are pipes.
@@ -148,12 +148,12 @@ def start(
     if not piped:
         with Path(os.devnull).open("rb") as nothing:
             channel = _raised(words, environment, nothing.fileno(), log.fileno(), log.fileno())
-        return Nursling(channel, None, None)
+        return ForkedDaemon(channel, None, None)
     (its_input, our_input), (our_output, its_output) = os.pipe(), os.pipe()
     channel = _raised(words, environment, its_input, its_output, log.fileno())
     os.close(its_input)
     os.close(its_output)
-    return Nursling(channel, os.fdopen(our_input, "wb"), os.fdopen(our_output, "rb"))
+    return ForkedDaemon(channel, os.fdopen(our_input, "wb"), os.fdopen(our_output, "rb"))
 
 
 def run(words: Sequence[str], given: bytes, seconds: float) -> bytes:
@@ -162,7 +162,7 @@ def run(words: Sequence[str], given: bytes, seconds: float) -> bytes:
         its_input.write(given)
         its_input.seek(0)
         streams = (its_input.fileno(), printed.fileno(), said.fileno())
-        child = Nursling(_raised(words, os.environ, *streams), None, None)
+        child = ForkedDaemon(_raised(words, os.environ, *streams), None, None)
         try:
             status = child.wait(seconds)
         finally:
@@ -176,17 +176,17 @@ def run(words: Sequence[str], given: bytes, seconds: float) -> bytes:
 
 def _raised(words: Sequence[str], environment: Mapping[str, str], *streams: int) -> socket.socket:
     if not _only:
-        _only.append(_Nursery())
+        _only.append(_ForkServer())
     return _only[0].raise_(words, environment, streams)
 
 
 def _number(data: bytes) -> int:
     if len(data) != NUMBER.size:
-        raise ChildProcessError("the nursery of test daemons is gone")
+        raise ChildProcessError("the fork server of test daemons is gone")
     return int(NUMBER.unpack(data)[0])
 
 
-# --- the nursery itself ---
+# --- the fork server itself ---
 
 
 def raise_children(control: socket.socket) -> dict[str, Any] | None:
@@ -234,7 +234,7 @@ def _tell_the_end(handle: int, child: int, channel: socket.socket) -> None:
 
 
 def _take_on(order: dict[str, Any], streams: Sequence[int]) -> dict[str, Any]:
-    """Make what differs from the nursery the child's own."""
+    """Make what differs from the fork server the child's own."""
     for number, stream in enumerate(streams[:STREAMS]):
         os.dup2(stream, number)
     os.closerange(STREAMS, os.sysconf("SC_OPEN_MAX"))
