@@ -18,7 +18,7 @@ from gpushared.cli.submit import submit
 from gpushared.client.error_answers import ConnectionLost
 from gpushared.client.job_messages import Job
 from gpushared.client.pipeline import AsyncPool, Pool
-from gpushared.client.pipeline.job_request import JobMount, JobRequest
+from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.pool_address import find_door, pool_of
 from gpushared.client.pipeline.stream_progress import JobWatch, Position
 from gpushared.client.retries import FIRST_SECONDS, RetryPatience
@@ -57,7 +57,7 @@ def token(tmp_path: Path) -> Path:
 
 def test_a_request_becomes_the_body_that_docker_takes() -> None:
     request = JobRequest(
-        "busybox", WORDS, env={"PART": "7"}, mounts=[JobMount("/data", "/in", read_only=True)], workdir="/in"
+        "busybox", WORDS, env={"PART": "7"}, mounts=[Mount("/data", "/in", read_only=True)], workdir="/in"
     )
     assert json.loads(request.message("r").create_body) == {
         "Image": "busybox",

@@ -24,7 +24,7 @@ from gpushared.client.job_messages import (
 )
 from gpushared.client.pipeline.async_pool import AsyncPool
 from gpushared.client.pipeline.grpc_errors import JobWarning
-from gpushared.client.pipeline.job_request import JobMount, JobRequest
+from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.sync_pool import Pool
 from gpushared.domain.model.errors import NeverFits
 
@@ -33,11 +33,11 @@ __all__ = [
     "ConnectionLost",
     "Job",
     "JobExplanation",
-    "JobMount",
     "JobPart",
     "JobRequest",
     "JobStoryEntry",
     "JobWarning",
+    "Mount",
     "NeverFits",
     "NodeList",
     "Pool",

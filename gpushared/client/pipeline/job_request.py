@@ -18,7 +18,7 @@ from gpushared.domain.model.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class JobMount:
+class Mount:
     """Name a directory or file of the job's node.
 
     It must exist there, and the node's policy must allow it.
@@ -45,7 +45,7 @@ class JobRequest:
     command: Sequence[str] | str = ()
     gpu: str | float = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    mounts: Sequence[JobMount] = ()
+    mounts: Sequence[Mount] = ()
     workdir: str = ""
     name: str = ""
     """The name of the container; empty = made from the job's id."""

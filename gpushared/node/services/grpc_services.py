@@ -32,7 +32,7 @@ from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api, is_over
 from gpushared.node.services.policy_service import PolicyApi
 
-SERVICES = ("Leases", "GpusServicer", "ProjectsServicer", "Node", "JobsServicer", "Audit", "PolicyServicer")
+SERVICES = ("Leases", "Gpus", "Projects", "Node", "Jobs", "Audit", "Policy")
 
 
 class Leases(leases_pb2_grpc.LeasesServicer):
