@@ -51,17 +51,17 @@ class JsonApi:
 
     def __init__(self, calls: Mapping[str, Unary], audit: CallAudit | None = None) -> None:
         self._audit = audit or CallAudit()
-        self._calls: dict[str, Unary] = {}
+        self.calls: dict[str, Unary] = {}
         self.add(calls)
 
     def add(self, calls: Mapping[str, Unary]) -> None:
         """Add calls, which are served from now on."""
-        self._calls |= calls
+        self.calls |= calls
         self._audit.learn({name: unary.call for name, unary in calls.items()})
 
     async def answer(self, request: WebRequest) -> WebReply:
         """Answer one request; errors of the tree get Connect's form."""
-        unary = self._calls.get(request.path.removeprefix("/"))
+        unary = self.calls.get(request.path.removeprefix("/"))
         if unary is None:
             return _error(404, Code.UNIMPLEMENTED, f"there is no call {request.path[:100]}", "")
         try:

@@ -65,7 +65,7 @@ def test_health_and_reflection_answer_unmodified_clients(lone_daemon: DaemonProc
         lone_daemon.socket, [("health", {}), ("health", {"service": "gpushare.v1.Leases"}), ("services", {})]
     )
     assert (whole, leases) == ({"status": 1}, {"status": 1})
-    ours = {f"gpushare.v1.{name}" for name in SERVICES}
+    ours = {service.full_name for service in SERVICES}
     assert ours <= set(services["names"])
 
 
