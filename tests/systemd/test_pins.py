@@ -22,8 +22,8 @@ while True:
 """
 LAYERS = """
 import os
-from gpushared.gate.pins import helper, kernel
-helper.enter_machine()
+from gpushared.gate.mounts import kernel, mount_helper
+mount_helper.enter_machine()
 for name in ("lower", "upper", "work"):
     os.makedirs(f"/run/layers/{name}")
 os.chdir("/run/layers")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpushared.cli.main import main
 
-PRELOADED = ("attach", "cancel", "pool_run", "start", "submitting", "wait", "why")
+PRELOADED = ("logs", "pool_run", "start", "stop", "submit_job", "wait", "why")
 """Commands whose modules are loaded once, before any of them is typed."""
 
 
