@@ -19,7 +19,7 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.domain.scheduling.pass_records import Candidate, Holder
+from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
 from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName
@@ -110,7 +110,7 @@ def _pass_in_time() -> None:
 
 
 def _time_passes(
-    name: str, waiting: list[Candidate], holders: list[Holder], hosts: list[Host], policy: Policy
+    name: str, waiting: list[PendingRequest], holders: list[RunningLease], hosts: list[Host], policy: Policy
 ) -> None:
     usage = Usage(policy.half_life_seconds)
     leases = [one.lease for one in holders]
@@ -128,7 +128,7 @@ def _time_passes(
     print(f"{1000 * min(took):4.0f} at best; {len(made.grants)} granted, {len(made.preemptions)} preemptions")
 
 
-def _queue(chance: random.Random) -> list[Candidate]:
+def _queue(chance: random.Random) -> list[PendingRequest]:
     """Requests of 60 projects and 8 sizes."""
     found = []
     for number in range(10_000):
@@ -142,23 +142,23 @@ def _queue(chance: random.Random) -> list[Candidate]:
             chance.choice((1, 1, 2, 8)) if permille == 1000 else 1,
             permille,
         )
-        found.append(Candidate(job.lease, job.group, 50, 9.5 * HOUR))
+        found.append(PendingRequest(job.lease, job.group, 50, 9.5 * HOUR))
     return found
 
 
-def _full(hosts: list[Host], each: int, chance: random.Random) -> list[Holder]:
+def _full(hosts: list[Host], each: int, chance: random.Random) -> list[RunningLease]:
     """So many leases on every GPU, which fill it together."""
     gpus = [gpu.id for host in hosts for gpu in host.gpus for _ in range(each)]
     return [_held(20_000 + number, gpu, 1000 // each, chance) for number, gpu in enumerate(gpus)]
 
 
-def _held(number: int, gpu: GpuId, permille: int, chance: random.Random) -> Holder:
+def _held(number: int, gpu: GpuId, permille: int, chance: random.Random) -> RunningLease:
     project, started = f"p{chance.randrange(60)}", chance.uniform(0, 9 * HOUR)
     request = Request(compute_permille=permille, memory_permille=permille)
     name = LeaseId(f"l-{number}")
     state = Reserved((Grant(gpu, GPU_BYTES * permille // 1000, permille),), started, started)
     lease = Lease(name, number, request, 1000, project, started, state, name)
-    return Holder(replace(lease, expires_at=started + 24 * HOUR), project, 50, started)
+    return RunningLease(replace(lease, expires_at=started + 24 * HOUR), project, 50, started)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
 from gpushared.domain.scheduling.pass_records import (
-    Candidate,
-    Holder,
-    Ladder,
+    PendingRequest,
     Plan,
     Preemption,
+    PreemptionMode,
+    RunningLease,
 )
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
@@ -173,17 +173,19 @@ class Core:
             if winner in jobs and winner not in made.grants
         }
 
-    def _candidate(self, job: Job) -> Candidate:
+    def _candidate(self, job: Job) -> PendingRequest:
         served = job.served * job.gpus
-        return Candidate(job.lease, job.group, self._priority(job), job.since, served=served, yields=True)
+        return PendingRequest(
+            job.lease, job.group, self._priority(job), job.since, served=served, yields=True
+        )
 
-    def _holder(self, job: Job) -> Holder:
-        return Holder(
+    def _holder(self, job: Job) -> RunningLease:
+        return RunningLease(
             _running(job),
             job.group,
             self._priority(job),
             job.started,
-            step=Ladder.PAUSE,
+            step=PreemptionMode.PAUSE,
             leaving=job.lease.id in self._leaves_at,
             served=job.served * job.gpus,
             behind=self._behind.get(job.lease.id, ()),

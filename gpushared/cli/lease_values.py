@@ -28,20 +28,20 @@ def check_values(said: Mapping[str, object]) -> None:
     """
     if _are_plain(said):
         return
-    from gpushared.domain.model.request_spec import Ask, read_request
+    from gpushared.domain.model.request_spec import RequestSpec, read_request
 
-    words = {name: _word(said[name]) for name in Ask.__dataclass_fields__ if name in said}
+    words = {name: _word(said[name]) for name in RequestSpec.__dataclass_fields__ if name in said}
     words["preset"] = ""
     if not any(words.get(name) for name in _SIZES):
         words["gpu"] = _ANY_SIZE
     try:
-        read_request(Ask(**words), {})
+        read_request(RequestSpec(**words), {})
     except RequestError:
         for name, word in words.items():
             size = {} if name in _SIZES else {"gpu": _ANY_SIZE}
             if word:
                 with wrong_values(option_of(name)):
-                    read_request(Ask(**size, **{name: word}), {})
+                    read_request(RequestSpec(**size, **{name: word}), {})
         with wrong_values():  # each value makes sense, and all of them together make none
             raise
 

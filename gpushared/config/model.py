@@ -35,7 +35,7 @@ from gpushared.config.queue_rules import (
 )
 from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.domain.model.gpu import MIB
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 from gpushared.domain.scheduling.projects import PreemptionSetting
 
@@ -303,9 +303,9 @@ class Preset:
     description: str = setting("", Text(), "One line for whoever has to choose.")
 
     @property
-    def ask(self) -> Ask:
+    def ask(self) -> RequestSpec:
         """Return the preset as the domain reads it."""
-        return Ask(
+        return RequestSpec(
             gpu=self.gpu,
             gpu_memory=self.gpu_memory,
             gpu_compute=self.gpu_compute,

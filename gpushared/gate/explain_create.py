@@ -13,7 +13,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import (
     Body,
     check_create,
@@ -129,6 +129,6 @@ def _note_wish(wish: Wish | None, notes: Notes) -> None:
     match wish:
         case ClaimWish(lease):
             notes.set(GPUS, None, {"lease": lease}, "the lease brings its GPUs")
-        case Ask():
+        case RequestSpec():
             said = {name: value for name, value in asdict(wish).items() if value}
             notes.set(GPUS, None, said, "GPUs come by a lease of so much")

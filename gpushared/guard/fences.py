@@ -40,7 +40,7 @@ POLL_SECONDS = 0.1
 HINT = "a job with --stop-after runs only where something ends it without the daemon, too"
 
 
-class FenceGuard:
+class GuardProcess:
     """Keep one directory of deadlines, and the guard that reads it.
 
     ``as_unit``: the daemon is a service of systemd, and the guard is to be another one: in the daemon's own

@@ -37,7 +37,7 @@ from gpushared.domain.model.lease import AttemptKey, Grant
 from gpushared.domain.model.request import MAX_PRIORITY, Request
 from gpushared.domain.model.request_spec import MAX_RESTARTS
 from gpushared.domain.model.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
-from gpushared.domain.scheduling.allowance import Want
+from gpushared.domain.scheduling.allowance import ShareNeed
 
 
 class Bounds(NamedTuple):
@@ -90,7 +90,7 @@ RECORDS: Mapping[type, Mapping[str, Bounds]] = {
     },
     Grant: {"memory_bytes": _MEMORY, "compute_permille": _SHARE, "compute_limit_permille": _SHARE},
     AllowanceNeed: {"revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance")},
-    Want: {"least_permille": _OF_PROJECT, "all_permille": _OF_PROJECT},
+    ShareNeed: {"least_permille": _OF_PROJECT, "all_permille": _OF_PROJECT},
     AttemptKey: {"number": Bounds(1, MAX_NUMBER, "a number of an attempt")},
     Report: {"revision": _REVISION, "started_at": _MOMENT, "ended_at": _MOMENT},
     Ending: {"exit_code": Bounds(-MAX_NUMBER, MAX_NUMBER, "an exit code")},

@@ -15,7 +15,7 @@ from gpushared.domain.jobs.job import Ended, Job
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.scheduling.project_accounts import Standing, StandingChange, UsageRow
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange, UsageRow
 from gpushared.domain.scheduling.projects import Project
 from gpushared.jobs.bounds import check_record
 from gpushared.ports.job_store import Record, StoreUnavailable
@@ -107,7 +107,7 @@ def read_member(key: str, body: bytes) -> Member:
     return member
 
 
-def read_standing(records: Mapping[str, Record]) -> Standing:
+def read_standing(records: Mapping[str, Record]) -> ProjectAccounts:
     """Read the records of usage, turns and projects. Raise StoreUnavailable."""
     usage: list[UsageRow] = []
     turns: dict[str, float] = {}
@@ -124,7 +124,7 @@ def read_standing(records: Mapping[str, Record]) -> Standing:
                 projects[name] = project_from_json(name, record.value.decode())
         except (ValueError, KeyError, TypeError) as error:
             raise unreadable(key, error) from error
-    return Standing(tuple(usage), turns, projects)
+    return ProjectAccounts(tuple(usage), turns, projects)
 
 
 def unreadable(key: str, error: Exception) -> StoreUnavailable:

@@ -28,7 +28,7 @@ from gpushared.domain.jobs.submit_limits import (
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.model.units import shown
 from gpushared.jobs.job_ids import id_for, id_in_array, new_request_id
 from gpushared.jobs.lease_requests import check_request_id, read_lease_request
@@ -58,7 +58,7 @@ def read_submit(
     message: jobs_pb2.SubmitRequest,
     owner: Owner,
     after: tuple[After, ...],
-    presets: Mapping[str, Ask],
+    presets: Mapping[str, RequestSpec],
     *,
     origin: NodeName = HERE,
     is_known: Callable[[JobId], bool] = lambda _: False,

@@ -39,7 +39,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.model.units import shown
 from gpushared.jobs import job_search as search
 from gpushared.jobs.job_ids import is_array_id
@@ -83,7 +83,7 @@ async def _no_check(wanted: Wanted, owner: Owner) -> None:
     pass
 
 
-def _no_presets() -> Mapping[str, Ask]:
+def _no_presets() -> Mapping[str, RequestSpec]:
     return {}
 
 
@@ -171,7 +171,7 @@ class JobsService:
         past: JobArchive,
         views: JobViews,
         *,
-        presets: Callable[[], Mapping[str, Ask]] = _no_presets,
+        presets: Callable[[], Mapping[str, RequestSpec]] = _no_presets,
         check: Check = _no_check,
         notices: Callable[[], Sequence[str]] = _no_notices,
         lacks: Callable[[], str] = _knows_all,

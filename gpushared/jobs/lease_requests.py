@@ -10,7 +10,7 @@ from typing import cast
 from gpushared.api.v1 import leases_pb2
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.request import Request
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.model.units import LATEST_SECONDS, shown
 
 MAX_REQUEST_ID = 128
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 """Docker allows these names."""
 
 
-def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, Ask]) -> Request:
+def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, RequestSpec]) -> Request:
     """Read and check a request for a lease. Raises RequestError, NotFound."""
     check_request_id(message.request_id)
     request = read_request(_ask(message), presets)
@@ -55,12 +55,12 @@ def check_request_id(text: str) -> None:
 
 
 _ON_THE_WIRE = {"lease_class": "class"}
-_ASKED = tuple(one.name for one in fields(Ask) if one.name != "max_wait")
+_ASKED = tuple(one.name for one in fields(RequestSpec) if one.name != "max_wait")
 """The client itself waits no longer than ``max_wait``."""
 
 
-def _ask(message: leases_pb2.LeaseRequest) -> Ask:
-    return Ask(**{name: _word(getattr(message, _ON_THE_WIRE.get(name, name))) for name in _ASKED})
+def _ask(message: leases_pb2.LeaseRequest) -> RequestSpec:
+    return RequestSpec(**{name: _word(getattr(message, _ON_THE_WIRE.get(name, name))) for name in _ASKED})
 
 
 def _word(value: object) -> str:

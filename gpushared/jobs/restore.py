@@ -13,7 +13,7 @@ from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.scheduling.project_accounts import Standing
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.jobs.archive import Archive
 from gpushared.jobs.high_water import HighWater
 from gpushared.jobs.job_records import (
@@ -45,7 +45,7 @@ class Stored:
     revision: int
     jobs: tuple[Job, ...]
     members: tuple[Member, ...]
-    standing: Standing
+    standing: ProjectAccounts
     recovering: bool
 
 

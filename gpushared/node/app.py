@@ -39,7 +39,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.simulated import SimulatedGpus
-from gpushared.guard.fences import FenceGuard
+from gpushared.guard.fences import GuardProcess
 from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator
@@ -215,7 +215,7 @@ class Daemon:
             self._parts.engine,
             performer,
             self._follower,
-            FenceGuard(
+            GuardProcess(
                 self._runtime_dir / GUARD_DIRECTORY,
                 self._config.engine.socket,
                 as_unit=is_socket_activated(),

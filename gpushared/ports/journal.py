@@ -10,7 +10,7 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.model.gpu import Drained, GpuId
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
-from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class JournalSnapshot:
     leases: tuple[Lease, ...]
     next_sequence: int
     drained: Mapping[GpuId, Drained] = field(default_factory=dict)
-    standing: Standing = field(default_factory=Standing)
+    standing: ProjectAccounts = field(default_factory=ProjectAccounts)
     attempts: tuple[Attempt, ...] = ()
     """All records that are not forgotten."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from gpushared.domain.model.lease import (
     LeaseId,
     StoryEntry,
 )
-from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
 from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.records import kind_of
@@ -136,9 +136,9 @@ class MemoryJournal(Failing):
         if change.projects is not None:
             self._projects = dict(change.projects)
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> ProjectAccounts:
         rows = tuple((project, bucket, amount) for (project, bucket), amount in sorted(self._usage.items()))
-        return Standing(rows, dict(self._turns), self._projects)
+        return ProjectAccounts(rows, dict(self._turns), self._projects)
 
 
 def _matches(lease: Lease, which: PastLeases) -> bool:

@@ -24,7 +24,7 @@ from gpushared.domain.model.gpu import (
 from gpushared.domain.model.host import HostSize
 from gpushared.domain.model.lease import ContainerId, Ended, LeaseId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.model.units import format_share, parse_duration, parse_memory
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 from tests.cases.reading import cases_in
@@ -263,6 +263,6 @@ def _request(text: str, held: list[LeaseId]) -> tuple[Request, str]:
     for key in ("near", "away_from"):
         if said.get(key, "").isdigit():
             said[key] = held[int(said[key])]
-    request = read_request(Ask(**said), {})
+    request = read_request(RequestSpec(**said), {})
     gpus = tuple(GpuId(f"GPU-{index}") for index in where.split(",") if index)
     return replace(request, gpus=gpus), owner

@@ -8,7 +8,7 @@ import pytest
 
 from gpushared.cli import lease_values
 from gpushared.cli.lease_values import check_values
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 
 SIZES = [*(str(count) for count in range(1, 10)), "0.01", "0.1", "0.25", "0.5", "0.99"]
 TIMES = ["", "1s", "99s", "30m", "2h", "99d", "01h"]
@@ -22,7 +22,7 @@ def test_plain_values_are_right_for_the_daemon_in_every_combination() -> None:
         said = {"gpu": gpu, "time": time, "lease_class": kind, "project": project, "host_cpu_milli": cpu}
         said["host_memory_bytes"] = memory
         assert lease_values._are_plain(said), said
-        read_request(Ask(**said), {})
+        read_request(RequestSpec(**said), {})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gpushared.config.model import LogLevel
 from gpushared.domain.leases.node_rules import MpsMode
 from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.gpu import MIB
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 
 Files = Callable[..., Path]
 
@@ -261,7 +261,7 @@ def test_a_thousand_wrong_things_do_not_fill_the_screen(files: Files) -> None:
 
 def test_a_preset_is_put_together_from_several_files(files: Files) -> None:
     path = files("[presets.small]\ngpu = '0.25'\n", a="[presets.small]\nclass = 'build'\ntime = '8h'\n")
-    assert load(path).config.presets["small"].ask == Ask(gpu="0.25", lease_class="build", time="8h")
+    assert load(path).config.presets["small"].ask == RequestSpec(gpu="0.25", lease_class="build", time="8h")
 
 
 UNREADABLE = """

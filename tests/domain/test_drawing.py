@@ -19,7 +19,7 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import LimitReached
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
-from gpushared.domain.scheduling.allowance import Allowance, Share, Want
+from gpushared.domain.scheduling.allowance import Allowance, Share, ShareNeed
 from gpushared.node.pool.allowance_file import StoredAllowance
 from gpushared.pool.member.node_facts import free_of
 from tests.domain.jobs.pool_world import gpus_of
@@ -83,7 +83,7 @@ def test_the_pool_is_told_what_waits_for_a_larger_share_and_has_room() -> None:
     node = Node(name="a", state=after(asks(800), asks(900), asks(600, EVE)))  # type: ignore[arg-type]
     allowed = node.free().allowed
     assert allowed is not None
-    assert [want for want in allowed.wants if not want.model] == [Want(PROJECT, "", 800, 1700)]
+    assert [want for want in allowed.wants if not want.model] == [ShareNeed(PROJECT, "", 800, 1700)]
     full = Node(name="a", state=after(asks(900, EVE), asks(900, EVE), asks(800)))  # type: ignore[arg-type]
     assert [full.free().allowed] == [AllowanceNeed(1)]
 

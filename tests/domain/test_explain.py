@@ -12,7 +12,7 @@ from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.scheduling.outcome import Decision
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 
@@ -34,7 +34,7 @@ def ask(state: NodeState, *asks: str) -> NodeState:
     """Each as ``SHARE`` or ``SHARE for TIME``."""
     for text in asks:
         share, _, time = text.partition(" for ")
-        request = read_request(Ask(gpu=share, time=time), {})
+        request = read_request(RequestSpec(gpu=share, time=time), {})
         state = handle(state, m.RequestSubmitted(request, ALICE), NOW).state
     return state
 

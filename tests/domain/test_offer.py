@@ -14,7 +14,7 @@ from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.offers import Offer, fits_instead, offer
 from gpushared.domain.leases.prospects import when_others_need_it
-from gpushared.domain.leases.requeue import Step
+from gpushared.domain.leases.requeue import PreemptionStep
 from gpushared.domain.model.errors import NeverFits
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import (
@@ -24,7 +24,7 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Caller, Request
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
@@ -89,7 +89,7 @@ class Node:
 
 
 def request(gpu: str, *, time: str = "", lease_class: str = "") -> Request:
-    return read_request(Ask(gpu=gpu, time=time, lease_class=lease_class), {})
+    return read_request(RequestSpec(gpu=gpu, time=time, lease_class=lease_class), {})
 
 
 # --- what is offered -----------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_an_offer_names_who_would_give_way_and_how_and_why() -> None:
     node = Node()
     victim = node.run("1")
     offered = node.offered("1", BOB, lease_class="build")
-    assert [(one.lease.id, one.step) for one in offered.gives_way] == [(victim.id, Step.REQUEUE)]
+    assert [(one.lease.id, one.step) for one in offered.gives_way] == [(victim.id, PreemptionStep.REQUEUE)]
     assert offered.why == "its project is guaranteed the room"
     assert offered.start_to == NOW + NOTICE + GRACE
     assert [grant.gpu for grant in offered.grants] == ["GPU-0"]

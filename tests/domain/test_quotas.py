@@ -29,7 +29,7 @@ from gpushared.domain.model.gpu import (
 from gpushared.domain.model.lease import Lease, Queued, Reserved
 from gpushared.domain.model.request import Caller, LeaseClass, Request
 from gpushared.domain.scheduling.placement.free_capacity import Reason
-from gpushared.domain.scheduling.project_accounts import Standing
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
     Policy,
@@ -102,7 +102,10 @@ def test_what_was_set_is_written_and_wins_over_the_configuration_after_a_restart
     assert step.standing is not None
     assert step.standing.projects == {"vision": node.project()}
     again = restore(
-        NodeState(rules=node.state.rules), (), 1, standing=Standing(projects=dict(step.standing.projects))
+        NodeState(rules=node.state.rules),
+        (),
+        1,
+        standing=ProjectAccounts(projects=dict(step.standing.projects)),
     )
     assert again.policy.projects["vision"].quota.guaranteed == 1500
 

@@ -22,7 +22,7 @@ from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step
 from gpushared.domain.leases.prospects import when_others_need_it
-from gpushared.domain.leases.requeue import Step as Rung
+from gpushared.domain.leases.requeue import PreemptionStep as Rung
 from gpushared.domain.leases.requeue import step_of
 from gpushared.domain.model.errors import PermissionRefused, StateConflict
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId

@@ -41,8 +41,8 @@ from gpushared.domain.model.request import (
     Request,
 )
 from gpushared.domain.model.request_spec import (
-    Ask,
     NewSize,
+    RequestSpec,
     describe,
     read_request,
     read_size,
@@ -455,7 +455,7 @@ def test_a_range_does_not_grow_where_the_room_is_kept_for_the_head() -> None:
 
 def test_a_plain_size_ends_a_range() -> None:
     node = Node()
-    lease = node.run(read_request(Ask(gpu="0.25..0.5"), {}))
+    lease = node.run(read_request(RequestSpec(gpu="0.25..0.5"), {}))
     assert grown(node, lease, gpu="0.75").compute_permille == 750
     assert not is_elastic(node.of(lease).request)
 
@@ -479,7 +479,7 @@ def test_compute_that_others_leave_can_be_had_and_given_up() -> None:
 def test_what_runs_under_a_lower_ceiling_than_before_is_capped_by_nothing() -> None:
     """It keeps the one that it began with."""
     node = Node()
-    lease = node.run(read_request(Ask(gpu="0.25", gpu_compute="25%..100%"), {}))
+    lease = node.run(read_request(RequestSpec(gpu="0.25", gpu_compute="25%..100%"), {}))
     grown(node, lease, gpu_compute="50%..80%")
     walls = node.of(lease).walls
     assert walls is not None

@@ -19,7 +19,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.containers.lease_port import Claim
 from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
 
@@ -81,7 +81,7 @@ class FakeDesk:
     async def unclaim(self, lease: LeaseId) -> None:
         self._note("unclaim", lease)
 
-    async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
+    async def acquire(self, wish: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
         self._note("acquire", wish, caller.uid)
         self.waiting.set()
         try:

@@ -20,7 +20,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import (
     MAX_DEPTH,
     check_create,
@@ -242,45 +242,45 @@ WISHES: list[tuple[dict[str, Any], object]] = [
         {"Labels": {"gpushare.lease": "l-1"}, "HostConfig": {"DeviceRequests": [GPUS]}},
         ClaimWish(LeaseId("l-1")),
     ),
-    ({"HostConfig": {"DeviceRequests": [GPUS]}}, Ask(gpu="2")),
-    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -1}]}}, Ask(gpu="all")),
-    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Driver": "nvidia"}]}}, Ask(gpu="2")),
-    ({"HostConfig": {"DeviceRequests": [{"Driver": "nvidia", "Count": 1}]}}, Ask(gpu="1")),
+    ({"HostConfig": {"DeviceRequests": [GPUS]}}, RequestSpec(gpu="2")),
+    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -1}]}}, RequestSpec(gpu="all")),
+    ({"HostConfig": {"DeviceRequests": [{**GPUS, "Driver": "nvidia"}]}}, RequestSpec(gpu="2")),
+    ({"HostConfig": {"DeviceRequests": [{"Driver": "nvidia", "Count": 1}]}}, RequestSpec(gpu="1")),
     ({"HostConfig": {"DeviceRequests": [OTHER_CDI]}}, None),
-    (cdi("nvidia.com/gpu=all"), Ask(gpu="all")),
-    (cdi("gpushare.io/gpu=2x0.5"), Ask(gpu="2x0.5")),
-    ({"HostConfig": {"Devices": [{"PathOnHost": "gpushare.io/gpu=0.5"}]}}, Ask(gpu="0.5")),
+    (cdi("nvidia.com/gpu=all"), RequestSpec(gpu="all")),
+    (cdi("gpushare.io/gpu=2x0.5"), RequestSpec(gpu="2x0.5")),
+    ({"HostConfig": {"Devices": [{"PathOnHost": "gpushare.io/gpu=0.5"}]}}, RequestSpec(gpu="0.5")),
     (
         {
             "Labels": {"gpushare.gpu": "0.5", "gpushare.class": "infer"},
             "HostConfig": {"DeviceRequests": [GPUS]},
         },
-        Ask(gpu="0.5", lease_class="infer"),
+        RequestSpec(gpu="0.5", lease_class="infer"),
     ),
     (
         {"Labels": {"gpushare.time": "2h"}, "HostConfig": {"DeviceRequests": [GPUS]}},
-        Ask(gpu="2", time="2h"),
+        RequestSpec(gpu="2", time="2h"),
     ),
     (
         {"Labels": {"gpushare.gpu": "1", "gpushare.project": "vision", "gpushare.priority": "5"}},
-        Ask(gpu="1", project="vision", priority="5"),
+        RequestSpec(gpu="1", project="vision", priority="5"),
     ),
     ({"Labels": {"gpushare.project": "vision"}}, None),
     (
         {"Labels": {"gpushare.gpu": "1", "gpushare.model": "h100,t4", "gpushare.away-from": "l-1"}},
-        Ask(gpu="1", models="h100,t4", away_from="l-1"),
+        RequestSpec(gpu="1", models="h100,t4", away_from="l-1"),
     ),
     (
         {"Labels": {"gpushare.gpu": "1"}, "HostConfig": {"NanoCpus": 1_500_000_001, "Memory": 4096}},
-        Ask(gpu="1", host_cpu_milli="1501", host_memory_bytes="4096"),
+        RequestSpec(gpu="1", host_cpu_milli="1501", host_memory_bytes="4096"),
     ),
     (
         {"Labels": {"gpushare.gpu": "1"}, "HostConfig": {"CpuQuota": 50_000, "CpuPeriod": 25_000}},
-        Ask(gpu="1", host_cpu_milli="2000"),
+        RequestSpec(gpu="1", host_cpu_milli="2000"),
     ),
     (
         {"Labels": {"gpushare.gpu": "1"}, "HostConfig": {"NanoCpus": 0, "CpuQuota": -1, "Memory": 0}},
-        Ask(gpu="1"),
+        RequestSpec(gpu="1"),
     ),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES=void"]}, None),
     ({"Env": ["NVIDIA_VISIBLE_DEVICES"]}, None),
@@ -336,15 +336,15 @@ def test_a_wish_without_a_clear_size_is_refused(body: dict[str, Any]) -> None:
         take_wish(body)
 
 
-@given(st.builds(Ask, *[st.sampled_from(["", "1", "all", "x"])] * 7))
-def test_a_wish_survives_as_labels(wish: Ask) -> None:
+@given(st.builds(RequestSpec, *[st.sampled_from(["", "1", "all", "x"])] * 7))
+def test_a_wish_survives_as_labels(wish: RequestSpec) -> None:
     sized = any((wish.gpu, wish.gpu_memory, wish.gpu_compute, wish.preset))
     assert wish_of(labels_of(wish)) == (wish if sized else None)
 
 
 def test_all_means_the_number_of_gpus() -> None:
-    assert with_count(Ask(gpu="all"), 8) == Ask(gpu="8")
-    assert with_count(Ask(gpu="0.5"), 8) == Ask(gpu="0.5")
+    assert with_count(RequestSpec(gpu="all"), 8) == RequestSpec(gpu="8")
+    assert with_count(RequestSpec(gpu="0.5"), 8) == RequestSpec(gpu="0.5")
 
 
 # --- injection -----------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ ROUND_THE_LEASE = {
 @pytest.mark.parametrize("case", ROUND_THE_LEASE)
 def test_a_request_for_which_the_engine_would_take_nvidias_driver_is_a_wish(case: str) -> None:
     body: dict[str, Any] = {"HostConfig": copy.deepcopy(ROUND_THE_LEASE[case])}
-    assert take_wish(body) == Ask(gpu="all")
+    assert take_wish(body) == RequestSpec(gpu="all")
     assert body["HostConfig"]["DeviceRequests"] == []
 
 

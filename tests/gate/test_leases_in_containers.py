@@ -16,7 +16,7 @@ from gpushared.domain.leases.stop_order import KILL, AskedEnd
 from gpushared.domain.model.errors import JournalUnavailable
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.engine.cdi import LeaseSpecs
 from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
@@ -162,17 +162,17 @@ async def test_a_container_without_a_record_does_not_stay(docker: Docker, desk: 
 @pytest.mark.parametrize(
     ("words", "wish"),
     [
-        (("--gpus", "1"), Ask(gpu="1")),
-        (("--gpus", "all"), Ask(gpu="4")),
-        (("--device", "gpushare.io/gpu=0.25"), Ask(gpu="0.25")),
-        (("--device", "nvidia.com/gpu=all"), Ask(gpu="4")),
-        (("--label", "gpushare.gpu=0.5", "--label", "gpushare.time=2h"), Ask(gpu="0.5", time="2h")),
-        (("--gpus", "all", "--label", "gpushare.gpu-memory=8g"), Ask(gpu_memory="8g")),
-        (("--runtime", "nvidia", "--label", "gpushare.preset=dev"), Ask(preset="dev")),
+        (("--gpus", "1"), RequestSpec(gpu="1")),
+        (("--gpus", "all"), RequestSpec(gpu="4")),
+        (("--device", "gpushare.io/gpu=0.25"), RequestSpec(gpu="0.25")),
+        (("--device", "nvidia.com/gpu=all"), RequestSpec(gpu="4")),
+        (("--label", "gpushare.gpu=0.5", "--label", "gpushare.time=2h"), RequestSpec(gpu="0.5", time="2h")),
+        (("--gpus", "all", "--label", "gpushare.gpu-memory=8g"), RequestSpec(gpu_memory="8g")),
+        (("--runtime", "nvidia", "--label", "gpushare.preset=dev"), RequestSpec(preset="dev")),
     ],
 )
 async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
-    docker: Docker, desk: FakeDesk, words: tuple[str, ...], wish: Ask
+    docker: Docker, desk: FakeDesk, words: tuple[str, ...], wish: RequestSpec
 ) -> None:
     done = await docker.run(*words, docker.image, "env")
     assert done.code == 0, done.err
@@ -313,7 +313,7 @@ async def test_the_python_sdk_gets_a_lease_for_a_device_request(
 
     output = await asyncio.to_thread(run)
     assert variables(output)["NVIDIA_VISIBLE_DEVICES"] == GPU
-    assert desk.diary[0] == ("acquire", Ask(gpu="2"), 0)
+    assert desk.diary[0] == ("acquire", RequestSpec(gpu="2"), 0)
 
 
 COMPOSE_FILE = """

@@ -16,10 +16,10 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
 from gpushared.domain.scheduling.pass_records import (
-    Candidate,
-    Holder,
+    PendingRequest,
     Plan,
     Preemption,
+    RunningLease,
 )
 from gpushared.domain.scheduling.placement.free_capacity import Rooms, rooms_of
 from gpushared.domain.scheduling.plan import plan
@@ -50,8 +50,8 @@ class QueueWorld:
     policy: Policy
     hosts: tuple[int, ...]
     now: float = START
-    waiting: dict[LeaseId, Candidate] = field(default_factory=dict)
-    holders: dict[LeaseId, Holder] = field(default_factory=dict)
+    waiting: dict[LeaseId, PendingRequest] = field(default_factory=dict)
+    holders: dict[LeaseId, RunningLease] = field(default_factory=dict)
     under_way: dict[LeaseId, Preemption] = field(default_factory=dict)
     leaves_at: dict[LeaseId, float] = field(default_factory=dict)
     turns: dict[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class QueueWorld:
         name = LeaseId(f"l-{self.count:05d}")
         lease = Lease(name, self.count, request, 1000, project, self.now, Queued(self.now), name)
         rank = self.policy.classes[request.lease_class].priority if priority is None else priority
-        self.waiting[name] = Candidate(lease, project, rank, self.now, yields=self.count % 3 == 0)
+        self.waiting[name] = PendingRequest(lease, project, rank, self.now, yields=self.count % 3 == 0)
         return name
 
     def pass_(self) -> Plan:
@@ -124,16 +124,16 @@ class QueueWorld:
         self.turns = dict(made.turns)
         return made
 
-    def _start(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...]) -> None:
+    def _start(self, one: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...]) -> None:
         limit = one.lease.request.time_limit_seconds
         lease = replace(
             one.lease,
             state=Reserved(grants, self.now, self.now),
             expires_at=None if limit is None else self.now + limit,
         )
-        self.holders[lease.id] = Holder(lease, one.project, one.priority, self.now, behind=behind)
+        self.holders[lease.id] = RunningLease(lease, one.project, one.priority, self.now, behind=behind)
 
-    def end(self, lease: LeaseId) -> Holder:
+    def end(self, lease: LeaseId) -> RunningLease:
         """A lease ends, or leaves; its interval goes to the books."""
         holder = self.holders.pop(lease)
         self.leaves_at.pop(lease, None)
@@ -147,7 +147,7 @@ class QueueWorld:
         """A victim leaves and waits again."""
         holder = self.end(lease)
         waiting = replace(holder.lease, state=Queued(self.now), expires_at=None)
-        self.waiting[lease] = Candidate(waiting, holder.project, holder.priority, self.now)
+        self.waiting[lease] = PendingRequest(waiting, holder.project, holder.priority, self.now)
 
     def cancel(self, lease: LeaseId) -> None:
         """A waiting lease is given up; notices that were given for it alone stand."""

@@ -21,7 +21,7 @@ from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Isolation, Request
 from gpushared.domain.scheduling.placement.free_capacity import (
-    Room,
+    FreeCapacity,
     is_grant,
     need_on,
     place,
@@ -31,17 +31,19 @@ from tests.property.test_queue import BIG, SMALL, Node, node
 from tests.property.worlds import COUNT_RANGES, ELASTIC, LIMITS, MEMORY_RANGES, REQUESTS, SHARE_RANGES
 
 
-def granted(request: Request, world: dict[GpuId, Room]) -> tuple[Grant, ...]:
+def granted(request: Request, world: dict[GpuId, FreeCapacity]) -> tuple[Grant, ...]:
     answer = place(request, world)
     return tuple(grant for grant in answer if isinstance(grant, Grant)) if is_grant(answer) else ()
 
 
-def grown(request: Request, world: dict[GpuId, Room]) -> tuple[Grant, ...]:
+def grown(request: Request, world: dict[GpuId, FreeCapacity]) -> tuple[Grant, ...]:
     return largest(request, lambda size: granted(size, world))
 
 
 @given(SHARE_RANGES, rooms())
-def test_a_range_of_shares_gets_the_largest_that_fits(request: Request, world: dict[GpuId, Room]) -> None:
+def test_a_range_of_shares_gets_the_largest_that_fits(
+    request: Request, world: dict[GpuId, FreeCapacity]
+) -> None:
     """Not one thousandth more would, nor any larger share."""
     low, high = request.compute_permille or 0, request.max_compute_permille or 0
     shares = [grant.compute_permille for grant in grown(request, world)]
@@ -53,7 +55,7 @@ def test_a_range_of_shares_gets_the_largest_that_fits(request: Request, world: d
 
 @given(MEMORY_RANGES, rooms())
 def test_a_mib_more_than_a_range_of_memory_gets_would_not_fit(
-    request: Request, world: dict[GpuId, Room]
+    request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
     grants = grown(request, world)
     assume(grants)
@@ -65,7 +67,7 @@ def test_a_mib_more_than_a_range_of_memory_gets_would_not_fit(
 
 @given(COUNT_RANGES, rooms())
 def test_a_range_of_gpus_gets_all_that_are_free_up_to_its_end(
-    request: Request, world: dict[GpuId, Room]
+    request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
     one = replace(least(request), gpu_count=1)
     free = sum(bool(granted(replace(one, gpus=(gpu,)), world)) for gpu in world)
@@ -74,7 +76,9 @@ def test_a_range_of_gpus_gets_all_that_are_free_up_to_its_end(
 
 
 @given(ELASTIC, rooms())
-def test_whether_a_range_fits_is_a_matter_of_its_least(request: Request, world: dict[GpuId, Room]) -> None:
+def test_whether_a_range_fits_is_a_matter_of_its_least(
+    request: Request, world: dict[GpuId, FreeCapacity]
+) -> None:
     """So whatever looks at waiting requests may look at them as if they were not elastic."""
     assert (
         bool(grown(request, world)) == bool(granted(least(request), world)) == bool(granted(request, world))
@@ -82,14 +86,16 @@ def test_whether_a_range_fits_is_a_matter_of_its_least(request: Request, world: 
 
 
 @given(ELASTIC, rooms())
-def test_the_same_world_gives_the_same_size(request: Request, world: dict[GpuId, Room]) -> None:
+def test_the_same_world_gives_the_same_size(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """In whatever order its GPUs are listed."""
     backwards = dict(reversed(list(world.items())))
     assert sorted(grown(request, world), key=str) == sorted(grown(request, backwards), key=str)
 
 
 @given(REQUESTS, rooms())
-def test_what_was_held_is_a_request_for_exactly_that(request: Request, world: dict[GpuId, Room]) -> None:
+def test_what_was_held_is_a_request_for_exactly_that(
+    request: Request, world: dict[GpuId, FreeCapacity]
+) -> None:
     """For containers whose settings cannot change any more."""
     grants = grown(request, world)
     assume(grants)

@@ -29,14 +29,14 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.domain.scheduling.holder_index import Roll
-from gpushared.domain.scheduling.pass_records import Holder
+from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.pass_records import RunningLease
 from gpushared.domain.scheduling.projects import Policy, Project, Quota
 from gpushared.domain.scheduling.use_over_time import (
     BUCKET_MS,
     KEPT_HALF_LIVES,
     Interval,
-    Running,
+    RunningUse,
     Usage,
 )
 from tests.domain.jobs.pool_world import ADA, BOB, GIB, HALF, RULES, WHOLE, Pool, exited, held
@@ -62,7 +62,7 @@ class Place:
         return {"0": "h0", "1": "h0", "2": "h1", "3": "h1"}[gpu]
 
 
-def told(roll: Roll, now: float) -> dict[str, Any]:
+def told(roll: HolderIndex, now: float) -> dict[str, Any]:
     """All that a roll knows, in no order."""
     names, pools = {"lab", "guests", "eve", *roll.projects()}, ("", "H100", "A100")
     holders = roll.holders()
@@ -84,7 +84,7 @@ def told(roll: Roll, now: float) -> dict[str, Any]:
 
 
 HOLDERS = st.builds(
-    lambda number, gpus, permille, project, lease_class, **others: Holder(
+    lambda number, gpus, permille, project, lease_class, **others: RunningLease(
         Lease(
             LeaseId(f"l{number}"),
             number,
@@ -116,21 +116,21 @@ HOLDERS = st.builds(
     now=st.floats(0, 10 * HOUR),
 )
 def test_a_roll_tells_what_one_of_those_who_are_left_tells(
-    changes: list[Holder], tried: list[Holder], now: float
+    changes: list[RunningLease], tried: list[RunningLease], now: float
 ) -> None:
     """Who is there already leaves; what is tried on a copy is not seen."""
-    place, kept, left = Place(), Roll(POLICY, Place()), dict[LeaseId, Holder]()
+    place, kept, left = Place(), HolderIndex(POLICY, Place()), dict[LeaseId, RunningLease]()
     for one in changes:
         _toggle(kept, left, one)
     before, copy, tried_left = told(kept, now), kept.copy(), dict(left)
     for one in tried:
         _toggle(copy, tried_left, one)
-    assert told(copy, now) == told(Roll(POLICY, place, tried_left.values()), now)
-    assert told(kept, now) == before == told(Roll(POLICY, place, left.values()), now)
-    assert kept.running.books(now) == Roll(POLICY, place, left.values()).running.books(now)
+    assert told(copy, now) == told(HolderIndex(POLICY, place, tried_left.values()), now)
+    assert told(kept, now) == before == told(HolderIndex(POLICY, place, left.values()), now)
+    assert kept.running.books(now) == HolderIndex(POLICY, place, left.values()).running.books(now)
 
 
-def _toggle(roll: Roll, left: dict[LeaseId, Holder], one: Holder) -> None:
+def _toggle(roll: HolderIndex, left: dict[LeaseId, RunningLease], one: RunningLease) -> None:
     if one.lease.id in left:
         del left[one.lease.id]
         roll.remove(one.lease.id)
@@ -156,7 +156,7 @@ def test_what_runs_counts_as_the_intervals_of_those_that_have_not_ended(
     begun: list[Interval], ended: set[int], now: float
 ) -> None:
     """Also where the clock was set back, and some began later than it is now, or too long ago to count."""
-    running = Running()
+    running = RunningUse()
     for one in begun:
         running.begin(one.project, one.permille, one.start)
     for number in ended:
@@ -168,7 +168,7 @@ def test_what_runs_counts_as_the_intervals_of_those_that_have_not_ended(
 
 def test_what_runs_for_a_thousand_years_takes_no_more_than_what_counts() -> None:
     """A forecast asks for such a day where somebody wants to begin then; the node is one thread."""
-    running = Running()
+    running = RunningUse()
     running.begin("lab", 1000, 0.0)
     now, kept = 1000 * 365 * 24 * HOUR, 24 * KEPT_HALF_LIVES
     first = int(now / HOUR) - kept

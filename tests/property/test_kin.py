@@ -12,7 +12,7 @@ from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
 from gpushared.domain.scheduling.placement.gpu_choice import rate
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import (
-    Policy,
+    PlacementPolicy,
     PolicyName,
     Together,
     policy_for,
@@ -94,6 +94,6 @@ def as_made_anew(
     return other
 
 
-def cost(fleet: Fleet, placed: Placement, request: Request, policy: Policy) -> object:
+def cost(fleet: Fleet, placed: Placement, request: Request, policy: PlacementPolicy) -> object:
     """What the best place of that host costs for whoever cares for no project."""
     return rate(Need.of(request), fleet.free(placed.host), policy)

@@ -18,7 +18,7 @@ from gpushared.domain.model.lease import Grant
 from gpushared.domain.model.request import Isolation, Request
 from gpushared.domain.scheduling.placement.free_capacity import (
     STRAY_PERMILLE,
-    Room,
+    FreeCapacity,
     is_grant,
     need_on,
     place,
@@ -27,7 +27,7 @@ from tests.property.worlds import GIB, INSTANCES, PINNED, REQUESTS, SIZES_MIB, S
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> dict[GpuId, Room]:
+def rooms(draw: st.DrawFn) -> dict[GpuId, FreeCapacity]:
     """Up to four GPUs, in use in all ways that can come about."""
     found = {}
     for index in range(draw(st.integers(1, 4))):
@@ -47,17 +47,17 @@ def rooms(draw: st.DrawFn) -> dict[GpuId, Room]:
     return found
 
 
-def _used(one: Gpu, stray: int, use: str, memory_permille: int, compute_permille: int) -> Room:
+def _used(one: Gpu, stray: int, use: str, memory_permille: int, compute_permille: int) -> FreeCapacity:
     free = one.leasable_bytes - stray
     if use == "free":
-        return Room(one, free, WHOLE_PERMILLE, stray_bytes=stray)
+        return FreeCapacity(one, free, WHOLE_PERMILLE, stray_bytes=stray)
     if use == "exclusive":
-        return Room(one, 0, 0, 1, exclusive=True, stray_bytes=stray)
+        return FreeCapacity(one, 0, 0, 1, exclusive=True, stray_bytes=stray)
     held = one.memory_of_share(memory_permille)
-    return Room(one, free - held, WHOLE_PERMILLE - compute_permille, 2, stray_bytes=stray)
+    return FreeCapacity(one, free - held, WHOLE_PERMILLE - compute_permille, 2, stray_bytes=stray)
 
 
-def fits(request: Request, room: Room) -> bool:
+def fits(request: Request, room: FreeCapacity) -> bool:
     """The definition, said without the reasons."""
     if room.gpu.trouble or room.exclusive or (request.gpus and room.gpu.id not in request.gpus):
         return False
@@ -81,7 +81,7 @@ def _enough(request: Request, mig: MigInstance) -> bool:
 
 @given(REQUESTS, rooms())
 def test_placement_grants_exactly_when_some_choice_of_gpus_fits(
-    request: Request, world: dict[GpuId, Room]
+    request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
     """Every choice of so many GPUs is tried beside it."""
     count = len(request.gpus) or request.gpu_count
@@ -94,7 +94,7 @@ def test_placement_grants_exactly_when_some_choice_of_gpus_fits(
         _check_grants(request, [one for one in answer if isinstance(one, Grant)], world)
 
 
-def _check_grants(request: Request, grants: list[Grant], world: dict[GpuId, Room]) -> None:
+def _check_grants(request: Request, grants: list[Grant], world: dict[GpuId, FreeCapacity]) -> None:
     assert len({grant.gpu for grant in grants}) == len(grants) == (len(request.gpus) or request.gpu_count)
     for grant in grants:
         room = world[grant.gpu]
@@ -104,7 +104,9 @@ def _check_grants(request: Request, grants: list[Grant], world: dict[GpuId, Room
 
 
 @given(REQUESTS, rooms())
-def test_every_gpu_that_was_not_good_enough_says_why(request: Request, world: dict[GpuId, Room]) -> None:
+def test_every_gpu_that_was_not_good_enough_says_why(
+    request: Request, world: dict[GpuId, FreeCapacity]
+) -> None:
     """One refusal for each, none for those that fit."""
     answer = place(request, world)
     assume(not is_grant(answer))
@@ -113,7 +115,9 @@ def test_every_gpu_that_was_not_good_enough_says_why(request: Request, world: di
 
 
 @given(SLICES, rooms())
-def test_a_slice_leaves_whole_gpus_whole_where_it_can(request: Request, world: dict[GpuId, Room]) -> None:
+def test_a_slice_leaves_whole_gpus_whole_where_it_can(
+    request: Request, world: dict[GpuId, FreeCapacity]
+) -> None:
     """An untouched GPU is taken only when too few of those in use have room."""
     answer = place(request, world)
     assume(is_grant(answer))
@@ -124,7 +128,7 @@ def test_a_slice_leaves_whole_gpus_whole_where_it_can(request: Request, world: d
 
 
 @given(SLICES, rooms())
-def test_a_slice_goes_where_least_is_left(request: Request, world: dict[GpuId, Room]) -> None:
+def test_a_slice_goes_where_least_is_left(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """No other GPU in the same use would have been left with less compute."""
     answer = place(request, world)
     assume(is_grant(answer))
@@ -149,7 +153,7 @@ SPLIT = st.lists(
 
 
 @given(INSTANCES, SPLIT)
-def test_an_instance_is_the_smallest_that_will_do(request: Request, world: dict[GpuId, Room]) -> None:
+def test_an_instance_is_the_smallest_that_will_do(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """Every one that was passed over is at least as large, or would not do."""
     answer = place(request, world)
     assume(is_grant(answer))
@@ -160,7 +164,7 @@ def test_an_instance_is_the_smallest_that_will_do(request: Request, world: dict[
 
 
 @given(st.one_of(SLICES, WHOLE, PINNED, INSTANCES), rooms())
-def test_the_same_world_gives_the_same_answer(request: Request, world: dict[GpuId, Room]) -> None:
+def test_the_same_world_gives_the_same_answer(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """In whatever order its GPUs are listed."""
     backwards = dict(reversed(list(world.items())))
     if is_grant(place(request, world)):

@@ -9,14 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpushared.domain.model.request import LeaseClass
-from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
     Policy,
     Project,
     Quota,
 )
-from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.quota_usage import QuotaUsage
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
 from tests.property.queue_world import START, QueueWorld, request_of
 
@@ -45,8 +45,8 @@ def _flood(world: QueueWorld, names: list[str], chance: random.Random, longest: 
 
 def _excess(world: QueueWorld, names: list[str]) -> float:
     """How much more than each other project the first one used, in GPU-seconds that count."""
-    roll = Roll(world.policy, world.places(()), world.holders.values())
-    ledger = Ledger(roll, world.usage, world.now)
+    roll = HolderIndex(world.policy, world.places(()), world.holders.values())
+    ledger = QuotaUsage(roll, world.usage, world.now)
     return sum(max(0.0, ledger.fair(names[0]) - ledger.fair(name)) for name in names)
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.domain.scheduling.pass_records import Holder, Plan, Preemption
+from gpushared.domain.scheduling.pass_records import Plan, Preemption, RunningLease
 from gpushared.domain.scheduling.placement.free_capacity import rooms_of
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
@@ -150,7 +150,7 @@ class QueueMachine(RuleBasedStateMachine):
                 world.cancel(lease)
         return world
 
-    def builds(self, project: str) -> dict[LeaseId, Holder]:
+    def builds(self, project: str) -> dict[LeaseId, RunningLease]:
         return {
             lease: one
             for lease, one in self.world.holders.items()
@@ -164,7 +164,7 @@ class QueueMachine(RuleBasedStateMachine):
     def the_winner_has_a_place(
         self,
         one: Preemption,
-        holders: dict[LeaseId, Holder],
+        holders: dict[LeaseId, RunningLease],
         under_way: dict[LeaseId, Preemption],
         made: Plan,
     ) -> None:
@@ -185,11 +185,13 @@ class QueueMachine(RuleBasedStateMachine):
         assert all(load[grant.gpu] <= 1000 for grant in one.grants)
         assert all(victim.lease in holders for victim in one.victims)
 
-    def the_victims_had_to_go(self, one: Preemption, holders: dict[LeaseId, Holder], made: Plan) -> None:
+    def the_victims_had_to_go(
+        self, one: Preemption, holders: dict[LeaseId, RunningLease], made: Plan
+    ) -> None:
         """Nobody goes too early, nor by their own project's equals, nor what is guaranteed to others."""
         world, policy = self.world, self.world.policy
         winner = world.waiting[one.winner]
-        lost: dict[str, list[Holder]] = defaultdict(list)
+        lost: dict[str, list[RunningLease]] = defaultdict(list)
         # Whoever goes for an earlier winner may leave room for a later one too.
         earlier = made.preemptions[: made.preemptions.index(one)]
         going = {victim.lease for other in earlier for victim in other.victims}
@@ -254,7 +256,7 @@ def _shapes(fixed: int) -> Iterable[Request]:
         yield request_of(rest, 1, LeaseClass.BUILD)
 
 
-def _size(holder: Holder) -> int:
+def _size(holder: RunningLease) -> int:
     return sum(grant.compute_permille for grant in holder.lease.grants)
 
 

@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import Isolation
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.ports import EditMount, Edits, Hook
 from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import Hold
@@ -221,7 +221,7 @@ def test_edits_say(case: Case) -> None:
 
 
 def test_an_elastic_lease_is_told_what_it_has_and_between_what_it_may_be() -> None:
-    asked = read_request(Ask(gpu="0.125..0.5"), {})
+    asked = read_request(RequestSpec(gpu="0.125..0.5"), {})
     env = edits_of(replace(lease(1, grant(FIRST)), request=asked)).env
     share = [env[f"GPUSHARE_COMPUTE_PERCENT{end}"] for end in ("_MIN", "", "_MAX")]
     memory = [int(env[f"GPUSHARE_MEMORY_BYTES{end}"]) // MIB for end in ("_MIN", "", "_MAX")]
@@ -229,13 +229,13 @@ def test_an_elastic_lease_is_told_what_it_has_and_between_what_it_may_be() -> No
 
 
 def test_a_range_ends_at_what_the_gpu_has() -> None:
-    asked = read_request(Ask(gpu_memory="8g..500g"), {})
+    asked = read_request(RequestSpec(gpu_memory="8g..500g"), {})
     env = edits_of(replace(lease(1, grant(FIRST)), request=asked)).env
     assert int(env["GPUSHARE_MEMORY_BYTES_MAX"]) == GPUS[FIRST].leasable_bytes
 
 
 def test_a_range_of_gpus_is_told_beside_their_number() -> None:
-    asked = read_request(Ask(gpu="1..4"), {})
+    asked = read_request(RequestSpec(gpu="1..4"), {})
     env = edits_of(replace(lease(1, grant(FIRST, 1000), grant(SECOND, 1000)), request=asked)).env
     assert [env[f"GPUSHARE_GPU_COUNT{end}"] for end in ("_MIN", "", "_MAX")] == ["1", "2", "4"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.sharing.lease_file import lease_file
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, lease
@@ -53,7 +53,7 @@ def test_the_file_says_which_parts_of_which_gpus_are_leased_how_and_until_when()
 
 
 def test_an_elastic_lease_reads_what_it_has_and_between_what_it_may_be() -> None:
-    asked = read_request(Ask(gpu="0.1..0.5", gpu_compute="10%..100%"), {})
+    asked = read_request(RequestSpec(gpu="0.1..0.5", gpu_compute="10%..100%"), {})
     has = replace(grant(FIRST), compute_permille=100, compute_limit_permille=1000)
     text = lease_file(replace(lease(1), request=asked), (has,), GPUS, LIMITED, simulated=False)
     [gpu] = json.loads(text)["gpus"]
@@ -63,7 +63,7 @@ def test_an_elastic_lease_reads_what_it_has_and_between_what_it_may_be() -> None
 
 
 def test_a_lease_of_a_range_of_gpus_reads_its_ends() -> None:
-    asked = read_request(Ask(gpu="1..4"), {})
+    asked = read_request(RequestSpec(gpu="1..4"), {})
     whole = (grant(FIRST, 1000), grant(SECOND, 1000))
     content = json.loads(lease_file(replace(lease(1), request=asked), whole, GPUS, LIMITED, simulated=False))
     assert (content["gpu_count_min"], len(content["gpus"]), content["gpu_count_max"]) == (1, 2, 4)

@@ -25,10 +25,10 @@ from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING
-from gpushared.domain.scheduling.holder_index import Roll
-from gpushared.domain.scheduling.pass_records import Candidate
+from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.pass_records import PendingRequest
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
-from gpushared.domain.scheduling.placement.free_capacity import Room, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
 from gpushared.domain.scheduling.placement.hosts import Host, link_groups
 from gpushared.domain.scheduling.projects import Policy
 
@@ -79,7 +79,7 @@ class ClusterSnapshot:
     """A picture of the members' GPUs and of who holds them."""
 
     def __init__(self) -> None:
-        self.candidates: dict[JobId, tuple[Job, Candidate]] = {}
+        self.candidates: dict[JobId, tuple[Job, PendingRequest]] = {}
         """The candidates of the last pass, kept for the next; they depend on the models and on the policy."""
         self._fleet = Fleet(())
         self._policy: Policy | None = None
@@ -96,7 +96,7 @@ class ClusterSnapshot:
         """Nodes on which something was booked since, which may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
         self._held: dict[NodeName, Wanted] = {}
-        self._roll: Roll | None = None
+        self._roll: HolderIndex | None = None
         self._models: Mapping[str, Gpu] = {}
         self._gpus: dict[GpuId, Gpu] = {}
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
@@ -124,7 +124,7 @@ class ClusterSnapshot:
         return self._roll is None or another or self._rules != state.rules
 
     @property
-    def roll(self) -> Roll:
+    def roll(self) -> HolderIndex:
         """All who hold something, as it was drawn last; to be left as it is."""
         assert self._roll is not None, "nothing was drawn yet"
         return self._roll
@@ -168,7 +168,7 @@ class ClusterSnapshot:
         self._fleet = Fleet(hosts, state.rules.placement, mix=self._fleet.mix)
         self._facts = {}
         self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
-        self._roll, self.candidates = Roll(policy, self), {}
+        self._roll, self.candidates = HolderIndex(policy, self), {}
         self._gpus = {gpu.id: gpu for host in hosts for gpu in host.gpus}
         models: dict[str, Gpu] = {}
         for gpu in self._gpus.values():
@@ -319,10 +319,10 @@ class ClusterCapacity:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return self._snapshot.gpus_of(host)
 
-    def rooms(self) -> Mapping[str, Sequence[Room]]:
+    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
         return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
 
-    def rooms_on(self, host: str) -> Sequence[Room]:
+    def rooms_on(self, host: str) -> Sequence[FreeCapacity]:
         return self._fleet.free(host).rooms
 
     def models(self) -> Mapping[str, Gpu]:

@@ -46,7 +46,7 @@ from gpushared.domain.jobs.orders import resend
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
-from gpushared.domain.scheduling.project_accounts import Standing, usage_of
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, usage_of
 
 ALARMS_AT_ONCE = 200
 """A step looks at this many alarms; the others are due at once in the next step."""
@@ -67,7 +67,7 @@ def restore(
     epoch: int,
     jobs: Iterable[Job] = (),
     members: Iterable[Member] = (),
-    standing: Standing | None = None,
+    standing: ProjectAccounts | None = None,
     revision: int = 0,
     now: float,
     ahead_seconds: float = 0.0,
@@ -78,7 +78,7 @@ def restore(
     ``from_copy``: it is known to be a copy of an older store, or to have lost some, so that all members must
     report before anything old is placed. Where that is not known, the first node that has seen more tells.
     """
-    standing = standing or Standing()
+    standing = standing or ProjectAccounts()
     everything = sorted(jobs, key=lambda job: job.sequence)
     enrolled = {member.name: member.unheard() for member in members}
     if rules.here:

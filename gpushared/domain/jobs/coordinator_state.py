@@ -38,7 +38,7 @@ from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
-from gpushared.domain.scheduling.pass_records import Preemption, Verdict
+from gpushared.domain.scheduling.pass_records import PassDecision, Preemption
 from gpushared.domain.scheduling.project_accounts import StandingChange, UsageRow
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -152,7 +152,7 @@ class PoolState:
     booked: PersistentMap[JobId, Booked] = field(default_factory=PersistentMap)
     """The plan for an attempt; it counts until the attempt's node says what it has."""
     alarms: PersistentSortedList[Alarm] = field(default_factory=PersistentSortedList)
-    verdicts: Mapping[LeaseId | JobShape, Verdict] = field(default_factory=dict)
+    verdicts: Mapping[LeaseId | JobShape, PassDecision] = field(default_factory=dict)
     """The reasons why jobs wait, by the last pass; a job that was not looked at goes by the verdict on its
     kind."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)

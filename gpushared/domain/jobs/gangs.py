@@ -30,11 +30,11 @@ from gpushared.domain.jobs.orders import port_for
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.holder_index import Roll
-from gpushared.domain.scheduling.pass_records import Verdict, WaitReason
-from gpushared.domain.scheduling.placement.free_capacity import Room, refuse
+from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.pass_records import PassDecision, WaitReason
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, refuse
 from gpushared.domain.scheduling.projects import Policy
-from gpushared.domain.scheduling.quota_usage import Ledger, size_on
+from gpushared.domain.scheduling.quota_usage import QuotaUsage, size_on
 
 LOOKED_AT = 64
 LOOKED_AT_ALIKE = 4
@@ -43,12 +43,12 @@ Share = tuple[NodeName, Request, tuple[Grant, ...]]
 """A node, its part of the request, and what that is on it."""
 
 
-def place_gangs(places: ClusterCapacity, roll: Roll, draft: PoolDraft) -> bool:
+def place_gangs(places: ClusterCapacity, roll: HolderIndex, draft: PoolDraft) -> bool:
     """Place the gangs that have room. Whether there may be more that have."""
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
         return False
-    ledger = Ledger(roll, draft.state.usage, draft.now)
+    ledger = QuotaUsage(roll, draft.state.usage, draft.now)
     jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, roll.policy))
     placed = False
     for job in jobs:
@@ -76,7 +76,7 @@ def _order(job: Job, policy: Policy) -> tuple[int, int]:
     return -(rules.priority + job.priority), job.sequence
 
 
-def _over_limit(job: Job, ledger: Ledger, places: ClusterCapacity) -> Verdict | None:
+def _over_limit(job: Job, ledger: QuotaUsage, places: ClusterCapacity) -> PassDecision | None:
     """Return the verdict that the project's limit forbids the gang, or None if some model has room."""
     request, times = in_full(job.spec.request, places.models()), job.spec.nodes
     models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
@@ -86,14 +86,14 @@ def _over_limit(job: Job, ledger: Ledger, places: ClusterCapacity) -> Verdict | 
             return None
     if not models:
         return None
-    return Verdict(WaitReason.PROJECT_LIMIT, ledger.limit_sentence(job.project))
+    return PassDecision(WaitReason.PROJECT_LIMIT, ledger.limit_sentence(job.project))
 
 
-def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> Verdict | None:
+def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> PassDecision | None:
     """Begin it where all of its parts have room, in the order of the nodes' names."""
     shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
     if not shares:
-        return Verdict(WaitReason.RESOURCES, _lack(job))
+        return PassDecision(WaitReason.RESOURCES, _lack(job))
     first, *others = (
         Part(node, request, rank, address=draft.address_of(node))
         for rank, (node, request, _) in enumerate(shares)
@@ -210,7 +210,7 @@ def _emptiest(job: Job, places: ClusterCapacity) -> Iterator[tuple[int, str]]:
             yield count, host
 
 
-def _emptied(room: Room) -> Room:
-    return Room(
+def _emptied(room: FreeCapacity) -> FreeCapacity:
+    return FreeCapacity(
         room.gpu, room.gpu.leasable_bytes - room.stray_bytes, WHOLE_PERMILLE, stray_bytes=room.stray_bytes
     )

@@ -36,19 +36,19 @@ from gpushared.domain.jobs.placement_reasons import Lack, lack_of_room
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.lease import Queued as LeaseQueued
-from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import (
-    Candidate,
+    PassDecision,
+    PendingRequest,
     Plan,
     Preemption,
-    Verdict,
     WaitReason,
 )
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
 
-Verdicts = Mapping[LeaseId | JobShape, Verdict]
+Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
 
 def place_who_can(draft: PoolDraft) -> None:
@@ -115,10 +115,10 @@ def _pass_over(draft: PoolDraft) -> None:
     state.plan_again_at = found.look_again_at
 
 
-def _candidates(names: Iterable[JobId], places: ClusterCapacity, draft: PoolDraft) -> list[Candidate]:
+def _candidates(names: Iterable[JobId], places: ClusterCapacity, draft: PoolDraft) -> list[PendingRequest]:
     """Most of them waited in the last pass too."""
     state, policy, known = draft.state, draft.state.policy, draft.state.snapshot.candidates
-    found: dict[JobId, tuple[Job, Candidate]] = {}
+    found: dict[JobId, tuple[Job, PendingRequest]] = {}
     for name in names:
         job, before = state.jobs[name], known.get(name)
         same = before is not None and before[0] is job
@@ -127,13 +127,13 @@ def _candidates(names: Iterable[JobId], places: ClusterCapacity, draft: PoolDraf
     return [one for _, one in found.values()]
 
 
-def _drawn(policy: Policy, draft: PoolDraft) -> tuple[ClusterCapacity, Roll]:
+def _drawn(policy: Policy, draft: PoolDraft) -> tuple[ClusterCapacity, HolderIndex]:
     """The pool's GPUs as they are now, and who holds them."""
     snapshot = draft.state.snapshot = draft.state.snapshot or ClusterSnapshot()
     return snapshot.drawn(draft.state, policy, draft.now), snapshot.roll
 
 
-def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
+def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingRequest:
     """A job that waits, as the policy sees it. ``models``: those of the pool, by their names."""
     assert isinstance(job.state, Queued)
     request = in_full(job.spec.request, models)
@@ -149,7 +149,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> Candidate:
         project=job.project,
     )
     priority = policy.classes[request.lease_class].priority + job.priority
-    return Candidate(lease, job.project, priority, job.submitted_at)
+    return PendingRequest(lease, job.project, priority, job.submitted_at)
 
 
 def _winners(draft: PoolDraft) -> list[JobId]:
@@ -212,7 +212,7 @@ def _fail_who_will_not_wait(draft: PoolDraft) -> None:
                 end(job, JobFailed(lack.sentence, hint=lack.hint), lack.sentence, draft)
 
 
-def _lack(job: Job, verdict: Verdict, draft: PoolDraft) -> Lack:
+def _lack(job: Job, verdict: PassDecision, draft: PoolDraft) -> Lack:
     if verdict.reason is not WaitReason.RESOURCES:
         return Lack(Reason.RESOURCES, verdict.text)
     return lack_of_room(job, draft.state, draft.now)
@@ -220,7 +220,7 @@ def _lack(job: Job, verdict: Verdict, draft: PoolDraft) -> Lack:
 
 def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
     """Return why the jobs wait; a kind's verdict serves for jobs of that kind that were not looked at."""
-    known: dict[LeaseId | JobShape, Verdict] = {}
+    known: dict[LeaseId | JobShape, PassDecision] = {}
     for lease, verdict in found.verdicts.items():
         known[lease] = verdict
         where = draft.state.waiting.where.get(JobId(lease))

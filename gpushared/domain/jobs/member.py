@@ -9,7 +9,7 @@ from enum import StrEnum
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
-from gpushared.domain.scheduling.allowance import Share, Want
+from gpushared.domain.scheduling.allowance import Share, ShareNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class AllowanceNeed:
     """
 
     revision: int = 0
-    wants: tuple[Want, ...] = ()
+    wants: tuple[ShareNeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from gpushared.domain.jobs.quota_owners import NOBODYS, payer_of
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.domain.scheduling.allowance import Share, Want
+from gpushared.domain.scheduling.allowance import Share, ShareNeed
 from gpushared.domain.scheduling.gpu_amounts import Sizes
-from gpushared.domain.scheduling.holder_index import Roll
-from gpushared.domain.scheduling.pass_records import Holder, WaitReason
+from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.pass_records import RunningLease, WaitReason
 from gpushared.domain.scheduling.projects import Policy, Project
 
 Key = tuple[str, str]
@@ -45,7 +45,7 @@ def are_any(policy: Policy, state: PoolState) -> bool:
     return state.lends or any(_limits(project) for project in policy.projects.values())
 
 
-def share_out(policy: Policy, roll: Roll, pressed: frozenset[str], draft: PoolDraft) -> None:
+def share_out(policy: Policy, roll: HolderIndex, pressed: frozenset[str], draft: PoolDraft) -> None:
     """Tell nodes what they may give from now on, and the roll what that takes off the limits.
 
     ``pressed``: the projects whose jobs wait because of a limit.
@@ -118,7 +118,7 @@ def _valid_seconds(draft: PoolDraft) -> float:
 # --- the books -----------------------------------------------------------------------------------------
 
 
-def books_of(policy: Policy, roll: Roll, users: Mapping[NodeName, Users], state: PoolState) -> Books:
+def books_of(policy: Policy, roll: HolderIndex, users: Mapping[NodeName, Users], state: PoolState) -> Books:
     """Return, for every limit, what the nodes hold of it and what they may give."""
     books = {
         (one.name, model): LimitUse(limit)
@@ -152,7 +152,7 @@ def _enter_node(member: Member, users: Users, books: Books, state: PoolState) ->
         most = max((one.permille for one in shares if (one.project, one.model) == key), default=None)
         if most is None and key[0] not in projects:
             continue
-        want = wants.get(key, Want(*key, 0, 0))
+        want = wants.get(key, ShareNeed(*key, 0, 0))
         book.nodes[member.name] = NodeLimitUse(
             share=most or 0,
             least=want.least_permille,
@@ -168,7 +168,7 @@ def _gpus(member: Member, model: str) -> int:
     return WHOLE_PERMILLE * sum(model in ("", gpu.name) for gpu in gpus)
 
 
-def _enter_holder(holder: Holder, sizes: Sizes, books: Books, builds: dict[Key, int]) -> None:
+def _enter_holder(holder: RunningLease, sizes: Sizes, books: Books, builds: dict[Key, int]) -> None:
     for model, size in sizes.items():
         for key in dict.fromkeys(((holder.project, ""), (holder.project, model))):
             if holder.lease.request.lease_class is LeaseClass.BUILD:
@@ -183,7 +183,7 @@ def _enter_holder(holder: Holder, sizes: Sizes, books: Books, builds: dict[Key, 
             book.nodes.setdefault(node, NodeLimitUse()).held += size
 
 
-def _enter_unseen(roll: Roll, books: Books, state: PoolState) -> None:
+def _enter_unseen(roll: HolderIndex, books: Books, state: PoolState) -> None:
     """Parts under way of which a coordinator that started anew does not know yet what they hold."""
     limited = {project for project, _ in books}
     seen = {holder.lease.id for holder in roll.holders()} if books else set()

@@ -28,7 +28,7 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.domain.scheduling.pass_records import Holder
+from gpushared.domain.scheduling.pass_records import RunningLease
 from gpushared.domain.scheduling.projects import Policy
 
 
@@ -36,7 +36,7 @@ from gpushared.domain.scheduling.projects import Policy
 class PlacedHolder:
     """A holder, and what it was made of."""
 
-    holder: Holder
+    holder: RunningLease
     source: Job | Holding
 
     @property
@@ -127,7 +127,7 @@ def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
     return any(part.node == name for part in job.parts)
 
 
-def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> Holder:
+def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> RunningLease:
     assert isinstance(job.state, Placing | Running | Cancelling)
     request, since = job.spec.request, job.state.since
     limit = request.time_limit_seconds
@@ -150,10 +150,10 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
     granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
     # What counts for nobody's quota is not weighed against what others are guaranteed.
     stays = job.told_by != HERE
-    return Holder(lease, lease.project, priority, granted_at or since, leaving=leaving, stays=stays)
+    return RunningLease(lease, lease.project, priority, granted_at or since, leaving=leaving, stays=stays)
 
 
-def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> Holder:
+def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> RunningLease:
     """Since when it holds that is not told: it counts from our start."""
     isolation = Isolation.EXCLUSIVE if holding.exclusive else Isolation.SHARED
     request = Request(gpu_count=len(holding.grants), isolation=isolation)
@@ -168,7 +168,7 @@ def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> H
         device_name="",
         project=project,
     )
-    return Holder(lease, project, 0, since, stays=True)
+    return RunningLease(lease, project, 0, since, stays=True)
 
 
 def _id_of_other(holding: Holding, name: NodeName) -> LeaseId:

@@ -18,8 +18,8 @@ from gpushared.domain.model.request_spec import describe
 from gpushared.domain.model.units import format_duration, shown
 from gpushared.domain.scheduling.outcome import why_no_room
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacity,
     Reason,
-    Room,
     is_grant,
     place,
     rooms_of,
@@ -91,7 +91,7 @@ def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
     return Lack(reason, _sentence(job, counts, len(rooms), silent, state, now), _hint(*silent))
 
 
-Hosts = Mapping[str, Sequence[Room]]
+Hosts = Mapping[str, Sequence[FreeCapacity]]
 
 
 def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
@@ -117,11 +117,11 @@ def _able(request: Request, hosts: Hosts) -> list[NodeName]:
     ]
 
 
-def _well(room: Room) -> Gpu:
+def _well(room: FreeCapacity) -> Gpu:
     return replace(room.gpu, trouble=None)
 
 
-def _by_id(rooms: Iterable[Room]) -> dict[GpuId, Room]:
+def _by_id(rooms: Iterable[FreeCapacity]) -> dict[GpuId, FreeCapacity]:
     return {room.gpu.id: room for room in rooms}
 
 
@@ -132,7 +132,7 @@ def _refused(job: Job, request: Request) -> Lack:
     return Lack(Reason.NEVER_FITS, text, job_progress.hint(job), refused=True)
 
 
-def _never(job: Job, request: Request, rooms: Sequence[Room]) -> Lack:
+def _never(job: Job, request: Request, rooms: Sequence[FreeCapacity]) -> Lack:
     what, models = _words(request), sorted({room.gpu.name for room in rooms})
     text = f"no node of the pool could take {what}, not even when it is empty"
     if job.spec.target != HERE:

@@ -9,7 +9,7 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.requeue import wanted_request
 from gpushared.domain.model.errors import LimitReached
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
-from gpushared.domain.scheduling.allowance import Allowance, Want
+from gpushared.domain.scheduling.allowance import Allowance, ShareNeed
 from gpushared.domain.scheduling.gpu_amounts import permille_on
 from gpushared.domain.scheduling.outcome import Decision
 from gpushared.domain.scheduling.placement.free_capacity import Reason
@@ -53,7 +53,7 @@ def told_project(lease: Lease, state: NodeState) -> str:
     return found or (lease.owner_name if lease.payer in limited else lease.payer)
 
 
-def wants(state: NodeState, decisions: Mapping[LeaseId, Decision]) -> tuple[Want, ...]:
+def wants(state: NodeState, decisions: Mapping[LeaseId, Decision]) -> tuple[ShareNeed, ...]:
     """Return the needs of requests that wait because the node may give no more by itself."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for decision in decisions.values():
@@ -64,7 +64,7 @@ def wants(state: NodeState, decisions: Mapping[LeaseId, Decision]) -> tuple[Want
         found[state.draws_on(lease), ""].append(size)
         found[state.draws_on(lease), model].append(size)
     return tuple(
-        Want(project, model, min(sizes), sum(sizes)) for (project, model), sizes in sorted(found.items())
+        ShareNeed(project, model, min(sizes), sum(sizes)) for (project, model), sizes in sorted(found.items())
     )
 
 

@@ -37,9 +37,9 @@ from gpushared.domain.model.units import (
 )
 from gpushared.domain.scheduling.outcome import NEVER, Decision
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacity,
     Reason,
     Refusal,
-    Room,
     is_grant,
     need_on,
     place,
@@ -181,7 +181,7 @@ def _trouble(text: str, labels: list[str]) -> str:
     return f"GPU {labels[0]} {text}" if len(labels) == 1 else f"GPU {', '.join(labels)}: {text}"
 
 
-def _needs(request: Request, room: Room) -> str:
+def _needs(request: Request, room: FreeCapacity) -> str:
     count = len(request.gpus) or request.gpu_count
     if wants_instances(request):
         return in_words(request)
@@ -194,7 +194,7 @@ def _needs(request: Request, room: Room) -> str:
     return f"{at_least}{format_memory(need.memory_bytes)} and {share} of the compute on {where}"
 
 
-def _offer(request: Request, rooms: Sequence[Room], best: Room) -> str:
+def _offer(request: Request, rooms: Sequence[FreeCapacity], best: FreeCapacity) -> str:
     if request.wants_whole_gpus:
         free = sum(refuse(request, room) is None for room in rooms)
         return f"{free} of {len(rooms)} " + ("is free" if free == 1 else "are free")
@@ -204,7 +204,7 @@ def _offer(request: Request, rooms: Sequence[Room], best: Room) -> str:
     return f"best is GPU {best.gpu.index} with {format_memory(left[1])} and {format_share(left[0])} free"
 
 
-def _held(state: NodeState, room: Room, now: float | None) -> str:
+def _held(state: NodeState, room: FreeCapacity, now: float | None) -> str:
     """Name the lease that holds the most of a GPU, and until when; or the memory used without a lease."""
     holders = [
         (grant.memory_bytes, lease)
@@ -296,7 +296,7 @@ def nearest_permille(state: NodeState) -> int:
     return share if SMALLEST_PERMILLE <= share < WHOLE_PERMILLE else 0
 
 
-def _permille_of(room: Room) -> int:
+def _permille_of(room: FreeCapacity) -> int:
     return max(0, room.free_bytes) * WHOLE_PERMILLE // max(1, room.gpu.leasable_bytes)
 
 

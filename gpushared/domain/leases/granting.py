@@ -27,15 +27,15 @@ from gpushared.domain.model.request_spec import size_of
 from gpushared.domain.model.units import format_duration
 from gpushared.domain.scheduling.outcome import (
     Decision,
-    Reservation,
+    KeptGpus,
     granted,
     why_no_room,
 )
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
+    PassDecision,
     Plan,
     Preemption,
-    Verdict,
     WaitReason,
 )
 from gpushared.domain.scheduling.placement.free_capacity import Reason, Refusal, Rooms
@@ -146,15 +146,15 @@ def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, 
     return Reason.HOST_RESOURCES if lack else reason, refusals, lack
 
 
-def _text(lease: Lease, verdict: Verdict, state: NodeState, now: float) -> str:
+def _text(lease: Lease, verdict: PassDecision, state: NodeState, now: float) -> str:
     why = not_yet(lease, state, now) if verdict.reason in _NOT_YET else None
     return verdict.text if why is None else why[1]
 
 
-def _reservation(lease: LeaseId, plan: Plan) -> Reservation | None:
+def _reservation(lease: LeaseId, plan: Plan) -> KeptGpus | None:
     """Return the request's own reservation, else the first reservation of another request."""
     ordered = sorted(plan.reservations, key=lambda one: one.lease != lease)
-    return next((Reservation(one.lease, one.gpus, one.start_at) for one in ordered), None)
+    return next((KeptGpus(one.lease, one.gpus, one.start_at) for one in ordered), None)
 
 
 MINUTE_SECONDS = 60

@@ -75,7 +75,7 @@ from gpushared.domain.model.lease import (
     WithContainer,
     state_name,
 )
-from gpushared.domain.scheduling.project_accounts import Standing, usage_of
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, usage_of
 
 NOBODY = "nobody"
 """The name stands for a client that is gone, as the one who ended a lease."""
@@ -116,7 +116,7 @@ def restore(
     next_sequence: int,
     ended: Iterable[Lease] = (),
     drained: Mapping[GpuId, Drained] | None = None,
-    standing: Standing | None = None,
+    standing: ProjectAccounts | None = None,
     records: Iterable[Attempt] = (),
     contacts: Mapping[str, Contact] | None = None,
 ) -> NodeState:
@@ -128,7 +128,7 @@ def restore(
     ordered = sorted(leases, key=lambda lease: lease.sequence)
     known = {lease.id: _with_settings(_without_claims(lease)) for lease in ordered}
     over = {lease.id: lease for lease in ended}
-    standing = standing or Standing()
+    standing = standing or ProjectAccounts()
     return replace(
         state,
         leases=known,

@@ -37,8 +37,8 @@ from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.domain.scheduling.gpu_amounts import permille_of
-from gpushared.domain.scheduling.placement.demand_profile import Mix
-from gpushared.domain.scheduling.placement.free_capacity import Room, rooms_of
+from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
 from gpushared.domain.scheduling.project_accounts import StandingChange, changed_rows
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -114,7 +114,7 @@ class NodeState:
     """The time of day, which people set, is so far ahead of the clock that counts time."""
     means: Means = field(default_factory=Means)
     host: HostSize = field(default_factory=HostSize)
-    mix: Mix = field(default_factory=Mix)
+    mix: DemandProfile = field(default_factory=DemandProfile)
     """The requests so far, from which placement learns; a value, never changed in its place."""
     next_sequence: int = 1
     attempts: Mapping[str, AttemptLog] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class NodeState:
         """Return the leases that hold a part of a GPU."""
         return [lease for lease in self.leases.values() if lease.grants]
 
-    def rooms(self) -> dict[GpuId, Room]:
+    def rooms(self) -> dict[GpuId, FreeCapacity]:
         """Return the free capacity of each GPU."""
         return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
 

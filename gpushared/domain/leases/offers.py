@@ -11,7 +11,7 @@ from gpushared.domain.leases.forecast import in_order_of_start, starts
 from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.leases.requeue import Step, step_of
+from gpushared.domain.leases.requeue import PreemptionStep, step_of
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.instances import wants_instances
@@ -21,11 +21,11 @@ from gpushared.domain.model.units import format_share
 
 
 @dataclass(frozen=True, slots=True)
-class GivesWay:
+class WouldGiveWay:
     """Name a lease that would give way, and how."""
 
     lease: Lease
-    step: Step
+    step: PreemptionStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Offer:
     starts_now: bool
     grants: tuple[Grant, ...] = ()
     start_to: float | None = None
-    gives_way: tuple[GivesWay, ...] = ()
+    gives_way: tuple[WouldGiveWay, ...] = ()
     why: str = ""
     waiting: Waiting | None = None
     fits_now: str = ""
@@ -69,7 +69,9 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
         starts_now=False,
         grants=start.grants if start else promised.grants if promised else (),
         start_to=start.at if start else None,
-        gives_way=tuple(GivesWay(state.leases[one], step_of(state.leases[one], state)) for one in leavers),
+        gives_way=tuple(
+            WouldGiveWay(state.leases[one], step_of(state.leases[one], state)) for one in leavers
+        ),
         why=promised.why if promised else "",
         waiting=waiting(mine, after, len(decided), now, foretold),
         fits_now=fits_now(state, request, caller, now),

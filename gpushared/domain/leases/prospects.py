@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.queue_pass import HOST, holder
-from gpushared.domain.leases.requeue import Step, is_leaving, step_of
+from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, step_of
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.lease import (
     Lease,
@@ -13,11 +13,11 @@ from gpushared.domain.model.lease import (
     Suspended,
 )
 from gpushared.domain.model.units import format_duration
-from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
-from gpushared.domain.scheduling.pass_records import NEVER, Holder
+from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
-from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.quota_usage import QuotaUsage
 
 
 def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
@@ -40,9 +40,9 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
 
 _GIVES_WAY = "gives way to "
 _HOW = {
-    Step.SUSPEND: "is taken off its GPUs with all its state, and goes on when there is room",
-    Step.REQUEUE: "is told, stopped, and started again when there is room",
-    Step.STOP: "is told and stopped, and not started again",
+    PreemptionStep.SUSPEND: "is taken off its GPUs with all its state, and goes on when there is room",
+    PreemptionStep.REQUEUE: "is told, stopped, and started again when there is room",
+    PreemptionStep.STOP: "is told and stopped, and not started again",
 }
 
 
@@ -64,7 +64,7 @@ def _why_it_left(lease: Lease) -> str:
     return next((found + to_whom for _, found, to_whom in told if found), "")
 
 
-def _when(one: Holder, state: NodeState, now: float) -> str:
+def _when(one: RunningLease, state: NodeState, now: float) -> str:
     """Return to whom the lease gives way, and from when on."""
     policy = state.policy
     rules = policy.classes[one.lease.request.lease_class]
@@ -86,13 +86,15 @@ def _when(one: Holder, state: NodeState, now: float) -> str:
     return text + _protected(one, policy, now)
 
 
-def _is_over_quota(one: Holder, state: NodeState, now: float) -> bool:
+def _is_over_quota(one: RunningLease, state: NodeState, now: float) -> bool:
     holders = [holder(lease, state, state.policy, now) for lease in state.holders()]
-    ledger = Ledger(Roll(state.policy, RoomPlaces({HOST: state.rooms()}), holders), state.usage, now)
+    ledger = QuotaUsage(
+        HolderIndex(state.policy, RoomPlaces({HOST: state.rooms()}), holders), state.usage, now
+    )
     return ledger.over_quota(one)
 
 
-def _protected(one: Holder, policy: Policy, now: float) -> str:
+def _protected(one: RunningLease, policy: Policy, now: float) -> str:
     """Return the clause about the part of the least run time that is left."""
     left = one.started_at + policy.classes[one.lease.request.lease_class].min_run_seconds - now
     return f", not in the next {format_duration(max(1, round(left)))}" if left > 0 else ""

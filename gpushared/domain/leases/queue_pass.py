@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.requeue import (
-    Step,
+    PreemptionStep,
     is_leaving,
     step_of,
     wanted_request,
@@ -24,11 +24,11 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Isolation
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
-    Candidate,
-    Holder,
-    Ladder,
+    PendingRequest,
     Plan,
     Preemption,
+    PreemptionMode,
+    RunningLease,
     Victim,
 )
 from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
@@ -42,7 +42,11 @@ HOST = ""
 LOWERED = -1000
 """This is below all priorities that users may ask for."""
 
-_LADDER = {Step.SUSPEND: Ladder.PAUSE, Step.REQUEUE: Ladder.REQUEUE, Step.STOP: Ladder.REQUEUE}
+_LADDER = {
+    PreemptionStep.SUSPEND: PreemptionMode.PAUSE,
+    PreemptionStep.REQUEUE: PreemptionMode.REQUEUE,
+    PreemptionStep.STOP: PreemptionMode.REQUEUE,
+}
 
 
 def pass_over(state: NodeState, now: float) -> Plan:
@@ -76,10 +80,10 @@ def _of_project(lease: Lease, state: NodeState) -> Lease:
     return replace(lease, request=replace(lease.request, project=lease.payer))
 
 
-def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
+def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
     """Return a waiting lease as a candidate, with the request that it is placed by now."""
     request = wanted_request(lease, state)
-    return Candidate(
+    return PendingRequest(
         _of_project(lease if request is lease.request else replace(lease, request=request), state),
         lease.payer,
         _priority(lease, policy),
@@ -93,16 +97,16 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> Candidate:
     )
 
 
-def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Holder:
+def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> RunningLease:
     """Return a lease that holds something, and the cost of taking it back."""
     step = step_of(lease, state)
     since = lease.holds_since
-    return Holder(
+    return RunningLease(
         _of_project(lease, state),
         lease.payer,
         _priority(lease, policy),
         now if since is None else since,
-        saved_at=now if step is Step.SUSPEND else None,
+        saved_at=now if step is PreemptionStep.SUSPEND else None,
         step=_LADDER[step],
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
         served=lease.served_gpu_seconds,
@@ -125,5 +129,5 @@ def _yields(lease: Lease, state: NodeState, policy: Policy) -> bool:
 
 
 def _under_way(winner: LeaseId, promised: Promised) -> Preemption:
-    victims = tuple(Victim(lease, Ladder.REQUEUE, 0.0) for lease in promised.victims)
+    victims = tuple(Victim(lease, PreemptionMode.REQUEUE, 0.0) for lease in promised.victims)
     return Preemption(winner, promised.grants, victims, promised.why, promised.turn)

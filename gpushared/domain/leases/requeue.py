@@ -41,7 +41,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Request
 
 
-class Step(StrEnum):
+class PreemptionStep(StrEnum):
     """Name the step that makes a lease give way."""
 
     SUSPEND = "suspend"
@@ -49,11 +49,11 @@ class Step(StrEnum):
     STOP = "stop"
 
 
-def step_of(lease: Lease, state: NodeState) -> Step:
+def step_of(lease: Lease, state: NodeState) -> PreemptionStep:
     """Return the mildest step that is possible for this lease."""
     if isinstance(lease.state, Active) and not why_not(lease, state):
-        return Step.SUSPEND
-    return Step.REQUEUE if lease.requeues else Step.STOP
+        return PreemptionStep.SUSPEND
+    return PreemptionStep.REQUEUE if lease.requeues else PreemptionStep.STOP
 
 
 def preempt_asked(event: PreemptAsked, draft: Draft) -> None:
@@ -86,11 +86,15 @@ def preempt(lease: Lease, by: str, draft: Draft) -> None:
         return
     step = step_of(lease, draft.view())
     lease = replace(lease, preemptions=lease.preemptions + 1)
-    if step is Step.SUSPEND:
+    if step is PreemptionStep.SUSPEND:
         suspend(lease, why, draft, wanted=True)
         return
     until = draft.now + draft.rules.preempt_notice_seconds
-    after = "and starts again when there is room" if step is Step.REQUEUE else "and is not started again"
+    after = (
+        "and starts again when there is room"
+        if step is PreemptionStep.REQUEUE
+        else "and is not started again"
+    )
     notify(lease, Notice(NoticeKind.PREEMPTED, until, f"{why}, {after}"), draft)
     stop_those_told(draft)
 

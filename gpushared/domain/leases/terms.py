@@ -11,7 +11,7 @@ from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.gpu_names import models_named
 from gpushared.domain.model.lease import Ended, Lease, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.request_shape import size_of
 
 
@@ -39,7 +39,7 @@ def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
     return request if models == request.models else replace(request, models=models)
 
 
-def learned(mix: Mix, request: Request, gpus: Iterable[Gpu]) -> Mix:
+def learned(mix: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
     """Return the mix with one more request."""
     size = size_of(request, gpus)
     if size is None:
@@ -49,9 +49,9 @@ def learned(mix: Mix, request: Request, gpus: Iterable[Gpu]) -> Mix:
     return mix
 
 
-def mix_of(leases: Iterable[Lease]) -> Mix:
+def mix_of(leases: Iterable[Lease]) -> DemandProfile:
     """Return the mix of earlier requests, the oldest first, as the leases known after a restart tell."""
-    mix = Mix()
+    mix = DemandProfile()
     for lease in leases:
         size = size_of(_by_share(lease))
         if size is not None:

@@ -35,7 +35,7 @@ MAX_RESTARTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestSpec:
     """Hold the words that a user typed; empty = not typed. A preset is an Ask that the admin typed."""
 
     gpu: str = ""
@@ -70,7 +70,7 @@ def option_of(field: str) -> str:
     return _OPTIONS.get(field, field.replace("_", "-"))
 
 
-def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
+def read_request(ask: RequestSpec, presets: Mapping[str, RequestSpec]) -> Request:
     """Return the checked request; a typed word wins over the preset's. Raises RequestError or NotFound."""
     ask = _fill_from_preset(ask, presets)
     if not (ask.gpu or ask.gpu_memory or ask.gpu_compute):
@@ -111,12 +111,12 @@ def read_request(ask: Ask, presets: Mapping[str, Ask]) -> Request:
     return _counted(request, ask) if counted and isolation is Isolation.MIG else request
 
 
-def _is_compute_alone(ask: Ask) -> bool:
+def _is_compute_alone(ask: RequestSpec) -> bool:
     """Return True if the user named compute alone; the same share of the memory then goes with it."""
     return not (ask.gpu or ask.gpu_memory)
 
 
-def _counted(request: Request, ask: Ask) -> Request:
+def _counted(request: Request, ask: RequestSpec) -> Request:
     """Drop the shares of a request for whole MIG instances.
 
     A whole number counts instances of any size. Hardly anybody who types 1 wants an instance that is a whole
@@ -192,7 +192,7 @@ def check_ranges(size: NewSize, isolation: Isolation, *, whole: bool) -> None:
         )
 
 
-def _fill_from_preset(ask: Ask, presets: Mapping[str, Ask]) -> Ask:
+def _fill_from_preset(ask: RequestSpec, presets: Mapping[str, RequestSpec]) -> RequestSpec:
     if not ask.preset:
         return ask
     if ask.preset not in presets:
@@ -205,7 +205,7 @@ def _fill_from_preset(ask: Ask, presets: Mapping[str, Ask]) -> Ask:
     return replace(preset, **said)
 
 
-def _isolation(ask: Ask, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
+def _isolation(ask: RequestSpec, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
     said = _word(Isolation, ask.isolation, "isolation")
     if said is Isolation.EXCLUSIVE and any(part not in (None, WHOLE_PERMILLE) for part in parts):
         raise RequestError(

@@ -25,7 +25,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ShareNeed:
     """Report leases that wait on a node for a larger share, in permille: the smallest, and all together."""
 
     project: str

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.allowance import Allowance
-from gpushared.domain.scheduling.pass_records import Candidate, Holder
+from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
 from gpushared.domain.scheduling.projects import gpus
 from gpushared.domain.scheduling.quota_usage import size_on
 
@@ -21,14 +21,14 @@ class Drawn:
         self._allowance = allowance
         self._held: dict[tuple[str, str], int] = defaultdict(int)
 
-    def count(self, holder: Holder, sizes: Mapping[str, int], sign: int = 1) -> None:
+    def count(self, holder: RunningLease, sizes: Mapping[str, int], sign: int = 1) -> None:
         """Count a holder in, or out if ``sign`` is negative."""
         for model, size in sizes.items() if holder.draws_on else ():
             self._held[holder.draws_on, ""] += sign * size
             if model:
                 self._held[holder.draws_on, model] += sign * size
 
-    def within(self, one: Candidate, models: Mapping[str, Gpu]) -> Request | None:
+    def within(self, one: PendingRequest, models: Mapping[str, Gpu]) -> Request | None:
         """Return the request on the models that keep it within the shares; None if no model does."""
         request = one.lease.request
         if not one.draws_on or self._allowance is None:
@@ -39,7 +39,7 @@ class Drawn:
             return request
         return replace(request, models=found) if found else None
 
-    def _is_within(self, one: Candidate, gpu: Gpu) -> bool:
+    def _is_within(self, one: PendingRequest, gpu: Gpu) -> bool:
         assert self._allowance is not None, "somebody draws on it"
         size = size_on(one.lease.request, gpu)
         most = {model: self._allowance.most(one.draws_on, model) for model in ("", gpu.name)}

@@ -8,12 +8,12 @@ from typing import Protocol
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.placement.free_capacity import Room
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity
 
 NOTHING: frozenset[GpuId] = frozenset()
 
 
-class Places(Protocol):
+class CapacityPort(Protocol):
     """Tell where requests fit. A request is placed as a whole, on the GPUs of one host."""
 
     def place(
@@ -45,7 +45,7 @@ class Places(Protocol):
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         """Return the GPUs of a host, in order."""
 
-    def rooms(self) -> Mapping[str, Sequence[Room]]:
+    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
         """Return the free capacity of each GPU, by host."""
 
     def models(self) -> Mapping[str, Gpu]:

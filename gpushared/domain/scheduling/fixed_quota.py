@@ -15,22 +15,22 @@ from gpushared.domain.model import instances
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.fixed_quota_gpus import (
     NONE,
     Amount,
     Arrangement,
-    Kept,
+    FixedQuotaNeed,
+    KeptPart,
     Slot,
-    Want,
     amount_of,
     arrange,
 )
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS
-from gpushared.domain.scheduling.pass_records import Candidate, Holder
-from gpushared.domain.scheduling.placement.free_capacity import STRAY_PERMILLE, Room, need_on
+from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
+from gpushared.domain.scheduling.placement.free_capacity import STRAY_PERMILLE, FreeCapacity, need_on
 from gpushared.domain.scheduling.projects import Policy, Project
-from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.quota_usage import QuotaUsage
 
 _SHARED = Request()
 
@@ -47,12 +47,12 @@ class FixedPart:
 class FixedParts:
     """Keep the booked parts, by project."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: CapacityPort) -> None:
         self._places = places
         self._parts: dict[str, list[FixedPart]] = {}
         self._count = 0
 
-    def keep(self, kept: Iterable[Kept]) -> None:
+    def keep(self, kept: Iterable[KeptPart]) -> None:
         """Book more parts."""
         for one in kept:
             project, grant = one.want.project, one.grant
@@ -164,14 +164,14 @@ class Pending:
     def copy(self) -> Pending:
         return deepcopy(self)
 
-    def leave(self, holders: Iterable[Holder]) -> None:
+    def leave(self, holders: Iterable[RunningLease]) -> None:
         """Count leases that are booked out, and still there."""
         for one in holders:
             _count(one.lease.grants, self._leaving)
             if one.lease.request.lease_class is FIXED_CLASS:
                 _count_for(one.project, one.lease.grants, self._leaving_builds)
 
-    def promise(self, winner: Candidate, grants: Iterable[Grant]) -> None:
+    def promise(self, winner: PendingRequest, grants: Iterable[Grant]) -> None:
         """Count grants that are booked in, for when the leases there have left."""
         _count(grants, self._promised)
         if winner.lease.request.lease_class is FIXED_CLASS:
@@ -205,7 +205,7 @@ def _count_for(project: str, grants: Iterable[Grant], amounts: dict[tuple[str, G
         amounts[project, grant.gpu] = amounts[project, grant.gpu].plus(amount_of(grant))
 
 
-def arranged(policy: Policy, ledger: Ledger, places: Places, pending: Pending) -> Arrangement:
+def arranged(policy: Policy, ledger: QuotaUsage, places: CapacityPort, pending: Pending) -> Arrangement:
     """Return the places of the fixed quotas."""
     slots = [
         slot
@@ -213,20 +213,20 @@ def arranged(policy: Policy, ledger: Ledger, places: Places, pending: Pending) -
         for room in rooms
         if (slot := _slot(room, host, pending)) is not None
     ]
-    wants: list[Want] = []
+    wants: list[FixedQuotaNeed] = []
     for _, project in sorted(policy.projects.items()):
         wants += _wants(project, slots, ledger, pending)
     return arrange(wants)
 
 
-def unit_request(want: Want, permille: int) -> Request:
+def unit_request(want: FixedQuotaNeed, permille: int) -> Request:
     """Return a request for one unit."""
     models = tuple(sorted({slot.gpu.name for slot in want.slots}))
     isolation = Isolation.EXCLUSIVE if permille == WHOLE_PERMILLE else Isolation.SHARED
     return Request(compute_permille=permille, memory_permille=permille, isolation=isolation, models=models)
 
 
-def _slot(room: Room, host: str, pending: Pending) -> Slot | None:
+def _slot(room: FreeCapacity, host: str, pending: Pending) -> Slot | None:
     """Return the GPU of a room; None if no ordinary request could be there."""
     gpu = room.gpu
     if gpu.trouble is not None or instances.wrong_kind(_SHARED, gpu) is not None:
@@ -236,7 +236,9 @@ def _slot(room: Room, host: str, pending: Pending) -> Slot | None:
     return Slot(gpu, host, free, room.stray_bytes if is_little else 0)
 
 
-def _wants(project: Project, slots: Sequence[Slot], ledger: Ledger, pending: Pending) -> Iterator[Want]:
+def _wants(
+    project: Project, slots: Sequence[Slot], ledger: QuotaUsage, pending: Pending
+) -> Iterator[FixedQuotaNeed]:
     if not project.has_fixed:
         return
     mine: dict[GpuId, Amount] = defaultdict(lambda: NONE)
@@ -248,4 +250,4 @@ def _wants(project: Project, slots: Sequence[Slot], ledger: Ledger, pending: Pen
         of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
         whole, rest = divmod(quota.fixed, WHOLE_PERMILLE)
         if quota.fixed and of_pool:
-            yield Want(project.name, pool, whole, rest, of_pool, held)
+            yield FixedQuotaNeed(project.name, pool, whole, rest, of_pool, held)

@@ -71,7 +71,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Want:
+class FixedQuotaNeed:
     """Describe a fixed quota.
 
     ``mine``: the amount that build work of the project holds on each GPU already.
@@ -85,10 +85,10 @@ class Want:
     mine: Mapping[GpuId, Amount]
 
 
-class Kept(NamedTuple):
+class KeptPart(NamedTuple):
     """Hold a part kept on one GPU: a unit less the project's own work there, or a piece."""
 
-    want: Want
+    want: FixedQuotaNeed
     grant: Grant
 
 
@@ -99,16 +99,16 @@ class Arrangement:
     ``lacking``: the units without a place, in permille, with their quotas.
     """
 
-    units: list[Kept] = field(default_factory=list)
-    pieces: list[Kept] = field(default_factory=list)
-    lacking: list[tuple[Want, int]] = field(default_factory=list)
+    units: list[KeptPart] = field(default_factory=list)
+    pieces: list[KeptPart] = field(default_factory=list)
+    lacking: list[tuple[FixedQuotaNeed, int]] = field(default_factory=list)
 
     @property
     def lacking_permille(self) -> int:
         return sum(permille for _, permille in self.lacking)
 
 
-def arrange(wants: Sequence[Want]) -> Arrangement:
+def arrange(wants: Sequence[FixedQuotaNeed]) -> Arrangement:
     """Return the first arrangement found in which every unit has a place, else the one that lacks least."""
     gpus = max((len(want.slots) for want in wants), default=0)
     best: Arrangement | None = None
@@ -121,7 +121,7 @@ def arrange(wants: Sequence[Want]) -> Arrangement:
     return best or Arrangement()
 
 
-def _ways(wants: Iterable[Want]) -> Iterable[Sequence[tuple[Want, bool]]]:
+def _ways(wants: Iterable[FixedQuotaNeed]) -> Iterable[Sequence[tuple[FixedQuotaNeed, bool]]]:
     """Yield orders for placing the quotas' rests; the flag says if a rest first goes to where its work is."""
     largest_first = sorted(wants, key=lambda want: (-want.rest, want.project, want.pool))
     for order in permutations(largest_first):
@@ -132,7 +132,7 @@ def _ways(wants: Iterable[Want]) -> Iterable[Sequence[tuple[Want, bool]]]:
 class _Board:
     """Place the units of one try."""
 
-    def __init__(self, ways: Sequence[tuple[Want, bool]]) -> None:
+    def __init__(self, ways: Sequence[tuple[FixedQuotaNeed, bool]]) -> None:
         self._ways = ways
         self._free = {slot.gpu.id: slot.free for want, _ in ways for slot in want.slots}
         self._used: dict[int, set[GpuId]] = defaultdict(set)
@@ -150,7 +150,7 @@ class _Board:
             self._pieces(want, permille)
         return self._made
 
-    def _fits(self, want: Want, slot: Slot, permille: int) -> bool:
+    def _fits(self, want: FixedQuotaNeed, slot: Slot, permille: int) -> bool:
         """Return True if a unit may lie there."""
         gpu = slot.gpu.id
         if gpu in self._used[id(want)]:
@@ -160,19 +160,19 @@ class _Board:
             there = there.plus(Amount(0, slot.stray_bytes))
         return there.covers(share_of(slot.gpu, permille))
 
-    def _put(self, want: Want, slot: Slot, permille: int) -> None:
+    def _put(self, want: FixedQuotaNeed, slot: Slot, permille: int) -> None:
         gpu = slot.gpu.id
         self._used[id(want)].add(gpu)
         self._keep(want, slot, share_of(slot.gpu, permille).less(want.mine.get(gpu, NONE)), self._made.units)
 
-    def _keep(self, want: Want, slot: Slot, amount: Amount, kept: list[Kept]) -> None:
+    def _keep(self, want: FixedQuotaNeed, slot: Slot, amount: Amount, kept: list[KeptPart]) -> None:
         gpu = slot.gpu.id
         amount = Amount(amount.permille, min(amount.memory_bytes, self._free[gpu].memory_bytes))
         self._free[gpu] = self._free[gpu].less(amount)
         if any(amount):
-            kept.append(Kept(want, Grant(gpu, amount.memory_bytes, amount.permille)))
+            kept.append(KeptPart(want, Grant(gpu, amount.memory_bytes, amount.permille)))
 
-    def _rest_where_work_is(self, want: Want) -> bool:
+    def _rest_where_work_is(self, want: FixedQuotaNeed) -> bool:
         """Keep the rest around the largest build work that fits in it; return True if there was a place."""
         return bool(want.rest and want.whole) and self._rest(
             want,
@@ -185,7 +185,7 @@ class _Board:
             ],
         )
 
-    def _rest(self, want: Want, slots: Sequence[Slot]) -> bool:
+    def _rest(self, want: FixedQuotaNeed, slots: Sequence[Slot]) -> bool:
         """Keep the rest around work that is there, else on the GPU that has the least left."""
         able = [slot for slot in slots if self._fits(want, slot, want.rest)]
         if able:
@@ -195,7 +195,7 @@ class _Board:
             self._made.lacking.append((want, want.rest))
         return bool(able)
 
-    def _wholes(self, want: Want) -> None:
+    def _wholes(self, want: FixedQuotaNeed) -> None:
         """Keep the whole GPUs, on one host if one has room for all."""
         able: dict[str, list[Slot]] = defaultdict(list)
         for slot in want.slots if want.whole else ():
@@ -210,7 +210,7 @@ class _Board:
             del able[host]
         self._made.lacking += [(want, WHOLE_PERMILLE)] * left
 
-    def _pieces(self, want: Want, permille: int) -> None:
+    def _pieces(self, want: FixedQuotaNeed, permille: int) -> None:
         """Keep so much, wherever something is left."""
         left = permille
         for slot in sorted(want.slots, key=lambda one: -self._free[one.gpu.id].permille):
@@ -221,15 +221,15 @@ class _Board:
                 left -= piece
 
 
-def _held(want: Want, slot: Slot) -> int:
+def _held(want: FixedQuotaNeed, slot: Slot) -> int:
     return want.mine.get(slot.gpu.id, NONE).permille
 
 
-def _most_held(want: Want, slots: Iterable[Slot]) -> list[Slot]:
+def _most_held(want: FixedQuotaNeed, slots: Iterable[Slot]) -> list[Slot]:
     return sorted(slots, key=lambda slot: -_held(want, slot))
 
 
-def _worth(want: Want, slots: Sequence[Slot], left: int) -> tuple[int, int, int]:
+def _worth(want: FixedQuotaNeed, slots: Sequence[Slot], left: int) -> tuple[int, int, int]:
     """Return a host's worth for the units: how many fit, how much of them is in use, how few GPUs it has."""
     chosen = _most_held(want, slots)[:left]
     return len(chosen), sum(_held(want, slot) for slot in chosen), -len(slots)

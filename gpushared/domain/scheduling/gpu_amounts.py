@@ -14,7 +14,7 @@ Sizes = Mapping[str, int]
 """The value is permille of a GPU, the key the model."""
 
 
-class Gpus(Protocol):
+class GpuLookup(Protocol):
     """Know GPUs by their ids."""
 
     def gpu(self, gpu: GpuId) -> Gpu:
@@ -37,7 +37,7 @@ def permille_of(grants: Iterable[Grant], gpus: Mapping[GpuId, Gpu]) -> int:
     )
 
 
-def sizes_of(grants: Sequence[Grant], places: Gpus) -> Sizes:
+def sizes_of(grants: Sequence[Grant], places: GpuLookup) -> Sizes:
     """Return the sizes of the grants. A GPU that is not here any more counts by its compute."""
     sizes: dict[str, int] = {}
     if len(grants) == 1:

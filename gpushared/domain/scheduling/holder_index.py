@@ -15,20 +15,20 @@ from typing import Protocol, TypeVar
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass
-from gpushared.domain.scheduling.gpu_amounts import Gpus, Sizes, sizes_of
-from gpushared.domain.scheduling.pass_records import Holder
+from gpushared.domain.scheduling.gpu_amounts import GpuLookup, Sizes, sizes_of
+from gpushared.domain.scheduling.pass_records import RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
-from gpushared.domain.scheduling.use_over_time import Running
+from gpushared.domain.scheduling.use_over_time import RunningUse
 
 FIXED_CLASS = LeaseClass.BUILD
 """Fixed quotas are kept for this class."""
 
-Holders = Mapping[LeaseId, Holder]
+Holders = Mapping[LeaseId, RunningLease]
 NOBODY: Holders = {}
 K = TypeVar("K")
 
 
-class Whereabouts(Gpus, Protocol):
+class Whereabouts(GpuLookup, Protocol):
     """Know GPUs by their ids, and their hosts."""
 
     def host_of(self, gpu: GpuId) -> str:
@@ -37,7 +37,7 @@ class Whereabouts(Gpus, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    holder: Holder
+    holder: RunningLease
     sizes: Sizes
     hosts: Mapping[str, int]
     """The hosts where the lease holds something, and how much (permille) of the compute there."""
@@ -47,7 +47,7 @@ class _Tables:
     """Keep holders by a word. A copy shares each table until it changes it."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, dict[LeaseId, Holder]] = {}
+        self._tables: dict[str, dict[LeaseId, RunningLease]] = {}
         self._shared: set[str] = set()
 
     def copy(self) -> _Tables:
@@ -55,7 +55,7 @@ class _Tables:
         twin._tables, twin._shared = dict(self._tables), set(self._tables)
         return twin
 
-    def put(self, name: str, holder: Holder) -> None:
+    def put(self, name: str, holder: RunningLease) -> None:
         self._own(name)[holder.lease.id] = holder
 
     def drop(self, name: str, lease: LeaseId) -> None:
@@ -70,7 +70,7 @@ class _Tables:
     def names(self) -> Collection[str]:
         return self._tables.keys()
 
-    def _own(self, name: str) -> dict[LeaseId, Holder]:
+    def _own(self, name: str) -> dict[LeaseId, RunningLease]:
         table = self._tables.get(name)
         if table is None or name in self._shared:
             self._shared.discard(name)
@@ -78,15 +78,15 @@ class _Tables:
         return table
 
 
-class Roll:
+class HolderIndex:
     """Keep holders by project and by host. ``policy`` says what is counted of them."""
 
-    def __init__(self, policy: Policy, places: Whereabouts, holders: Iterable[Holder] = ()) -> None:
+    def __init__(self, policy: Policy, places: Whereabouts, holders: Iterable[RunningLease] = ()) -> None:
         self.policy = policy
         self.version = 0
         """The number grows with every change, for callers that remember their results."""
-        self.best_effort: dict[LeaseId, Holder] = {}
-        self.leaving: dict[LeaseId, Holder] = {}
+        self.best_effort: dict[LeaseId, RunningLease] = {}
+        self.leaving: dict[LeaseId, RunningLease] = {}
         self.lent: Mapping[tuple[str, str], int] = {}
         """The part of a pool's limits that its nodes may give by themselves and do not hold. The key is
         project and model; an empty model stands for all together."""
@@ -100,11 +100,11 @@ class Roll:
         self._load: dict[str, int] = {}
         self._levels: dict[str, Mapping[int, int]] = {}
         self._behind: dict[LeaseId, Holders] = {}
-        self._running: Running | None = Running()
+        self._running: RunningUse | None = RunningUse()
         for holder in holders:
             self.add(holder)
 
-    def copy(self) -> Roll:
+    def copy(self) -> HolderIndex:
         """Return a copy, to try changes on while this roll stays as it is."""
         twin = copy(self)
         for name in ("best_effort", "leaving", "_entries", "_projects", "_hosts"):
@@ -116,7 +116,7 @@ class Roll:
 
     # --- changes ---------------------------------------------------------------------------------------
 
-    def add(self, holder: Holder) -> None:
+    def add(self, holder: RunningLease) -> None:
         """Count a holder in."""
         lease = holder.lease
         assert lease.id not in self._entries, f"{lease.id} is counted already"
@@ -145,7 +145,7 @@ class Roll:
             self._behind[other] = {name: one for name, one in self.behind(other).items() if name != lease}
         self._count(entry, -1)
 
-    def _hosts_of(self, holder: Holder) -> Mapping[str, int]:
+    def _hosts_of(self, holder: RunningLease) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for grant in holder.lease.grants:
             try:
@@ -178,12 +178,12 @@ class Roll:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[RunningLease]:
         """Return all holders."""
         return [entry.holder for entry in self._entries.values()]
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningUse:
         """Return the use of the holders that run on; a copy does not know it."""
         assert self._running is not None, "asked of a copy"
         return self._running
@@ -192,7 +192,7 @@ class Roll:
         """Return the projects that hold something."""
         return self._projects.names()
 
-    def of(self, project: str) -> Collection[Holder]:
+    def of(self, project: str) -> Collection[RunningLease]:
         """Return a project's holders."""
         return self._projects.get(project).values()
 
@@ -224,7 +224,7 @@ class Roll:
         """Return the hosts that somebody holds a part of, in order."""
         return sorted(self._hosts.names())
 
-    def on(self, host: str) -> Collection[Holder]:
+    def on(self, host: str) -> Collection[RunningLease]:
         """Return the holders on a host."""
         return self._hosts.get(host).values()
 

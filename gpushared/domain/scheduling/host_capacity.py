@@ -10,7 +10,7 @@ from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING
 from gpushared.domain.scheduling.placement.free_capacity import (
-    Room,
+    FreeCapacity,
     Rooms,
     is_grant,
     place,
@@ -66,7 +66,7 @@ class RoomPlaces:
 
     def _rooms(
         self, host: str, request: Request, gone: Sequence[Lease], closed: Collection[GpuId]
-    ) -> dict[GpuId, Room]:
+    ) -> dict[GpuId, FreeCapacity]:
         rooms = {
             gpu: room
             for gpu, room in self._hosts[host].items()
@@ -102,7 +102,7 @@ class RoomPlaces:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return tuple(self._hosts[host])
 
-    def rooms(self) -> Mapping[str, Sequence[Room]]:
+    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
         return {host: tuple(rooms.values()) for host, rooms in self._hosts.items()}
 
     def models(self) -> Mapping[str, Gpu]:
@@ -126,7 +126,7 @@ def _may_fit(request: Request, most_free: int, untouched: int) -> bool:
     return most_free >= (request.compute_permille or 1)
 
 
-def _more(room: Room, grant: Grant, request: Request) -> Room:
+def _more(room: FreeCapacity, grant: Grant, request: Request) -> FreeCapacity:
     """Return the room without a grant; after an exclusive grant the GPU is open to others again."""
     return replace(
         room,

@@ -14,9 +14,9 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacity,
     Reason,
     Refusal,
-    Room,
     Rooms,
     is_grant,
     place,
@@ -28,7 +28,7 @@ NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class KeptGpus:
     """Name GPUs kept for a request that waits; ``start_at`` is infinite if no time limit tells the start."""
 
     head: LeaseId
@@ -45,7 +45,7 @@ class Decision:
     grants: tuple[Grant, ...] = ()
     reason: Reason | None = None
     refusals: tuple[Refusal, ...] = ()
-    reservation: Reservation | None = None
+    reservation: KeptGpus | None = None
     text: str = ""
     """A sentence on the reason, if the reason is not a lack of room."""
 
@@ -103,6 +103,6 @@ def _first_of(order: Sequence[Reason], refusals: Iterable[Refusal]) -> Reason:
     return next((reason for reason in order if reason in seen), Reason.RESOURCES)
 
 
-def _emptied(rooms: Rooms) -> dict[GpuId, Room]:
+def _emptied(rooms: Rooms) -> dict[GpuId, FreeCapacity]:
     gpus = (room.gpu for room in rooms.values())
     return rooms_of(gpus, (), {gpu: room.stray_bytes for gpu, room in rooms.items()})

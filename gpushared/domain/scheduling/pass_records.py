@@ -38,7 +38,7 @@ class WaitReason(StrEnum):
     HELD = "held"
 
 
-class Ladder(StrEnum):
+class PreemptionMode(StrEnum):
     """Name how a lease gives way, the gentlest first."""
 
     PAUSE = "pause"
@@ -50,7 +50,7 @@ class Ladder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PendingRequest:
     """Describe a waiting lease.
 
     ``since``: when it began to wait, which after a preemption is not the time of the request. ``after``:
@@ -73,7 +73,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class RunningLease:
     """Describe a lease that holds parts of GPUs.
 
     ``started_at``: since when it holds them. ``saved_at``: up to when its work would survive a stop; None =
@@ -85,7 +85,7 @@ class Holder:
     priority: int
     started_at: float
     saved_at: float | None = None
-    step: Ladder = Ladder.REQUEUE
+    step: PreemptionMode = PreemptionMode.REQUEUE
     leaving: bool = False
     served: float = 0.0
     """The GPU-seconds that the lease held before this run."""
@@ -102,7 +102,7 @@ class Victim:
     """Describe a lease that gives way, and how."""
 
     lease: LeaseId
-    step: Ladder
+    step: PreemptionMode
     lost_seconds: float
     """The GPU-seconds of work that this costs, as far as known."""
 
@@ -140,7 +140,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PassDecision:
     """Tell why a request waits; ``behind``: the lease that the room is kept for, or that it waits for."""
 
     reason: WaitReason
@@ -165,7 +165,7 @@ class Plan:
 
     grants: Mapping[LeaseId, tuple[Grant, ...]]
     preemptions: tuple[Preemption, ...]
-    verdicts: Mapping[LeaseId, Verdict]
+    verdicts: Mapping[LeaseId, PassDecision]
     reservations: tuple[Reservation, ...] = ()
     turns: Mapping[str, float] = field(default_factory=dict)
     behind: Mapping[LeaseId, tuple[LeaseId, ...]] = field(default_factory=dict)

@@ -7,34 +7,34 @@ from heapq import heapify, heappop, heappush
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.lease import LeaseId
-from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.gpu_amounts import sizes_of
-from gpushared.domain.scheduling.holder_index import Roll
+from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
-    Candidate,
-    Holder,
+    PassDecision,
+    PendingRequest,
     Plan,
     Preemption,
-    Verdict,
+    RunningLease,
 )
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.queue_order import (
-    Backlog,
-    Kind,
+    ProjectQueue,
+    RequestLine,
     backlogs,
     gate,
     sunk,
     sunk_holder,
 )
-from gpushared.domain.scheduling.scheduling_pass import Desk
+from gpushared.domain.scheduling.scheduling_pass import SchedulingPass
 from gpushared.domain.scheduling.use_over_time import Usage
 
 
 def plan(
-    waiting: Iterable[Candidate],
-    holders: Sequence[Holder] | Roll,
-    places: Places,
+    waiting: Iterable[PendingRequest],
+    holders: Sequence[RunningLease] | HolderIndex,
+    places: CapacityPort,
     usage: Usage,
     policy: Policy,
     now: float,
@@ -49,7 +49,7 @@ def plan(
     a roll that the caller keeps for this policy, which is left as it is.
     """
     roll, sinks_at = _as_they_count(holders, policy, places, now)
-    desk = Desk(roll, usage, places, turns or {}, now)
+    desk = SchedulingPass(roll, usage, places, turns or {}, now)
     desk.wake(sinks_at)
     queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
     _finish_preemptions(under_way, queue, roll.leaving, desk)
@@ -72,27 +72,27 @@ def plan(
 
 
 def _as_they_count(
-    holders: Sequence[Holder] | Roll, policy: Policy, places: Places, now: float
-) -> tuple[Roll, float]:
+    holders: Sequence[RunningLease] | HolderIndex, policy: Policy, places: CapacityPort, now: float
+) -> tuple[HolderIndex, float]:
     """Return the holders with the priorities that count, and when the next priority will sink."""
     if all(rules.long_run_gpu_seconds is None for rules in policy.classes.values()):
-        return holders if isinstance(holders, Roll) else Roll(policy, places, holders), NEVER
+        return holders if isinstance(holders, HolderIndex) else HolderIndex(policy, places, holders), NEVER
     found, first = [], NEVER
-    for holder in holders.holders() if isinstance(holders, Roll) else holders:
+    for holder in holders.holders() if isinstance(holders, HolderIndex) else holders:
         gpus = sum(sizes_of(holder.lease.grants, places).values()) / WHOLE_PERMILLE
         counted, sinks_at = sunk_holder(holder, gpus, policy, now)
         found.append(counted)
         first = min(first, sinks_at)
-    roll = Roll(policy, places, found)
-    roll.lent = holders.lent if isinstance(holders, Roll) else {}
+    roll = HolderIndex(policy, places, found)
+    roll.lent = holders.lent if isinstance(holders, HolderIndex) else {}
     return roll, first
 
 
 def _finish_preemptions(
     under_way: Sequence[Preemption],
-    queue: Sequence[Candidate],
-    still: Mapping[LeaseId, Holder],
-    desk: Desk,
+    queue: Sequence[PendingRequest],
+    still: Mapping[LeaseId, RunningLease],
+    desk: SchedulingPass,
 ) -> None:
     """Grant the winners whose victims have left, and keep the places of the other winners.
 
@@ -106,7 +106,7 @@ def _finish_preemptions(
             desk.finish(winner, one, [still[gone.lease] for gone in one.victims if gone.lease in still])
 
 
-def _pass_gate(queue: Iterable[Candidate], desk: Desk) -> list[Candidate]:
+def _pass_gate(queue: Iterable[PendingRequest], desk: SchedulingPass) -> list[PendingRequest]:
     """Return the requests that the pass may look at."""
     ready = []
     for one in queue:
@@ -122,7 +122,7 @@ def _pass_gate(queue: Iterable[Candidate], desk: Desk) -> list[Candidate]:
     return ready
 
 
-def _reserve_turns(queues: Mapping[str, Backlog], desk: Desk) -> None:
+def _reserve_turns(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
     """Keep GPUs for the projects' next turns, those of the least use first."""
     for project in sorted(queues, key=lambda name: (desk.ledger.fair(name), name)):
         turn = queues[project].turn
@@ -131,7 +131,7 @@ def _reserve_turns(queues: Mapping[str, Backlog], desk: Desk) -> None:
         desk.wake(queues[project].turn_due_at)
 
 
-def _serve_claims(queues: Mapping[str, Backlog], desk: Desk) -> None:
+def _serve_claims(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
     """Serve requests within their project's guarantee, the emptiest guarantee first."""
     promised = [name for name in queues if desk.policy.project(name).is_guaranteed_something]
     heap = [(desk.ledger.filled(name), name) for name in promised]
@@ -142,7 +142,7 @@ def _serve_claims(queues: Mapping[str, Backlog], desk: Desk) -> None:
             heappush(heap, (desk.ledger.filled(name), name))
 
 
-def _serve_a_claim(backlog: Backlog, desk: Desk) -> bool:
+def _serve_a_claim(backlog: ProjectQueue, desk: SchedulingPass) -> bool:
     """Serve one request that is within its project's guarantee and has room; return False without one."""
     while (kind := backlog.first()) is not None:
         one = kind.candidates[0]
@@ -158,8 +158,8 @@ def _serve_a_claim(backlog: Backlog, desk: Desk) -> bool:
 
 
 def _left_over(
-    queues: Mapping[str, Backlog], ready: Iterable[Candidate], desk: Desk
-) -> Mapping[str, Backlog]:
+    queues: Mapping[str, ProjectQueue], ready: Iterable[PendingRequest], desk: SchedulingPass
+) -> Mapping[str, ProjectQueue]:
     """Return the queue without the requests that were served; only projects with a claim had any."""
     claimed = {name for name in queues if desk.policy.project(name).is_guaranteed_something}
     again = (one for one in ready if one.project in claimed and not desk.is_done(one.lease.id))
@@ -167,7 +167,7 @@ def _left_over(
     return left | backlogs(again, desk.policy, desk.turns, desk.now)
 
 
-def _serve_the_rest(queues: Mapping[str, Backlog], desk: Desk) -> None:
+def _serve_the_rest(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
     """Serve all other requests, by fair share."""
     heap = [(desk.ledger.fair(name), name) for name in queues]
     heapify(heap)
@@ -179,7 +179,7 @@ def _serve_the_rest(queues: Mapping[str, Backlog], desk: Desk) -> None:
             heappush(heap, (desk.ledger.fair(name), name))
 
 
-def _serve_one(backlog: Backlog, desk: Desk) -> None:
+def _serve_one(backlog: ProjectQueue, desk: SchedulingPass) -> None:
     """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
     turn, backlog.turn = backlog.turn, None
     kind = backlog.first()
@@ -189,7 +189,7 @@ def _serve_one(backlog: Backlog, desk: Desk) -> None:
         backlog.advance()
         return
     answer = desk.ordinary(one, turn=turn is not None)
-    if not isinstance(answer, Verdict):
+    if not isinstance(answer, PassDecision):
         desk.settle(one, answer, turn=turn is not None)
     elif turn is not None:
         desk.verdicts[one.lease.id] = answer
@@ -197,7 +197,7 @@ def _serve_one(backlog: Backlog, desk: Desk) -> None:
         _refuse(backlog.drop(), answer, desk)
 
 
-def _refuse(kind: Kind, verdict: Verdict, desk: Desk) -> None:
+def _refuse(kind: RequestLine, verdict: PassDecision, desk: SchedulingPass) -> None:
     for one in kind.candidates:
         if not desk.is_done(one.lease.id):
             desk.verdicts[one.lease.id] = verdict

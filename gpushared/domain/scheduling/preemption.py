@@ -27,16 +27,16 @@ from itertools import combinations
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
-    Candidate,
-    Holder,
-    Ladder,
+    PendingRequest,
+    PreemptionMode,
+    RunningLease,
     Victim,
 )
 from gpushared.domain.scheduling.projects import GivesWay, Policy
-from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.quota_usage import QuotaUsage
 from gpushared.domain.scheduling.reservation import HOSTS_LOOKED_AT, HostIndex
 
 PAUSE_SECONDS = 60.0
@@ -49,7 +49,7 @@ EXACT_UP_TO = 5
 """So many leases on one GPU are tried in all combinations."""
 
 
-class Right(StrEnum):
+class PreemptionReason(StrEnum):
     """Name the right by which a request may take GPUs back."""
 
     IDLE = "idle"
@@ -61,28 +61,28 @@ class Right(StrEnum):
 
 
 WHY = {
-    Right.IDLE: "nothing has been done there for long",
-    Right.CLAIM: "its project is guaranteed the room",
-    Right.PRIORITY: "its priority in the project is higher",
-    Right.CLASS: "its class goes before best effort",
-    Right.KEPT: "the room was kept for it",
-    Right.TURN: "it waited longest in its project and others had their turn",
+    PreemptionReason.IDLE: "nothing has been done there for long",
+    PreemptionReason.CLAIM: "its project is guaranteed the room",
+    PreemptionReason.PRIORITY: "its priority in the project is higher",
+    PreemptionReason.CLASS: "its class goes before best effort",
+    PreemptionReason.KEPT: "the room was kept for it",
+    PreemptionReason.TURN: "it waited longest in its project and others had their turn",
 }
 
 
-class Court:
+class PreemptionRules:
     """Decide who may preempt whom, following the ledger through a pass."""
 
-    def __init__(self, policy: Policy, ledger: Ledger, turns: Mapping[str, float], now: float) -> None:
+    def __init__(self, policy: Policy, ledger: QuotaUsage, turns: Mapping[str, float], now: float) -> None:
         """Take ``turns``: when each project last had its turn."""
         self.policy = policy
         self.ledger = ledger
         self.turns = turns
         self.now = now
         self._version = -1
-        self._over_quota: list[Holder] = []
+        self._over_quota: list[RunningLease] = []
 
-    def over_quota(self) -> list[Holder]:
+    def over_quota(self) -> list[RunningLease]:
         """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
         roll = self.ledger.roll
         if self._version != roll.version:
@@ -97,20 +97,20 @@ class Court:
             ]
         return self._over_quota
 
-    def may_preempt(self, winner: Candidate) -> bool:
+    def may_preempt(self, winner: PendingRequest) -> bool:
         """Return True if any lease could have to give way without a claim or a turn."""
         if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
             return True
         return self.ledger.lowest_priority(winner.project) < winner.priority
 
     def eligible(
-        self, winner: Candidate, *, claim: bool, turn: bool
-    ) -> tuple[dict[LeaseId, tuple[Holder, Right]], float]:
+        self, winner: PendingRequest, *, claim: bool, turn: bool
+    ) -> tuple[dict[LeaseId, tuple[RunningLease, PreemptionReason]], float]:
         """Return the leases that the winner may preempt, by id, and when the next one may be.
 
         The time is infinite if no other lease may be.
         """
-        found: dict[LeaseId, tuple[Holder, Right]] = {}
+        found: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
         later = NEVER
         others = self.over_quota() if claim or turn else []
         roll = self.ledger.roll
@@ -126,47 +126,51 @@ class Court:
                 later = min(later, free_from)
         return found, later
 
-    def right(self, winner: Candidate, holder: Holder, *, claim: bool, turn: bool) -> Right | None:
+    def right(
+        self, winner: PendingRequest, holder: RunningLease, *, claim: bool, turn: bool
+    ) -> PreemptionReason | None:
         """Return the right by which the winner may take this lease's GPUs, the least run time aside."""
         rules = self.policy.classes[holder.lease.request.lease_class]
         if holder.leaving or holder.stays or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
             return None
         if winner.lease.id in holder.behind:
-            return Right.KEPT
+            return PreemptionReason.KEPT
         if holder.lease.lowered:
-            return Right.IDLE
+            return PreemptionReason.IDLE
         if holder.project == winner.project:
-            return Right.PRIORITY if holder.priority < winner.priority else None
+            return PreemptionReason.PRIORITY if holder.priority < winner.priority else None
         mine = self.policy.classes[winner.lease.request.lease_class]
         if rules.gives_way is GivesWay.ALWAYS and mine.order < rules.order:
-            return Right.CLASS
+            return PreemptionReason.CLASS
         if not (claim or turn) or not self.ledger.over_quota(holder):
             return None
         if claim:
-            return Right.CLAIM
+            return PreemptionReason.CLAIM
         used_more = self.ledger.fair(holder.project) > self.ledger.fair(winner.project)
-        return Right.TURN if used_more and mine.order <= rules.order else None
+        return PreemptionReason.TURN if used_more and mine.order <= rules.order else None
 
     def may_go_together(
-        self, victims: Sequence[Holder], rights: Mapping[LeaseId, tuple[Holder, Right]]
+        self, victims: Sequence[RunningLease], rights: Mapping[LeaseId, tuple[RunningLease, PreemptionReason]]
     ) -> bool:
         """Return True if every project keeps its guarantees when all these leases go."""
-        taken: dict[str, list[Holder]] = defaultdict(list)
+        taken: dict[str, list[RunningLease]] = defaultdict(list)
         for one in victims:
-            if rights[one.lease.id][1] in (Right.CLAIM, Right.TURN):
+            if rights[one.lease.id][1] in (PreemptionReason.CLAIM, PreemptionReason.TURN):
                 taken[one.project].append(one)
         return all(self.ledger.may_lose(holders) for holders in taken.values())
 
-    def free_from(self, holder: Holder, right: Right) -> float:
+    def free_from(self, holder: RunningLease, right: PreemptionReason) -> float:
         """Return from when on the lease may be preempted by that right."""
-        if right is Right.KEPT:
+        if right is PreemptionReason.KEPT:
             return holder.started_at
         least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
-        if right is Right.TURN or (right is Right.PRIORITY and self._has_the_turn(holder)):
+        if right is PreemptionReason.TURN or (
+            right is PreemptionReason.PRIORITY and self._has_the_turn(holder)
+        ):
             least = max(least, self.policy.turn_seconds)
         return holder.started_at + least
 
-    def _has_the_turn(self, holder: Holder) -> bool:
+    def _has_the_turn(self, holder: RunningLease) -> bool:
         """Return True if its project's last turn went to the lease: the oldest of those that started then."""
         started_at = self.turns.get(holder.project)
         if holder.started_at != started_at:
@@ -176,20 +180,20 @@ class Court:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Victims:
     """Hold victims, and the grants that the winner has without them."""
 
-    holders: tuple[Holder, ...]
+    holders: tuple[RunningLease, ...]
     grants: tuple[Grant, ...]
-    rights: frozenset[Right]
+    rights: frozenset[PreemptionReason]
 
     @property
     def why(self) -> str:
         """Return the weakest right that was needed."""
-        return WHY[max(self.rights, key=list(Right).index)]
+        return WHY[max(self.rights, key=list(PreemptionReason).index)]
 
 
-def lost_seconds(holder: Holder, now: float) -> float:
+def lost_seconds(holder: RunningLease, now: float) -> float:
     """Return the GPU-seconds of work that preempting this lease costs."""
     gpus = sum(grant.compute_permille for grant in holder.lease.grants) / WHOLE_PERMILLE
     if holder.lease.lowered:
@@ -197,37 +201,37 @@ def lost_seconds(holder: Holder, now: float) -> float:
     since = holder.started_at if holder.saved_at is None else holder.saved_at
     unsaved = max(0.0, now - since)
     match holder.step:
-        case Ladder.PAUSE:
+        case PreemptionMode.PAUSE:
             return gpus * PAUSE_SECONDS
-        case Ladder.NOTIFY:
+        case PreemptionMode.NOTIFY:
             return gpus * max(PAUSE_SECONDS, unsaved * NOTIFY_SHARE)
-        case Ladder.REQUEUE:
+        case PreemptionMode.REQUEUE:
             return gpus * max(PAUSE_SECONDS, unsaved)
 
 
-def victim(holder: Holder, now: float) -> Victim:
+def victim(holder: RunningLease, now: float) -> Victim:
     return Victim(holder.lease.id, holder.step, lost_seconds(holder, now))
 
 
 def cheapest(
     request: Request,
-    may_go: Mapping[LeaseId, tuple[Holder, Right]],
+    may_go: Mapping[LeaseId, tuple[RunningLease, PreemptionReason]],
     index: HostIndex,
-    places: Places,
+    places: CapacityPort,
     closed: Collection[GpuId],
-    court: Court,
-) -> Found | None:
+    court: PreemptionRules,
+) -> Victims | None:
     """Return the cheapest victims after which the request has a place; None if there are none.
 
     The result is exact for one GPU with few leases; else each victim is at least needed. Ties go to the
     leases that started last.
     """
     now = court.now
-    by_host: dict[str, list[Holder]] = defaultdict(list)
+    by_host: dict[str, list[RunningLease]] = defaultdict(list)
     for holder, _ in sorted(may_go.values(), key=_by_age):
         for host in index.hosts_of(holder):
             by_host[host].append(holder)
-    best: tuple[tuple[float, float], Found] | None = None
+    best: tuple[tuple[float, float], Victims] | None = None
     for host in _likely(by_host):
         for victims in _sets_on(host, by_host[host], request, places, closed, now):
             if not court.may_go_together(victims, may_go):
@@ -237,22 +241,22 @@ def cheapest(
             price = _price(victims, now)
             if grants and (best is None or price < best[0]):
                 rights = frozenset(may_go[one.lease.id][1] for one in victims)
-                best = price, Found(tuple(victims), grants, rights)
+                best = price, Victims(tuple(victims), grants, rights)
     return None if best is None else best[1]
 
 
-def _by_age(found: tuple[Holder, Right]) -> tuple[int, str]:
+def _by_age(found: tuple[RunningLease, PreemptionReason]) -> tuple[int, str]:
     """Return a sort key that does not depend on the order in which the leases came to be known."""
     lease = found[0].lease
     return lease.sequence, lease.id
 
 
-def _price(victims: Sequence[Holder], now: float) -> tuple[float, float]:
+def _price(victims: Sequence[RunningLease], now: float) -> tuple[float, float]:
     lost = sum(lost_seconds(one, now) + EACH_VICTIM_SECONDS for one in victims)
     return lost, -sum(one.started_at for one in victims)
 
 
-def _likely(by_host: dict[str, list[Holder]]) -> list[str]:
+def _likely(by_host: dict[str, list[RunningLease]]) -> list[str]:
     """Return all of a few hosts; of many hosts, those where the most may go."""
     if len(by_host) <= HOSTS_LOOKED_AT:
         return sorted(by_host)
@@ -265,15 +269,15 @@ def _likely(by_host: dict[str, list[Holder]]) -> list[str]:
 
 def _sets_on(
     host: str,
-    holders: list[Holder],
+    holders: list[RunningLease],
     request: Request,
-    places: Places,
+    places: CapacityPort,
     closed: Collection[GpuId],
     now: float,
-) -> Iterable[list[Holder]]:
+) -> Iterable[list[RunningLease]]:
     """Yield sets of victims on a host: those of the cheapest GPUs together, and all that are needed."""
 
-    def fits(victims: Iterable[Holder]) -> bool:
+    def fits(victims: Iterable[RunningLease]) -> bool:
         gone = [one.lease for one in victims]
         return bool(places.place(request, gone=gone, closed=closed, host=host))
 
@@ -293,13 +297,13 @@ def _sets_on(
 
 
 def _on_gpu(
-    gpu: GpuId, host: str, holders: list[Holder], request: Request, places: Places, now: float
-) -> list[Holder] | None:
+    gpu: GpuId, host: str, holders: list[RunningLease], request: Request, places: CapacityPort, now: float
+) -> list[RunningLease] | None:
     """Return the cheapest victims on one GPU; None if all of them would not do."""
     here = [one for one in holders if any(grant.gpu == gpu for grant in one.lease.grants)]
     pinned = replace(request, gpus=(gpu,), gpu_count=1)
 
-    def fits(victims: Iterable[Holder]) -> bool:
+    def fits(victims: Iterable[RunningLease]) -> bool:
         gone: list[Lease] = [one.lease for one in victims]
         return bool(places.place(pinned, gone=gone, host=host))
 
@@ -312,7 +316,9 @@ def _on_gpu(
     return next(some for some in subsets if fits(some))
 
 
-def _needed(holders: list[Holder], fits: Callable[[Iterable[Holder]], bool], now: float) -> list[Holder]:
+def _needed(
+    holders: list[RunningLease], fits: Callable[[Iterable[RunningLease]], bool], now: float
+) -> list[RunningLease]:
     """Return the holders without those that need not go, the dearest of them spared first."""
     kept = list(holders)
     for one in sorted(holders, key=lambda one: _price((one,), now), reverse=True):

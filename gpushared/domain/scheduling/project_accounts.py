@@ -13,7 +13,7 @@ UsageRow = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProjectAccounts:
     """Hold the accounts as the journal has them."""
 
     usage: tuple[UsageRow, ...] = ()

@@ -22,9 +22,9 @@ from operator import attrgetter
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
-    Candidate,
-    Holder,
-    Verdict,
+    PassDecision,
+    PendingRequest,
+    RunningLease,
     WaitReason,
 )
 from gpushared.domain.scheduling.projects import Policy
@@ -33,11 +33,11 @@ Rank = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class Kind:
+class RequestLine:
     """Hold requests of one project that ask for the same with the same priority, the oldest first."""
 
     project: str
-    candidates: deque[Candidate]
+    candidates: deque[PendingRequest]
     order: int
 
     @property
@@ -47,14 +47,14 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Backlog:
+class ProjectQueue:
     """Hold the waiting requests of one project: kinds by rank, and its next turn if one is due."""
 
-    heap: list[tuple[Rank, int, Kind]] = field(default_factory=list)
-    turn: Candidate | None = None
+    heap: list[tuple[Rank, int, RequestLine]] = field(default_factory=list)
+    turn: PendingRequest | None = None
     turn_due_at: float = NEVER
 
-    def first(self) -> Kind | None:
+    def first(self) -> RequestLine | None:
         return self.heap[0][2] if self.heap else None
 
     def advance(self) -> None:
@@ -64,7 +64,7 @@ class Backlog:
         if kind.candidates:
             heappush(self.heap, (kind.rank, number, kind))
 
-    def drop(self) -> Kind:
+    def drop(self) -> RequestLine:
         """Drop the first kind, which is refused as a whole."""
         return heappop(self.heap)[2]
 
@@ -73,7 +73,7 @@ LONG_RUN_DROP = 1000
 """The priority of a long run sinks so far: below all that users may ask for."""
 
 
-def sunk(candidate: Candidate, policy: Policy) -> Candidate:
+def sunk(candidate: PendingRequest, policy: Policy) -> PendingRequest:
     """Return the candidate with the priority that counts."""
     least = policy.classes[candidate.lease.request.lease_class].long_run_gpu_seconds
     if not candidate.served or least is None or candidate.served < least:
@@ -81,7 +81,7 @@ def sunk(candidate: Candidate, policy: Policy) -> Candidate:
     return replace(candidate, priority=candidate.priority - LONG_RUN_DROP)
 
 
-def sunk_holder(holder: Holder, gpus: float, policy: Policy, now: float) -> tuple[Holder, float]:
+def sunk_holder(holder: RunningLease, gpus: float, policy: Policy, now: float) -> tuple[RunningLease, float]:
     """Return the holder of so many GPUs with the priority that counts, and when that will sink."""
     least = policy.classes[holder.lease.request.lease_class].long_run_gpu_seconds
     if least is None or gpus <= 0:
@@ -92,35 +92,35 @@ def sunk_holder(holder: Holder, gpus: float, policy: Policy, now: float) -> tupl
     return replace(holder, priority=holder.priority - LONG_RUN_DROP), NEVER
 
 
-def gate(candidate: Candidate, now: float) -> Verdict | None:
+def gate(candidate: PendingRequest, now: float) -> PassDecision | None:
     """Return why the pass may not look at a request yet."""
     if candidate.held:
-        return Verdict(WaitReason.HELD, "is held back until somebody unholds it")
+        return PassDecision(WaitReason.HELD, "is held back until somebody unholds it")
     if candidate.begin_at is not None and now < candidate.begin_at:
-        return Verdict(WaitReason.BEGIN_TIME, "is not to begin yet")
+        return PassDecision(WaitReason.BEGIN_TIME, "is not to begin yet")
     if candidate.after:
-        return Verdict(
+        return PassDecision(
             WaitReason.AFTER_LEASE, f"waits for the end of {', '.join(candidate.after)}", candidate.after[0]
         )
     return None
 
 
 def backlogs(
-    ready: Iterable[Candidate], policy: Policy, turns: Mapping[str, float], now: float
-) -> dict[str, Backlog]:
+    ready: Iterable[PendingRequest], policy: Policy, turns: Mapping[str, float], now: float
+) -> dict[str, ProjectQueue]:
     """Return the queue by project and kind."""
-    kinds: dict[tuple[str, int, Request, str], Kind] = {}
+    kinds: dict[tuple[str, int, Request, str], RequestLine] = {}
     for one in ready:
         request = one.lease.request
         key = (one.project, one.priority, request, one.draws_on)
         kind = kinds.get(key)
         if kind is None:
-            kinds[key] = Kind(one.project, deque((one,)), policy.classes[request.lease_class].order)
+            kinds[key] = RequestLine(one.project, deque((one,)), policy.classes[request.lease_class].order)
         else:
             kind.candidates.append(one)
-    found: dict[str, Backlog] = {}
+    found: dict[str, ProjectQueue] = {}
     for number, kind in enumerate(kinds.values()):
-        found.setdefault(kind.project, Backlog()).heap.append((kind.rank, number, kind))
+        found.setdefault(kind.project, ProjectQueue()).heap.append((kind.rank, number, kind))
     for project, backlog in found.items():
         heapify(backlog.heap)
         longest = min(

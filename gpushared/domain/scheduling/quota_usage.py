@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.domain.scheduling.capacity_port import Places
+from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.gpu_amounts import permille_on
-from gpushared.domain.scheduling.holder_index import FIXED_CLASS, Roll
-from gpushared.domain.scheduling.pass_records import Candidate, Holder
+from gpushared.domain.scheduling.holder_index import FIXED_CLASS, HolderIndex
+from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
 from gpushared.domain.scheduling.placement.free_capacity import need_on
 from gpushared.domain.scheduling.projects import Quota, gpus
 from gpushared.domain.scheduling.use_over_time import Usage
@@ -31,22 +31,22 @@ class Edge:
     excess: int
 
 
-class Ledger:
+class QuotaUsage:
     """Count holdings by project and pool; the counts grow and shrink within a pass."""
 
-    def __init__(self, roll: Roll, usage: Usage, now: float) -> None:
+    def __init__(self, roll: HolderIndex, usage: Usage, now: float) -> None:
         """Copy ``roll``, which stays as it is: the ledger changes its copy."""
         self.policy = roll.policy
         self.roll = roll.copy()
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
         self._decayed = usage.decayed(now, roll.running)
 
-    def add(self, holder: Holder) -> None:
+    def add(self, holder: RunningLease) -> None:
         """Count a holder in."""
         self.roll.add(holder)
         self._known_edges.pop(holder.project, None)
 
-    def remove(self, holder: Holder) -> None:
+    def remove(self, holder: RunningLease) -> None:
         """Count a holder out."""
         self.roll.remove(holder.lease.id)
         self._known_edges.pop(holder.project, None)
@@ -126,7 +126,7 @@ class Ledger:
             holds += f", and nodes may give {gpus(lent)} more of it by themselves"
         return f"{holds}; its limit is {' and '.join(said)}"
 
-    def over_quota(self, holder: Holder) -> bool:
+    def over_quota(self, holder: RunningLease) -> bool:
         """Return True if the project's guarantees do not cover the lease.
 
         Guarantees cover the highest priorities first. At the priority where a guarantee runs out any lease
@@ -137,7 +137,7 @@ class Ledger:
             for edge in map(self._edges(holder.project).get, self._pools(holder))
         )
 
-    def may_lose(self, victims: Sequence[Holder]) -> bool:
+    def may_lose(self, victims: Sequence[RunningLease]) -> bool:
         """Return True if a project keeps its guarantees when these leases, all its own, go together.
 
         The last of them may reach below the guarantee, if leases are larger than the excess.
@@ -149,7 +149,7 @@ class Ledger:
                 return False
         return True
 
-    def _pools(self, holder: Holder) -> Mapping[str, int]:
+    def _pools(self, holder: RunningLease) -> Mapping[str, int]:
         known = self.policy.project(holder.project)
         pools: dict[str, int] = defaultdict(int)
         for model, size in self.roll.sizes(holder.lease.id).items():
@@ -179,7 +179,7 @@ class Ledger:
                 return Edge(priority, -left)
         return None
 
-    def claims(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
+    def claims(self, candidate: PendingRequest, places: CapacityPort) -> tuple[str, ...]:
         """Return the models on which a request is within its project's guarantee."""
         request = candidate.lease.request
         return tuple(
@@ -190,7 +190,7 @@ class Ledger:
             and (not self.roll.lent or self._is_within_limit(candidate, gpu))
         )
 
-    def within_limit(self, candidate: Candidate, places: Places) -> tuple[str, ...]:
+    def within_limit(self, candidate: PendingRequest, places: CapacityPort) -> tuple[str, ...]:
         """Return the models on which a request stays within its project's limits."""
         request = candidate.lease.request
         found = []
@@ -201,7 +201,7 @@ class Ledger:
                 found.append(model)
         return tuple(found)
 
-    def _is_within_limit(self, candidate: Candidate, gpu: Gpu) -> bool:
+    def _is_within_limit(self, candidate: PendingRequest, gpu: Gpu) -> bool:
         request = candidate.lease.request
         room = self.room_to_limit(candidate.project, gpu.name, request.lease_class)
         return room is None or size_on(request, gpu) <= room

@@ -30,9 +30,9 @@ from operator import itemgetter
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.lease import Lease, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.capacity_port import Places
-from gpushared.domain.scheduling.holder_index import Roll
-from gpushared.domain.scheduling.pass_records import NEVER, Holder
+from gpushared.domain.scheduling.capacity_port import CapacityPort
+from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.placement.free_capacity import need_on
 from gpushared.domain.scheduling.quota_usage import size_on
 
@@ -44,7 +44,7 @@ HOSTS_LOOKED_AT = 16
 class HostIndex:
     """Tell who holds GPUs on which host, and until when."""
 
-    def __init__(self, roll: Roll, leaves_in_seconds: float) -> None:
+    def __init__(self, roll: HolderIndex, leaves_in_seconds: float) -> None:
         """Follow ``roll`` as it changes."""
         self._roll = roll
         self._leaves_in = leaves_in_seconds
@@ -53,11 +53,11 @@ class HostIndex:
         """Return the permille of compute that is held there."""
         return self._roll.load(host)
 
-    def hosts_of(self, holder: Holder) -> Collection[str]:
+    def hosts_of(self, holder: RunningLease) -> Collection[str]:
         """Return the hosts where a lease holds something."""
         return self._roll.hosts_of(holder.lease.id)
 
-    def on(self, host: str) -> Collection[Holder]:
+    def on(self, host: str) -> Collection[RunningLease]:
         """Return the holders on a host."""
         return self._roll.on(host)
 
@@ -65,7 +65,7 @@ class HostIndex:
         """Return the hosts that somebody holds a part of, in order."""
         return self._roll.hosts()
 
-    def end(self, holder: Holder, lease: LeaseId, now: float) -> float:
+    def end(self, holder: RunningLease, lease: LeaseId, now: float) -> float:
         """Return when the holder leaves at the latest, if ``lease`` needs its room; infinite if unknown."""
         if lease in holder.behind:
             return now
@@ -74,7 +74,12 @@ class HostIndex:
 
 
 def soonest(
-    lease: LeaseId, request: Request, index: HostIndex, places: Places, closed: Collection[GpuId], now: float
+    lease: LeaseId,
+    request: Request,
+    index: HostIndex,
+    places: CapacityPort,
+    closed: Collection[GpuId],
+    now: float,
 ) -> tuple[frozenset[GpuId], float] | None:
     """Return the GPUs where a request fits soonest, and when.
 
@@ -99,7 +104,7 @@ def _soonest_on(
     lease: LeaseId,
     request: Request,
     index: HostIndex,
-    places: Places,
+    places: CapacityPort,
     closed: Collection[GpuId],
     now: float,
 ) -> tuple[float, int, frozenset[GpuId]] | None:
@@ -142,7 +147,7 @@ def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) ->
 
 
 def _promising(
-    lease: LeaseId, request: Request, index: HostIndex, places: Places, now: float
+    lease: LeaseId, request: Request, index: HostIndex, places: CapacityPort, now: float
 ) -> Sequence[tuple[str, float]]:
     """Return the hosts to look at, and before when the request cannot fit there.
 
@@ -167,7 +172,9 @@ def _compute_on(request: Request, gpu: Gpu) -> int:
     return need_on(request, gpu).compute_permille * (len(request.gpus) or request.gpu_count)
 
 
-def _enough_at(host: str, need: int, lease: LeaseId, index: HostIndex, places: Places, now: float) -> float:
+def _enough_at(
+    host: str, need: int, lease: LeaseId, index: HostIndex, places: CapacityPort, now: float
+) -> float:
     """Return when so much of a host's compute is free; the request may still not fit then."""
     free = len(places.gpus_of(host)) * WHOLE_PERMILLE - index.load(host)
     if free >= need:
@@ -180,5 +187,5 @@ def _enough_at(host: str, need: int, lease: LeaseId, index: HostIndex, places: P
     return NEVER
 
 
-def _compute_of(holder: Holder) -> int:
+def _compute_of(holder: RunningLease) -> int:
     return sum(grant.compute_permille for grant in holder.lease.grants)

@@ -11,7 +11,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, LeaseId, Reserved
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.allowance_use import Drawn
-from gpushared.domain.scheduling.capacity_port import NOTHING, Places
+from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
     FixedPart,
     FixedParts,
@@ -19,25 +19,25 @@ from gpushared.domain.scheduling.fixed_quota import (
     arranged,
     unit_request,
 )
-from gpushared.domain.scheduling.holder_index import FIXED_CLASS, Roll
+from gpushared.domain.scheduling.holder_index import FIXED_CLASS, HolderIndex
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
-    Candidate,
-    Holder,
+    PassDecision,
+    PendingRequest,
     Preemption,
     Reservation,
-    Verdict,
+    RunningLease,
     WaitReason,
 )
 from gpushared.domain.scheduling.preemption import (
-    Court,
-    Found,
-    Right,
+    PreemptionReason,
+    PreemptionRules,
+    Victims,
     cheapest,
     victim,
 )
 from gpushared.domain.scheduling.projects import GivesWay
-from gpushared.domain.scheduling.quota_usage import Ledger
+from gpushared.domain.scheduling.quota_usage import QuotaUsage
 from gpushared.domain.scheduling.reservation import HostIndex, soonest
 from gpushared.domain.scheduling.use_over_time import Usage
 
@@ -46,43 +46,43 @@ TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PlacementPlan:
     """Hold grants for a request, and the leases that must go first."""
 
     grants: tuple[Grant, ...]
-    victims: Found | None = None
+    victims: Victims | None = None
     behind: tuple[LeaseId, ...] = ()
     """The waiting leases for which the room is kept: the grants are on condition."""
 
 
-class Desk:
+class SchedulingPass:
     """Book grants and victims in the places, and remember why other requests wait."""
 
     def __init__(
-        self, roll: Roll, usage: Usage, places: Places, turns: Mapping[str, float], now: float
+        self, roll: HolderIndex, usage: Usage, places: CapacityPort, turns: Mapping[str, float], now: float
     ) -> None:
         """Begin a pass. ``roll`` has the holders; it stays as it is."""
         policy = roll.policy
         self.policy = policy
         self.places = places
         self.now = now
-        self.ledger = Ledger(roll, usage, now)
+        self.ledger = QuotaUsage(roll, usage, now)
         self.index = HostIndex(self.ledger.roll, policy.notice_seconds + policy.grace_seconds)
         self.drawn = Drawn(policy.allowance)
         for holder in roll.holders() if policy.allowance is not None else ():
             self.drawn.count(holder, roll.sizes(holder.lease.id))
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
-        self.verdicts: dict[LeaseId, Verdict] = {}
+        self.verdicts: dict[LeaseId, PassDecision] = {}
         self.reservations: list[Reservation] = []
         self.turns = dict(turns)
         self.behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
         self.look_again_at = NEVER
-        self._court = Court(policy, self.ledger, self.turns, now)
+        self._court = PreemptionRules(policy, self.ledger, self.turns, now)
         self._fixed = FixedParts(places)
         self._pending = Pending()
         self._head_waits = False
-        self._leaving: dict[LeaseId, Holder] = {}
+        self._leaving: dict[LeaseId, RunningLease] = {}
         self._vacating: frozenset[GpuId] = NOTHING
         self._refused: set[tuple[str, Request]] = set()
 
@@ -105,34 +105,38 @@ class Desk:
         """Return the grants that are kept for the fixed quotas, by project."""
         return self._fixed.grants()
 
-    def depart(self, holder: Holder) -> None:
+    def depart(self, holder: RunningLease) -> None:
         """Book a lease out."""
         self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
         self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id), -1)
         self.ledger.remove(holder)
 
-    def stay(self, holder: Holder) -> None:
+    def stay(self, holder: RunningLease) -> None:
         """Book a lease in again."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
         self._count(holder)
 
-    def arrive(self, one: Candidate, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()) -> Holder:
+    def arrive(
+        self, one: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
+    ) -> RunningLease:
         """Book grants; their lease is safe from the rest of this pass."""
         limit = one.lease.request.time_limit_seconds
         expires_at = None if limit is None else self.now + limit
         lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
         self.places.take(lease.id, lease.request, grants)
-        holder = Holder(lease, one.project, one.priority, self.now, behind=behind, draws_on=one.draws_on)
+        holder = RunningLease(
+            lease, one.project, one.priority, self.now, behind=behind, draws_on=one.draws_on
+        )
         if behind:
             self.behind[one.lease.id] = behind
         self._count(holder)
         return holder
 
-    def _count(self, holder: Holder) -> None:
+    def _count(self, holder: RunningLease) -> None:
         self.ledger.add(holder)
         self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id))
 
-    def settle(self, one: Candidate, room: Room, *, turn: bool) -> None:
+    def settle(self, one: PendingRequest, room: PlacementPlan, *, turn: bool) -> None:
         """Book the room of a request: now, or for the time when the victims have left."""
         if room.victims is None:
             room = self._grown(one, room)
@@ -151,20 +155,20 @@ class Desk:
         if turn:
             self.turns[one.project] = self.now
 
-    def _grown(self, one: Candidate, room: Room) -> Room:
+    def _grown(self, one: PendingRequest, room: PlacementPlan) -> PlacementPlan:
         """Return as much of an elastic request as is free, kept for nobody, and in the project's quota."""
         if not is_elastic(one.lease.request):
             return room
         grants = largest(one.lease.request, lambda size: self._free_now(one, size))
-        return Room(grants) if grants else room
+        return PlacementPlan(grants) if grants else room
 
-    def _free_now(self, one: Candidate, size: Request) -> tuple[Grant, ...]:
+    def _free_now(self, one: PendingRequest, size: Request) -> tuple[Grant, ...]:
         allowed = self._allowed(replace(one, lease=replace(one.lease, request=size)))
-        if isinstance(allowed, Verdict):
+        if isinstance(allowed, PassDecision):
             return ()
         return self.places.place(allowed, closed=self._closed(one, allowed))
 
-    def finish(self, winner: Candidate, preemption: Preemption, staying: Sequence[Holder]) -> None:
+    def finish(self, winner: PendingRequest, preemption: Preemption, staying: Sequence[RunningLease]) -> None:
         """Grant the winner of an earlier preemption, or keep its place until the last victim has left.
 
         If the room was lost meanwhile, the pass looks at the winner like at every other request.
@@ -188,7 +192,7 @@ class Desk:
                 self.turns[winner.project] = self.now
         self.arrive(winner, preemption.grants)
 
-    def _has(self, winner: Candidate, grants: tuple[Grant, ...]) -> bool:
+    def _has(self, winner: PendingRequest, grants: tuple[Grant, ...]) -> bool:
         """Return True if there is room for exactly these grants."""
         gpus = tuple(grant.gpu for grant in grants)
         try:
@@ -196,7 +200,7 @@ class Desk:
         except KeyError:
             return False
 
-    def _let_go(self, one: Candidate, found: Found) -> list[Holder]:
+    def _let_go(self, one: PendingRequest, found: Victims) -> list[RunningLease]:
         """Book out the victims that no other winner has, and return them."""
         new = [holder for holder in found.holders if holder.lease.id not in self._leaving]
         for holder in new:
@@ -205,7 +209,7 @@ class Desk:
         self._pending.promise(one, found.grants)
         return new
 
-    def _vacate(self, holders: Iterable[Holder]) -> None:
+    def _vacate(self, holders: Iterable[RunningLease]) -> None:
         """Close the GPUs of leases that give way.
 
         The part beside the winner's stays closed until the leases have left.
@@ -225,7 +229,7 @@ class Desk:
 
     # --- what is tried -------------------------------------------------------------------------------------
 
-    def claim(self, one: Candidate, models: tuple[str, ...]) -> Room | None:
+    def claim(self, one: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
         """Return room for a request within its project's guarantee.
 
         The room is free, else taken back, else kept for others.
@@ -237,7 +241,7 @@ class Desk:
         with self._own_parts(one) as mine:
             grants = self._fixed.room_for(request, mine)
             if grants:
-                return Room(grants)
+                return PlacementPlan(grants)
             owed = self._closed(one, request, firm_only=True)
             for closed in dict.fromkeys((self._closed(one, request), owed)):
                 room = self._free(request, closed) or self._taken_back(one, request, closed, claim=True)
@@ -246,7 +250,7 @@ class Desk:
         return None
 
     @contextmanager
-    def _own_parts(self, one: Candidate) -> Iterator[Sequence[FixedPart]]:
+    def _own_parts(self, one: PendingRequest) -> Iterator[Sequence[FixedPart]]:
         """Free the parts that are fixed for the project's build work, while such work is being placed."""
         if one.lease.request.lease_class is not FIXED_CLASS:
             yield ()
@@ -254,23 +258,31 @@ class Desk:
         with self._fixed.lifted(one.project) as mine:
             yield mine
 
-    def ordinary(self, one: Candidate, *, turn: bool) -> Room | Verdict:
+    def ordinary(self, one: PendingRequest, *, turn: bool) -> PlacementPlan | PassDecision:
         """Return room for a request beyond its project's guarantee, or why there is none."""
         allowed = self._allowed(one)
-        if isinstance(allowed, Verdict):
+        if isinstance(allowed, PassDecision):
             return allowed
         with self._own_parts(one) as mine:
             grants = self._fixed.room_for(allowed, mine)
-            return Room(grants) if grants else self._beyond_fixed(one, allowed, turn=turn, owner=bool(mine))
+            return (
+                PlacementPlan(grants)
+                if grants
+                else self._beyond_fixed(one, allowed, turn=turn, owner=bool(mine))
+            )
 
-    def _beyond_fixed(self, one: Candidate, allowed: Request, *, turn: bool, owner: bool) -> Room | Verdict:
+    def _beyond_fixed(
+        self, one: PendingRequest, allowed: Request, *, turn: bool, owner: bool
+    ) -> PlacementPlan | PassDecision:
         closed = self._closed(one, allowed)
         kept = NOTHING
         kind = (one.project if owner else "", allowed)
         if kind not in self._refused:
             anywhere = self.places.place(allowed)
             kept = frozenset(grant.gpu for grant in anywhere) & closed
-            room = self._beside(one, allowed, closed) if kept else Room(anywhere) if anywhere else None
+            room = (
+                self._beside(one, allowed, closed) if kept else PlacementPlan(anywhere) if anywhere else None
+            )
             if room is not None:
                 return room
             if not anywhere:
@@ -280,7 +292,7 @@ class Desk:
             return room
         return self._wait(one, allowed, kept, turn=turn)
 
-    def _allowed(self, one: Candidate) -> Request | Verdict:
+    def _allowed(self, one: PendingRequest) -> Request | PassDecision:
         """Return the request on the models on which its project may have it."""
         request = one.lease.request
         if request.models and self.places.models().keys().isdisjoint(request.models):
@@ -296,27 +308,29 @@ class Desk:
                 text = (
                     f"{request.lease_class} never gives way, and project {one.project} is guaranteed no more"
                 )
-                return Verdict(WaitReason.PROJECT_QUOTA, text)
+                return PassDecision(WaitReason.PROJECT_QUOTA, text)
             return self._on(models, request)
         models = self.ledger.within_limit(one, self.places)
         if not models and self.places.models():
-            return Verdict(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
+            return PassDecision(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
         return self._on(models, request)
 
-    def _beyond_allowance(self, one: Candidate) -> Verdict:
+    def _beyond_allowance(self, one: PendingRequest) -> PassDecision:
         """Return why the request waits beyond the pool's allowance.
 
         The pool is asked for more only if the node has room: nobody else has what is allowed here.
         """
         if not self.places.place(one.lease.request):
             return NO_ROOM
-        return Verdict(WaitReason.POOL_ALLOWANCE, self.drawn.sentence(one.draws_on))
+        return PassDecision(WaitReason.POOL_ALLOWANCE, self.drawn.sentence(one.draws_on))
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
         """Return the request on these models only."""
         return request if len(models) == len(self.places.models()) else replace(request, models=models)
 
-    def _beside(self, one: Candidate, request: Request, closed: frozenset[GpuId]) -> Room | None:
+    def _beside(
+        self, one: PendingRequest, request: Request, closed: frozenset[GpuId]
+    ) -> PlacementPlan | None:
         """Return room that is kept for nobody.
 
         A request that yields may have kept room until it is needed.
@@ -328,42 +342,42 @@ class Desk:
         grants = self.places.place(request, closed=firm)
         gpus = {grant.gpu for grant in grants}
         behind = tuple(kept.lease for kept in self.reservations if kept.gpus & gpus)
-        return Room(grants, behind=behind) if grants else None
+        return PlacementPlan(grants, behind=behind) if grants else None
 
-    def _free(self, request: Request, closed: frozenset[GpuId]) -> Room | None:
+    def _free(self, request: Request, closed: frozenset[GpuId]) -> PlacementPlan | None:
         grants = self.places.place(request, closed=closed)
-        return Room(grants) if grants else None
+        return PlacementPlan(grants) if grants else None
 
     def _taken_back(
         self,
-        one: Candidate,
+        one: PendingRequest,
         request: Request,
         closed: frozenset[GpuId],
         *,
         claim: bool = False,
         turn: bool = False,
-    ) -> Room | None:
+    ) -> PlacementPlan | None:
         """Return room that other leases give way for."""
         if not (claim or turn or self._court.may_preempt(one)):
             return None
         if claim or turn:
             found = self._left_beside(request, closed)
             if found is not None and not self._fixed_at_stake(one, found):
-                return Room(found.grants, found)
+                return PlacementPlan(found.grants, found)
         may_go, later = self._court.eligible(one, claim=claim, turn=turn)
         may_go = {lease: found for lease, found in may_go.items() if not self._new(lease)}
         for _ in range(TRIES if may_go else 0):
             found = cheapest(request, may_go, self.index, self.places, closed, self._court)
             at_stake = NOTHING if found is None else self._fixed_at_stake(one, found)
             if found is not None and not at_stake:
-                return Room(found.grants, found)
+                return PlacementPlan(found.grants, found)
             closed |= at_stake
             if found is None:
                 break
         self.wake(later)
         return None
 
-    def _fixed_at_stake(self, one: Candidate, found: Found) -> frozenset[GpuId]:
+    def _fixed_at_stake(self, one: PendingRequest, found: Victims) -> frozenset[GpuId]:
         """Return the GPUs of victims that are build work, if the winner would get their fixed parts there."""
         builds = [holder for holder in found.holders if self._is_fixed_for(holder, one)]
         if not builds:
@@ -380,14 +394,14 @@ class Desk:
         self._pending = pending
         return frozenset(grant.gpu for one in builds for grant in one.lease.grants if more > lacking)
 
-    def _is_fixed_for(self, holder: Holder, winner: Candidate) -> bool:
+    def _is_fixed_for(self, holder: RunningLease, winner: PendingRequest) -> bool:
         """Return True if a victim is build work of a project with fixed quotas, and the winner is not."""
         if holder.lease.request.lease_class is not FIXED_CLASS:
             return False
         ours = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
         return self.policy.project(holder.project).has_fixed and not ours
 
-    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Found | None:
+    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Victims | None:
         """Return room beside another winner's part, left by leases that give way already."""
         grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
         gpus = {grant.gpu for grant in grants}
@@ -396,14 +410,14 @@ class Desk:
             for holder in self._leaving.values()
             if any(grant.gpu in gpus for grant in holder.lease.grants)
         )
-        return Found(leaving, grants, frozenset({Right.CLAIM})) if leaving else None
+        return Victims(leaving, grants, frozenset({PreemptionReason.CLAIM})) if leaving else None
 
     def _new(self, lease: LeaseId) -> bool:
         return lease in self.grants or lease in self.verdicts
 
     # --- what is kept --------------------------------------------------------------------------------------
 
-    def reserve_turn(self, one: Candidate) -> None:
+    def reserve_turn(self, one: PendingRequest) -> None:
         """Keep GPUs for a project's next turn, before the pass looks at any other request."""
         allowed = self._allowed(one)
         if isinstance(allowed, Request):
@@ -433,7 +447,7 @@ class Desk:
         self.reservations.append(Reservation(lease, project, *found, turn=turn, rank=rank))
         return True
 
-    def _closed(self, one: Candidate, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
+    def _closed(self, one: PendingRequest, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
         """Return the GPUs that leases are leaving, or that are kept for others in the request's time."""
         limit = request.time_limit_seconds
         until = NEVER if limit is None else self.now + limit
@@ -448,7 +462,9 @@ class Desk:
             for gpu in kept.gpus
         )
 
-    def _wait(self, one: Candidate, request: Request, kept: frozenset[GpuId], *, turn: bool) -> Verdict:
+    def _wait(
+        self, one: PendingRequest, request: Request, kept: frozenset[GpuId], *, turn: bool
+    ) -> PassDecision:
         """Return why the request waits.
 
         The first request that waits for leases, and each turn, have GPUs kept for them.
@@ -462,7 +478,7 @@ class Desk:
             return _behind(one, behind)
         owners = ", ".join(self._fixed.owners())
         if owners and self._fits_without_fixed(request):
-            return Verdict(WaitReason.FIXED_QUOTA, f"the free room is fixed for build work of {owners}")
+            return PassDecision(WaitReason.FIXED_QUOTA, f"the free room is fixed for build work of {owners}")
         return NO_ROOM
 
     def _fits_without_fixed(self, request: Request) -> bool:
@@ -470,34 +486,34 @@ class Desk:
             return bool(self.places.place(request))
 
 
-NO_ROOM = Verdict(WaitReason.RESOURCES, "waits for room")
+NO_ROOM = PassDecision(WaitReason.RESOURCES, "waits for room")
 
 
-def preempting(preemption: Preemption) -> Verdict:
+def preempting(preemption: Preemption) -> PassDecision:
     """Return the winner's verdict while its victims leave."""
     names = ", ".join(one.lease for one in preemption.victims)
     text = f"{names} give way to it, because {preemption.why}"
     if len(preemption.victims) == 1:
         text = f"{names} gives way to it, because {preemption.why}"
-    return Verdict(WaitReason.PREEMPTING, text, preemption.victims[0].lease)
+    return PassDecision(WaitReason.PREEMPTING, text, preemption.victims[0].lease)
 
 
-def _rank(one: Candidate) -> tuple[int, str]:
+def _rank(one: PendingRequest) -> tuple[int, str]:
     """Return what goes before age in a project: the priority and the class."""
     return one.priority, one.lease.request.lease_class
 
 
-def _behind(one: Candidate, kept: Reservation) -> Verdict:
+def _behind(one: PendingRequest, kept: Reservation) -> PassDecision:
     """Return the verdict on a request that fits, but not on the kept GPUs."""
     if not kept.lease:
         text = f"fits, but the room is fixed for build work of {kept.project}"
-        return Verdict(WaitReason.FIXED_QUOTA, text)
+        return PassDecision(WaitReason.FIXED_QUOTA, text)
     same = kept.project == one.project
     if kept.turn or (same and kept.rank == _rank(one)):
         text = f"fits, but the room is kept for {kept.lease}, which waits longer"
-        return Verdict(WaitReason.QUEUE_ORDER, text, kept.lease)
+        return PassDecision(WaitReason.QUEUE_ORDER, text, kept.lease)
     if same:
         text = f"fits, but the room is kept for {kept.lease}, which goes first in project {kept.project}"
-        return Verdict(WaitReason.CLASS_ORDER, text, kept.lease)
+        return PassDecision(WaitReason.CLASS_ORDER, text, kept.lease)
     text = f"fits, but the room is kept for {kept.lease} of project {kept.project}, which used less"
-    return Verdict(WaitReason.FAIR_SHARE, text, kept.lease)
+    return PassDecision(WaitReason.FAIR_SHARE, text, kept.lease)

@@ -59,10 +59,10 @@ class Usage:
         }
         return replace(self, books={project: buckets for project, buckets in kept.items() if buckets})
 
-    def decayed(self, now: float, running: Running | Iterable[Interval] = ()) -> dict[str, float]:
+    def decayed(self, now: float, running: RunningUse | Iterable[Interval] = ()) -> dict[str, float]:
         """Return the decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
         at, first = round(now * 1000) // BUCKET_MS, self._first(now)
-        books = (running if isinstance(running, Running) else _running(running)).books(now, first)
+        books = (running if isinstance(running, RunningUse) else _running(running)).books(now, first)
         for project, buckets in self.books.items():
             mine = books.setdefault(project, {})
             for bucket, used in buckets.items():
@@ -112,7 +112,7 @@ class _Begun:
         return sum(one[1] * max(0, until_ms - start) for start, one in self.starts.items())
 
 
-class Running:
+class RunningUse:
     """Sum each project's holdings that have not ended, so that an answer needs no look at each of them."""
 
     def __init__(self) -> None:
@@ -158,8 +158,8 @@ class Running:
         return books
 
 
-def _running(intervals: Iterable[Interval]) -> Running:
-    found = Running()
+def _running(intervals: Iterable[Interval]) -> RunningUse:
+    found = RunningUse()
     for one in intervals:
         found.begin(one.project, one.permille, one.start)
     return found

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError, RequestError
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import (
     Body,
     objects,
@@ -99,7 +99,7 @@ class Creator:
             case ClaimWish(lease):
                 claim = await self._desk.claim(lease, order.caller)
                 return await self._finish(self._create_leased(order, claim, self._desk.unclaim))
-            case Ask():
+            case RequestSpec():
                 return await self._create_wishing(order, wish)
 
     async def forgo(self, wish: Wish | None, caller: Caller) -> None:
@@ -125,7 +125,7 @@ class Creator:
         except EngineUnavailable:
             return True  # it has not described itself yet
 
-    async def _create_wishing(self, order: CreateOrder, wish: Ask) -> EngineAnswer:
+    async def _create_wishing(self, order: CreateOrder, wish: RequestSpec) -> EngineAnswer:
         facts = self._desk.engine_facts()
         _check_restarts(order.body, wanted=wish.restart_on_fault not in {"", "0"})
         wish = with_count(wish, await self._desk.gpu_count())

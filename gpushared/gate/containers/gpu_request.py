@@ -17,7 +17,7 @@ from gpushared.config.gate_settings import ALL_GPUS, COMMON_DRIVER_CAPABILITIES,
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.ranges import parse_gpu_range
-from gpushared.domain.model.request_spec import Ask, option_of
+from gpushared.domain.model.request_spec import RequestSpec, option_of
 from gpushared.gate.api.body import (
     CPU_PERIOD_US,
     Body,
@@ -34,7 +34,7 @@ from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, 
 
 LABEL_MAX_WAIT = "gpushare.max-wait"
 LABEL_PREFIX = "gpushare."
-WISH_LABELS = {LABEL_PREFIX + option_of(one.name): one.name for one in fields(Ask)}
+WISH_LABELS = {LABEL_PREFIX + option_of(one.name): one.name for one in fields(RequestSpec)}
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of these fields makes a wish; a class or a time alone does not."""
 NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
@@ -62,7 +62,7 @@ class ClaimWish:
     lease: LeaseId
 
 
-Wish = ClaimWish | Ask
+Wish = ClaimWish | RequestSpec
 
 
 def take_wish(body: Body) -> Wish | None:
@@ -83,16 +83,16 @@ def take_wish(body: Body) -> Wish | None:
     _check_words(body, host)
     if wish is None:
         _check_env(body)
-    return replace(wish, **host_needs(host)) if isinstance(wish, Ask) else wish
+    return replace(wish, **host_needs(host)) if isinstance(wish, RequestSpec) else wish
 
 
-def wish_of(labels: Mapping[str, str]) -> Ask | None:
+def wish_of(labels: Mapping[str, str]) -> RequestSpec | None:
     """Return the wish that a container carries in its labels, or None."""
     said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
-    return Ask(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
+    return RequestSpec(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
 
 
-def labels_of(wish: Ask) -> dict[str, str]:
+def labels_of(wish: RequestSpec) -> dict[str, str]:
     """Return the labels that carry a wish; ``wish_of`` reads them back."""
     names = {name: label for label, name in WISH_LABELS.items()}
     return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
@@ -105,7 +105,7 @@ def is_dev_container(labels: Mapping[str, object]) -> bool:
 
 def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: str) -> Wish | None:
     """Return the wish with "all" replaced by the site's value if it is a dev container's."""
-    if not isinstance(wish, Ask) or wish.gpu != ALL_GPUS or not is_dev_container(labels):
+    if not isinstance(wish, RequestSpec) or wish.gpu != ALL_GPUS or not is_dev_container(labels):
         return wish
     try:
         if meaning != ALL_GPUS:
@@ -115,7 +115,7 @@ def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: s
     return replace(wish, gpu=meaning)
 
 
-def with_count(wish: Ask, gpu_count: int) -> Ask:
+def with_count(wish: RequestSpec, gpu_count: int) -> RequestSpec:
     """Return the wish with "all" replaced by a number."""
     return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
 
@@ -138,7 +138,7 @@ def _as_docker_word(option: re.Match[str]) -> str:
     return f"--label {LABEL_PREFIX}{option['name']}={option['value']}"
 
 
-def _take_labels(labels: Body) -> Ask:
+def _take_labels(labels: Body) -> RequestSpec:
     said: dict[str, str] = {}
     for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
         value = labels.pop(label)
@@ -150,10 +150,10 @@ def _take_labels(labels: Body) -> Ask:
         if not isinstance(value, str):
             raise RequestError(f"the label {label} is not a string")
         said[WISH_LABELS[label]] = value.strip()
-    return Ask(**said)
+    return RequestSpec(**said)
 
 
-def _decide(lease: object, labelled: Ask, sizes: list[str]) -> Wish | None:
+def _decide(lease: object, labelled: RequestSpec, sizes: list[str]) -> Wish | None:
     if lease is not None:
         if not isinstance(lease, str) or not lease:
             raise RequestError(f"the label {LABEL_LEASE} names no lease")
@@ -309,7 +309,7 @@ NANO_PER_MILLI = 1_000_000
 
 
 def host_needs(host: Body) -> dict[str, str]:
-    """Return fields of an ``Ask``, only for the values that the body gives."""
+    """Return fields of an ``RequestSpec``, only for the values that the body gives."""
     needs = {"host_cpu_milli": _cpu_milli(host), "host_memory_bytes": _number(host, "Memory")}
     return {name: str(value) for name, value in needs.items() if value > 0}
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from gpushared.domain.leases.stop_order import AskedEnd
 from gpushared.domain.model.lease import ContainerId, Grant, LeaseId
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.ports import Edits, EngineFacts
 
 
@@ -64,7 +64,7 @@ class LeasePort(Protocol):
         """Give back a claim without a container: the reservation stands again, with new time for a claim."""
         ...
 
-    async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
+    async def acquire(self, wish: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
         """Ask for a lease of a container to be called so, wait in the queue for it, and claim it.
 
         Raises ``LimitReached`` when it has waited as long as the wish, or the site, lets it.

@@ -15,7 +15,7 @@ from gpushared.domain.model.errors import (
     PermissionRefused,
     RequestError,
 )
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import (
     Body,
     section,
@@ -116,7 +116,7 @@ class Creates:
                 raise
             order = CreateOrder(call.target, body, call.caller, call.record, confined=judged)
             work = self._creator.create(order, wish)
-            answer = await while_waiting(call.exchange, work, may_queue=isinstance(wish, Ask))
+            answer = await while_waiting(call.exchange, work, may_queue=isinstance(wish, RequestSpec))
         if answer.status != CREATED:
             self._ground.pins.unused()
         return answer

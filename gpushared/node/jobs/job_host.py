@@ -11,7 +11,7 @@ from gpushared.config.model import Config
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import ContainerId
-from gpushared.guard.fences import FenceGuard
+from gpushared.guard.fences import GuardProcess
 from gpushared.net.http_server import Routes
 from gpushared.net.loopback import LoopbackGate
 from gpushared.node.jobs.job_images import JobImages
@@ -59,7 +59,7 @@ class JobHost:
         engine: Engine,
         performer: Executor,
         follower: ContainerReconciler,
-        guard: FenceGuard,
+        guard: GuardProcess,
         troubles: Troubles,
     ) -> None:
         self._node_name = node_name

@@ -25,7 +25,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask, describe
+from gpushared.domain.model.request_spec import RequestSpec, describe
 from gpushared.domain.model.units import shown
 from gpushared.jobs.job_ids import is_array_id, is_job_id
 from gpushared.jobs.job_requests import Wanted, read_submit
@@ -80,7 +80,7 @@ class PoolJobs:
         coordinator: RemoteJobs,
         link: PoolJobsLink,
         *,
-        presets: Callable[[], Mapping[str, Ask]],
+        presets: Callable[[], Mapping[str, RequestSpec]],
         groups_of: Callable[[Caller], tuple[str, ...]] = lambda _: (),
     ) -> None:
         self.name = pool

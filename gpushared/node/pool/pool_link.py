@@ -67,7 +67,7 @@ class PoolDesk:
         await self._desk.check_fences()
 
 
-class NodeFacts:
+class LinkFacts:
     """The node's state, as its coordinator is told of it."""
 
     def __init__(self, loop: Loop, pool: str, *, simulated: bool) -> None:
@@ -236,7 +236,7 @@ class PoolLink:
             link.hurry()
 
     def _make(self, membership: Membership) -> MemberLink:
-        facts = NodeFacts(self._loop, membership.pool, simulated=self._simulated)
+        facts = LinkFacts(self._loop, membership.pool, simulated=self._simulated)
         dial = Dial(
             lambda: self._address_of(membership),
             self._enrolment.credentials,

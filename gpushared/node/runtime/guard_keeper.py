@@ -13,7 +13,7 @@ from gpushared.domain.jobs.node_messages import GuardEnded, GuardLooked
 from gpushared.domain.leases.job_attempts import deadlines
 from gpushared.domain.model.errors import GpushareError, TimedOut, Unavailable
 from gpushared.domain.model.lease import ContainerId
-from gpushared.guard.fences import FenceGuard
+from gpushared.guard.fences import GuardProcess
 from gpushared.node.runtime.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 class Guarding:
     """Renews deadlines while the coordinator is heard, and tells the core whether a guard watches."""
 
-    def __init__(self, loop: Loop, guard: FenceGuard, troubles: Troubles) -> None:
+    def __init__(self, loop: Loop, guard: GuardProcess, troubles: Troubles) -> None:
         self._loop = loop
         self._guard = guard
         self._troubles = troubles

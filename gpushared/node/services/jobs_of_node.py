@@ -39,7 +39,7 @@ from gpushared.domain.model.lease import (
     Suspended,
 )
 from gpushared.domain.model.request import Caller
-from gpushared.domain.model.request_spec import Ask
+from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.projects import project_of
 from gpushared.jobs.job_logs import job_logs
 from gpushared.jobs.job_nodes import no_attempt, output_of
@@ -92,7 +92,7 @@ class NodeJobs:
         *,
         node_name: str,
         realm: Callable[[], str],
-        presets: Callable[[], Mapping[str, Ask]],
+        presets: Callable[[], Mapping[str, RequestSpec]],
         stop_grace_seconds: int,
         socket: str,
     ) -> None:

@@ -40,7 +40,7 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.domain.model.request import Caller, Request
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.scheduling.projects import project_of
 from gpushared.gate.containers.gpu_request import LABEL_MAX_WAIT, wish_of
 from gpushared.gate.containers.inject import binds_late
@@ -74,7 +74,7 @@ class LeaseService:
         attendance: Attendance,
         stop_grace_seconds: int,
     ) -> None:
-        self.presets: Mapping[str, Ask] = {}
+        self.presets: Mapping[str, RequestSpec] = {}
         self.max_waits: Mapping[str, int] = {}
         """Seconds that requests wait in the queue that do not say so themselves, by user or project."""
         self._loop = loop
@@ -195,7 +195,7 @@ class LeaseService:
 
     # --- leases that the gate asks for -----------------------------------------------------------------
 
-    async def acquire(self, wish: Ask, caller: Caller, name: str, image: str) -> Claim:
+    async def acquire(self, wish: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
         request = read_request(wish, self.presets)
         patience = self._patience(wish.max_wait, caller, self._project(request, caller))
         asked = m.RequestSubmitted(

@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.domain.model.request import Caller, Request
-from gpushared.domain.model.request_spec import Ask, read_size
+from gpushared.domain.model.request_spec import RequestSpec, read_size
 from gpushared.domain.model.units import parse_duration, shown
 from gpushared.jobs.lease_requests import read_container, read_lease_request
 from gpushared.net.unary_json import Unary
@@ -61,7 +61,7 @@ class Api:
         examination: Examination,
         memberships: Memberships,
     ) -> None:
-        self.presets: Mapping[str, Ask] = {}
+        self.presets: Mapping[str, RequestSpec] = {}
         self.preset_texts: Mapping[str, str] = {}
         self._loop = loop
         self._journal = journal
@@ -310,7 +310,7 @@ class Api:
         """Run all checks of the doctor; a trusted caller gets the settings too."""
         return await self._examination.report(caller)
 
-    def _preset(self, name: str, ask: Ask) -> node_pb2.Preset:
+    def _preset(self, name: str, ask: RequestSpec) -> node_pb2.Preset:
         preset = node_pb2.Preset(
             name=name,
             gpu=ask.gpu,

@@ -11,7 +11,7 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.leases.explain import Waiting
 from gpushared.domain.leases.idle_leases import idle_since
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.leases.offers import GivesWay, Offer, fits_instead
+from gpushared.domain.leases.offers import Offer, WouldGiveWay, fits_instead
 from gpushared.domain.leases.requeue import step_of
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.gpu import (
@@ -48,7 +48,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import describe
 from gpushared.domain.model.units import format_duration, format_memory
-from gpushared.domain.scheduling.placement.free_capacity import Room
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sample, Stranger
 
@@ -196,7 +196,7 @@ class Views:
         rooms = self._loop.state.rooms()
         return [self._gpu(gpu, rooms[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
 
-    def _gpu(self, gpu: Gpu, room: Room, sample: Sample) -> gpus_pb2.Gpu:
+    def _gpu(self, gpu: Gpu, room: FreeCapacity, sample: Sample) -> gpus_pb2.Gpu:
         drained = self._loop.state.drain_of(gpu.id)
         view = gpus_pb2.Gpu(
             uuid=gpu.id,
@@ -273,7 +273,7 @@ def _add_owner(view: leases_pb2.Lease, lease: Lease) -> None:
         view.job_pool = lease.coordinator
 
 
-def _gives_way(one: GivesWay) -> leases_pb2.GivesWay:
+def _gives_way(one: WouldGiveWay) -> leases_pb2.GivesWay:
     lease = one.lease
     return leases_pb2.GivesWay(
         lease_id=lease.id,
@@ -300,7 +300,7 @@ def _token(view: leases_pb2.Lease) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
-def _mode(room: Room, drained: Drained | None) -> str:
+def _mode(room: FreeCapacity, drained: Drained | None) -> str:
     if drained is not None:
         return "unhealthy" if drained.sick else "drained"
     if room.gpu.split:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
 from gpushared.domain.scheduling.projects import Project, Quota
 
 _PUT_USAGE = """
@@ -20,13 +20,13 @@ _KEPT_BUCKETS = 24 * 400
 """The unit is hours; older use than a year counts for no half-life that anybody chose."""
 
 
-def load(db: sqlite3.Connection) -> Standing:
+def load(db: sqlite3.Connection) -> ProjectAccounts:
     """Return the whole standing."""
     usage = db.execute("SELECT project, bucket, amount FROM usage ORDER BY project, bucket").fetchall()
     turns = db.execute("SELECT project, at FROM turn ORDER BY project").fetchall()
     projects = db.execute("SELECT name, body FROM project ORDER BY name").fetchall()
     set_up = {name: project_from_json(name, body) for name, body in projects}
-    return Standing(tuple(usage), dict(turns), set_up)
+    return ProjectAccounts(tuple(usage), dict(turns), set_up)
 
 
 def save(db: sqlite3.Connection, changes: Iterable[StandingChange]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.model.request_spec import Ask, read_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.model.units import parse_memory
 from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
 from gpushared.domain.scheduling.placement.hosts import Host
@@ -84,7 +84,7 @@ def _read(text: str, held: list[LeaseId]) -> tuple[Request, str]:
     for word in text.split():
         key, _, value = word.rpartition("=")
         said[key or "gpu"] = value
-    ask = Ask(
+    ask = RequestSpec(
         gpu="" if said.get("gpu") == "0" else said.get("gpu", ""),
         gpu_memory=said.get("memory", ""),
         gpu_compute=said.get("compute", ""),

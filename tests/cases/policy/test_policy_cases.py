@@ -22,11 +22,11 @@ from gpushared.domain.model.units import format_share, parse_duration
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
-    Candidate,
-    Holder,
-    Ladder,
+    PendingRequest,
     Plan,
     Preemption,
+    PreemptionMode,
+    RunningLease,
 )
 from gpushared.domain.scheduling.placement.free_capacity import rooms_of
 from gpushared.domain.scheduling.plan import plan
@@ -55,8 +55,8 @@ class World:
     gpus: dict[str, list[Gpu]]
     policy: Policy
     usage: Usage
-    holders: list[Holder]
-    waiting: list[Candidate]
+    holders: list[RunningLease]
+    waiting: list[PendingRequest]
     turns: dict[str, float]
 
     def plan(self, under_way: tuple[Preemption, ...] = ()) -> Plan:
@@ -109,7 +109,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) >= 40
 
 
-def _got(one: Candidate, made: Plan) -> str:
+def _got(one: PendingRequest, made: Plan) -> str:
     lease = one.lease.id
     if lease in made.grants:
         text = "on " + ",".join(grant.gpu for grant in made.grants[lease])
@@ -203,7 +203,7 @@ def _said(words: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _holder(at: int, text: str, policy: Policy) -> Holder:
+def _holder(at: int, text: str, policy: Policy) -> RunningLease:
     words = text.split()
     said = _said(words)
     lease = _lease(f"h{at}", at, words, said)
@@ -216,23 +216,23 @@ def _holder(at: int, text: str, policy: Policy) -> Holder:
         lease, state=Reserved(grants, started, started), expires_at=None if limit is None else started + limit
     )
     lease = replace(lease, lowered="lowered" in said)
-    return Holder(
+    return RunningLease(
         lease,
         words[0],
         int(said.get("priority", policy.classes[request.lease_class].priority)),
         started,
         saved_at=NOW - parse_duration(said["saved"]) if "saved" in said else None,
-        step=Ladder.PAUSE if "pause" in said else Ladder.REQUEUE,
+        step=PreemptionMode.PAUSE if "pause" in said else PreemptionMode.REQUEUE,
         leaving="leaving" in said,
         behind=tuple(LeaseId(name) for name in said.get("behind", "").split(",") if name),
     )
 
 
-def _candidate(at: int, text: str, policy: Policy) -> Candidate:
+def _candidate(at: int, text: str, policy: Policy) -> PendingRequest:
     words = text.split()
     said = _said(words)
     lease = _lease(f"a{at}", 100 + at, words, said)
-    return Candidate(
+    return PendingRequest(
         lease,
         words[0],
         int(said.get("priority", policy.classes[lease.request.lease_class].priority)),

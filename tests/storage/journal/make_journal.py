@@ -64,7 +64,7 @@ from gpushared.domain.model.request import (
     LeaseClass,
     Request,
 )
-from gpushared.domain.scheduling.project_accounts import Standing, StandingChange
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
 from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.ports import JournalWrite
 from gpushared.storage.journal import SqliteJournal
@@ -79,7 +79,7 @@ NEWER_OUTCOMES: tuple[Outcome, ...] = (
     Preempted("l-2 of bob, because it is guaranteed", requeue=True),
     Idle(7200.5),
 )
-STANDING = Standing(
+STANDING = ProjectAccounts(
     usage=(("bob", 472_224, 1), ("vision", 472_222, 3_600_000_000), ("vision", 472_223, 9_000_000_000_000)),
     turns={"bob": 1.25, "vision": 1_700_000_000.5},
     projects={

@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.domain.model.request import LeaseClass
-from gpushared.domain.scheduling.project_accounts import Standing
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.storage.journal import SqliteJournal, journal_file
 from tests.storage.journal.make_journal import (
     ATTEMPTS,
@@ -118,7 +118,7 @@ async def test_projects_stand_as_they_did(old: Path) -> None:
     journal = SqliteJournal(old)
     standing = (await journal.load()).standing
     await journal.close()
-    assert standing == (STANDING if version_of(old) >= GIVING_WAY else Standing())
+    assert standing == (STANDING if version_of(old) >= GIVING_WAY else ProjectAccounts())
 
 
 async def test_attempts_and_coordinators_are_as_they_were(old: Path) -> None:

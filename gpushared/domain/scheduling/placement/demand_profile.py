@@ -33,7 +33,7 @@ class Size:
 
 
 @dataclass(slots=True)
-class Mix:
+class DemandProfile:
     """Count requests per size; ``lessons`` is how often the tables made of the counts have changed."""
 
     counts: dict[Size, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Mix:
     cpu: Scarcity = field(default_factory=lambda: Scarcity(()))
     memory: Scarcity = field(default_factory=lambda: Scarcity(()))
 
-    def copy(self) -> Mix:
+    def copy(self) -> DemandProfile:
         """Return a mix with its own counts.
 
         The tables are shared, since they are made anew and never changed.

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacity,
     Reason,
-    Room,
     Rooms,
     grant_on,
     refuse,
@@ -37,12 +37,12 @@ from gpushared.domain.scheduling.placement.hosts import (
     make_of,
 )
 from gpushared.domain.scheduling.placement.policies import (
-    Policy,
+    PlacementPolicy,
     PolicyName,
     Together,
     policy_for,
 )
-from gpushared.domain.scheduling.placement.project_affinity import Kin, worth_rating
+from gpushared.domain.scheduling.placement.project_affinity import ProjectAffinity, worth_rating
 from gpushared.domain.scheduling.placement.ranking import Entry, Ranking
 from gpushared.domain.scheduling.placement.request_shape import (
     Kind,
@@ -98,10 +98,10 @@ class Fleet:
     def __init__(
         self,
         hosts: Iterable[Host],
-        policy: PolicyName | Policy = PolicyName.FRAGMENTATION,
+        policy: PolicyName | PlacementPolicy = PolicyName.FRAGMENTATION,
         *,
         rooms: Rooms | None = None,
-        mix: Mix | None = None,
+        mix: DemandProfile | None = None,
         together: Together = Together.OFF,
     ) -> None:
         """Make a fleet of these hosts.
@@ -112,7 +112,7 @@ class Fleet:
         """
         self.hosts = tuple(hosts)
         self.policy = policy
-        self.mix = mix or Mix()
+        self.mix = mix or DemandProfile()
         self._at = {host.name: at for at, host in enumerate(self.hosts)}
         self._home = {
             gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
@@ -120,7 +120,7 @@ class Fleet:
         makes: dict[tuple[object, ...], int] = {}
         self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
         self._leases: dict[LeaseId, _Taken] = {}
-        self._kin = Kin() if together is Together.PROJECT else None
+        self._kin = ProjectAffinity() if together is Together.PROJECT else None
         self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
@@ -188,7 +188,7 @@ class Fleet:
         """Return the free capacity of a host."""
         return self._free[self._at[host]]
 
-    def room(self, gpu: GpuId) -> Room:
+    def room(self, gpu: GpuId) -> FreeCapacity:
         """Return the free capacity of a GPU; KeyError if the fleet does not have the GPU."""
         at, place = self._home[gpu]
         return self._free[at].rooms[place]
@@ -343,19 +343,19 @@ class Fleet:
         return min(found)[2]
 
     def _placement(
-        self, need: Need, at: int, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
+        self, need: Need, at: int, policy: PlacementPolicy, closed: Collection[GpuId], kin: Collection[GpuId]
     ) -> Placement:
         free = self._free[at]
         chosen = choose(need, free, policy, closed, kin)
         grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
         return Placement(self.hosts[at].name, grants)
 
-    def _policy(self) -> Policy:
+    def _policy(self) -> PlacementPolicy:
         if self._policies[0] != self.mix.lessons:
             self._policies = (self.mix.lessons, self._made_now())
         return self._policies[1]
 
-    def _made_now(self) -> Policy:
+    def _made_now(self) -> PlacementPolicy:
         return policy_for(self.policy, self.mix) if isinstance(self.policy, PolicyName) else self.policy
 
     def _ranking(self, request: Request) -> Ranking:
@@ -377,5 +377,5 @@ class Fleet:
 
 def _as_found(host: Host, rooms: Rooms, makes: dict[tuple[object, ...], int]) -> Free:
     empty = rooms_of(host.gpus, (), {})
-    found: Sequence[Room] = [rooms.get(gpu, room) for gpu, room in empty.items()]
+    found: Sequence[FreeCapacity] = [rooms.get(gpu, room) for gpu, room in empty.items()]
     return free_of(host, found, makes.setdefault(make_of(host, found), len(makes)))

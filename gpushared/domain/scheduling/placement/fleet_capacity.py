@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
-from gpushared.domain.scheduling.placement.free_capacity import Room, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 
@@ -21,7 +21,7 @@ def fleet_with(
     leases: Iterable[Lease],
     stray_bytes: Mapping[GpuId, int],
     policy: PolicyName,
-    mix: Mix | None = None,
+    mix: DemandProfile | None = None,
     together: Together = Together.OFF,
 ) -> Fleet:
     """Return a fleet as it stands. ``stray_bytes``: bytes held on each GPU by processes without a lease.
@@ -77,7 +77,7 @@ class FleetPlaces:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return tuple(gpu.id for one in self._fleet.hosts if one.name == host for gpu in one.gpus)
 
-    def rooms(self) -> Mapping[str, Sequence[Room]]:
+    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
         return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
 
     def models(self) -> Mapping[str, Gpu]:

@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeCapacity:
     """Describe the free capacity of one GPU."""
 
     gpu: Gpu
@@ -58,9 +58,9 @@ class Room:
     apart_from: str = ""
     """The lease on the GPU that the request keeps away from; known only if a request is explained."""
 
-    def less(self, grant: Grant, *, exclusive: bool) -> Room:
+    def less(self, grant: Grant, *, exclusive: bool) -> FreeCapacity:
         """Return the room after one more grant."""
-        return Room(
+        return FreeCapacity(
             self.gpu,
             self.free_bytes - grant.memory_bytes,
             self.free_permille - grant.compute_permille,
@@ -71,7 +71,7 @@ class Room:
         )
 
 
-Rooms = Mapping[GpuId, Room]
+Rooms = Mapping[GpuId, FreeCapacity]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,12 @@ class Refusal:
     text: str
 
 
-def rooms_of(gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId, int]) -> dict[GpuId, Room]:
+def rooms_of(
+    gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId, int]
+) -> dict[GpuId, FreeCapacity]:
     """Return the room on each GPU. ``stray``: bytes held there by processes without a lease."""
     rooms = {
-        gpu.id: Room(
+        gpu.id: FreeCapacity(
             gpu, gpu.leasable_bytes - stray.get(gpu.id, 0), WHOLE_PERMILLE, stray_bytes=stray.get(gpu.id, 0)
         )
         for gpu in gpus
@@ -111,7 +113,7 @@ def need_on(request: Request, gpu: Gpu) -> Grant:
     return Grant(gpu.id, memory, share, limit if limit > share else 0)
 
 
-def refuse(request: Request, room: Room) -> Refusal | None:
+def refuse(request: Request, room: FreeCapacity) -> Refusal | None:
     """Return the first reason why this GPU cannot take its part of the request; None if it can."""
     gpu = room.gpu
     if request.gpus and gpu.id not in request.gpus:
@@ -144,7 +146,7 @@ def needs_own_server(request: Request) -> bool:
     return request.isolation is Isolation.SEPARATE or max(len(request.gpus), request.gpu_count) > 1
 
 
-def _refuse_whole(request: Request, room: Room) -> Refusal | None:
+def _refuse_whole(request: Request, room: FreeCapacity) -> Refusal | None:
     gpu = room.gpu
     if room.leases:
         return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {_count(room.leases, 'lease')}")
@@ -155,7 +157,7 @@ def _refuse_whole(request: Request, room: Room) -> Refusal | None:
     return None
 
 
-def _refuse_slice(need: Grant, room: Room) -> Refusal | None:
+def _refuse_slice(need: Grant, room: FreeCapacity) -> Refusal | None:
     if need.memory_bytes <= 0:  # a grant of nothing would be a grant without a wall
         return Refusal(room.gpu.id, Reason.RESOURCES, "is too small for such a share")
     if need.memory_bytes > room.free_bytes:
@@ -190,7 +192,7 @@ def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, 
     return tuple(grant_on(request, room) for room in fitting[:count])
 
 
-def _packing_order(request: Request, room: Room) -> tuple[bool, int, int, int]:
+def _packing_order(request: Request, room: FreeCapacity) -> tuple[bool, int, int, int]:
     need = need_on(request, room.gpu)
     return (
         room.leases == 0,
@@ -200,7 +202,7 @@ def _packing_order(request: Request, room: Room) -> tuple[bool, int, int, int]:
     )
 
 
-def grant_on(request: Request, room: Room) -> Grant:
+def grant_on(request: Request, room: FreeCapacity) -> Grant:
     """Return the request's part of a GPU that was chosen for it."""
     if request.wants_whole_gpus:
         return Grant(room.gpu.id, room.free_bytes, WHOLE_PERMILLE)
@@ -212,7 +214,7 @@ def is_grant(answer: tuple[Grant, ...] | tuple[Refusal, ...]) -> bool:
     return bool(answer) and isinstance(answer[0], Grant)
 
 
-def take(rooms: dict[GpuId, Room], grants: Iterable[Grant], *, exclusive: bool) -> None:
+def take(rooms: dict[GpuId, FreeCapacity], grants: Iterable[Grant], *, exclusive: bool) -> None:
     """Book the grants in ``rooms``."""
     for grant in grants:
         rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=exclusive)

@@ -9,7 +9,7 @@ from itertools import groupby
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.instances import best_fit, wants_instances
 from gpushared.domain.scheduling.placement.hosts import Free, memory_level
-from gpushared.domain.scheduling.placement.policies import Policy
+from gpushared.domain.scheduling.placement.policies import PlacementPolicy
 from gpushared.domain.scheduling.placement.request_shape import Need
 
 Score = tuple[float, float, float]
@@ -31,7 +31,11 @@ class HostReason(StrEnum):
 
 
 def rate(
-    need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
+    need: Need,
+    free: Free,
+    policy: PlacementPolicy,
+    closed: Collection[GpuId] = (),
+    kin: Collection[GpuId] = (),
 ) -> Score | HostReason:
     """Return the cost of the best GPUs of this host, or why it has none. ``kin``: the preferred GPUs."""
     if need.least_permille > free.top_permille:
@@ -50,7 +54,11 @@ def rate(
 
 
 def choose(
-    need: Need, free: Free, policy: Policy, closed: Collection[GpuId] = (), kin: Collection[GpuId] = ()
+    need: Need,
+    free: Free,
+    policy: PlacementPolicy,
+    closed: Collection[GpuId] = (),
+    kin: Collection[GpuId] = (),
 ) -> tuple[int, ...]:
     """Return the positions of the best GPUs of a host on which ``rate`` found some."""
     if need.count == 0:
@@ -60,7 +68,7 @@ def choose(
 
 
 def _ranks(
-    need: Need, free: Free, policy: Policy, closed: Collection[GpuId], kin: Collection[GpuId]
+    need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId], kin: Collection[GpuId]
 ) -> list[Rank]:
     """Return the rank of each GPU that can take its part."""
     if wants_instances(need.request):
@@ -70,7 +78,9 @@ def _ranks(
     return _drawn_to(kin, ranks, free, policy) if kin else ranks
 
 
-def _drawn_to(kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: Policy) -> list[Rank]:
+def _drawn_to(
+    kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: PlacementPolicy
+) -> list[Rank]:
     """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
     return [
         (rank[0], rank[1] - policy.kin_worth, *rank[2:]) if free.rooms[rank[3]].gpu.id in kin else rank
@@ -78,7 +88,7 @@ def _drawn_to(kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy:
     ]
 
 
-def _ordinary_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+def _ordinary_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
     ranks = []
     last = policy.whole_gpus_last and not need.whole
     for at, room in enumerate(free.rooms):
@@ -93,7 +103,7 @@ def _ordinary_ranks(need: Need, free: Free, policy: Policy, closed: Collection[G
     return ranks
 
 
-def _plain_ranks(need: Need, free: Free, policy: Policy, closed: Collection[GpuId]) -> list[Rank]:
+def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
     """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
     gpu = free.rooms[0].gpu
     if need.models and gpu.name not in need.models:
@@ -148,7 +158,7 @@ def _broken_into(group: Sequence[Rank]) -> float:
     return sum(rank[0] for rank in group)
 
 
-def _score(need: Need, free: Free, policy: Policy, chosen: Sequence[Rank]) -> Score:
+def _score(need: Need, free: Free, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
     untouched = part = 0.0
     taken = 0
     for rank in chosen:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.lease import Grant
-from gpushared.domain.scheduling.placement.free_capacity import Room
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity
 
 UNLIMITED = 1 << 62
 """A host that does not tell its CPU or memory counts as having so much, more than any request takes."""
@@ -43,7 +43,7 @@ class Free:
     each GPU can still be leased in shares, in permille.
     """
 
-    rooms: tuple[Room, ...]
+    rooms: tuple[FreeCapacity, ...]
     cpu_milli: int
     memory_bytes: int
     levels: tuple[int, ...]
@@ -57,7 +57,7 @@ class Free:
     """A number that all untouched hosts of the same make share; None once the host has given something."""
 
 
-def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
+def free_of(host: Host, rooms: Sequence[FreeCapacity], twin: int | None = None) -> Free:
     """Return the free capacity of a host with these rooms, while none of its CPU and memory is taken."""
     levels = tuple(level_of(room) for room in rooms)
     return Free(
@@ -73,7 +73,7 @@ def free_of(host: Host, rooms: Sequence[Room], twin: int | None = None) -> Free:
     )
 
 
-def make_of(host: Host, rooms: Sequence[Room]) -> tuple[object, ...]:
+def make_of(host: Host, rooms: Sequence[FreeCapacity]) -> tuple[object, ...]:
     """Return the features that hosts of the same make share: all that placement reads but the names."""
     gpus = tuple(
         (replace(room.gpu, id=GpuId("")), room.free_bytes, room.free_permille, room.leases, room.exclusive)
@@ -82,7 +82,7 @@ def make_of(host: Host, rooms: Sequence[Room]) -> tuple[object, ...]:
     return gpus, host.cpu_milli, host.memory_bytes, host.link_groups
 
 
-def level_of(room: Room) -> int:
+def level_of(room: FreeCapacity) -> int:
     """Return the permille of the GPU that the largest slice could still have; 0 if nothing more may come."""
     if room.exclusive or room.gpu.trouble is not None:
         return 0
@@ -106,7 +106,7 @@ def changed(
     """
     rooms, levels = list(free.rooms), list(free.levels)
     for at, grant, exclusive in grants:
-        change = Room.less if sign > 0 else more
+        change = FreeCapacity.less if sign > 0 else more
         rooms[at] = change(rooms[at], grant, exclusive=exclusive)
     for at in {at for at, _, _ in grants}:
         levels[at] = level_of(rooms[at])
@@ -130,9 +130,9 @@ def _uniform(gpus: Sequence[Gpu]) -> bool:
     return ordinary and len({(gpu.name, gpu.leasable_bytes) for gpu in gpus}) == 1
 
 
-def more(room: Room, grant: Grant, *, exclusive: bool) -> Room:
+def more(room: FreeCapacity, grant: Grant, *, exclusive: bool) -> FreeCapacity:
     """Return the room without a grant; after an exclusive grant the GPU is open to others again."""
-    return Room(
+    return FreeCapacity(
         room.gpu,
         room.free_bytes + grant.memory_bytes,
         room.free_permille + grant.compute_permille,

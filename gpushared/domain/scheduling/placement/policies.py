@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
-from gpushared.domain.scheduling.placement.demand_profile import Mix
+from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.hosts import UNLIMITED, Free
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -43,7 +43,7 @@ class Together(StrEnum):
     PROJECT = "project"
 
 
-class Policy(Protocol):
+class PlacementPolicy(Protocol):
     """Tell the cost of a place."""
 
     whole_gpus_last: bool
@@ -94,7 +94,7 @@ class Fragmentation:
     whole_gpus_last = True
     kin_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
 
-    def __init__(self, mix: Mix) -> None:
+    def __init__(self, mix: DemandProfile) -> None:
         self._leftover = mix.leftover
         self._cpu = mix.cpu
         self._memory = mix.memory
@@ -118,7 +118,7 @@ def _growth(stranded: Stranded, amount: int, less: int, permille: int, taken: in
     return stranded(amount - less, permille - taken) - stranded(amount, permille)
 
 
-def policy_for(name: PolicyName, mix: Mix) -> Policy:
+def policy_for(name: PolicyName, mix: DemandProfile) -> PlacementPolicy:
     """Return the policy for the mix as it is now; a later lesson needs a new policy."""
     match name:
         case PolicyName.PACK:

@@ -21,7 +21,7 @@ HOSTS_RATED = 32
 preference."""
 
 
-class Held(Protocol):
+class AffinityHolder(Protocol):
     """Describe the request and the grants of a lease."""
 
     @property
@@ -30,16 +30,16 @@ class Held(Protocol):
     def grants(self) -> Sequence[Grant]: ...
 
 
-class Kin:
+class ProjectAffinity:
     """Count the leases of each project on each GPU; a lease's request names its project."""
 
     def __init__(self, gpus: Mapping[str, Mapping[GpuId, int]] | None = None) -> None:
         self._gpus = {project: Counter(held) for project, held in (gpus or {}).items()}
 
-    def copy(self) -> Kin:
-        return Kin(self._gpus)
+    def copy(self) -> ProjectAffinity:
+        return ProjectAffinity(self._gpus)
 
-    def change(self, before: Held | None, after: Held | None) -> None:
+    def change(self, before: AffinityHolder | None, after: AffinityHolder | None) -> None:
         """Replace one holding of a lease by another."""
         if before is not None and before.request.project:
             left = self._gpus[before.request.project]

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from gpushared.domain.scheduling.placement.gpu_choice import HostReason, Score, rate
 from gpushared.domain.scheduling.placement.hosts import Free
-from gpushared.domain.scheduling.placement.policies import Policy
+from gpushared.domain.scheduling.placement.policies import PlacementPolicy
 from gpushared.domain.scheduling.placement.request_shape import Need
 
 Entry = tuple[Score, int]
@@ -17,7 +17,7 @@ Entry = tuple[Score, int]
 class Ranking:
     """Rank the hosts for one kind: each host's cost, the best first, and the counts of refusals by reason."""
 
-    def __init__(self, need: Need, policy: Policy, hosts: Sequence[Free]) -> None:
+    def __init__(self, need: Need, policy: PlacementPolicy, hosts: Sequence[Free]) -> None:
         self.need = need
         self.policy = policy
         self.seen = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.demand_profile import Size
-from gpushared.domain.scheduling.placement.free_capacity import Room, need_on, refuse
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, need_on, refuse
 
 Kind = tuple[object, ...]
 """Kinds are equal for requests that fit on the same hosts and score the same there."""
@@ -70,7 +70,7 @@ class Need:
             known = self._sizes[gpu.leasable_bytes] = (grant.memory_bytes, grant.compute_permille)
         return known
 
-    def fits(self, room: Room) -> bool:
+    def fits(self, room: FreeCapacity) -> bool:
         """Return True if the GPU can take its part.
 
         ``placement.refuse`` is the rule; the code below it is the rule's common case.
