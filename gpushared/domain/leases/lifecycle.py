@@ -1,4 +1,4 @@
-"""Follow containers to their end: each sight of a container, draining, and deadlines."""
+"""Follow containers to their end: each sight of a container, draining, deadlines, and ends by a fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from gpushared.domain.leases import notice
 from gpushared.domain.leases.events import (
     Condition,
     ContainerSeen,
@@ -50,6 +49,11 @@ from gpushared.domain.model.lease import (
 )
 
 _UP = (Condition.RUNNING, Condition.PAUSED, Condition.RESTARTING)
+
+ENDED_BY_SOMEBODY = frozenset({137, 143})
+"""These exit codes follow SIGKILL and SIGTERM. A program that met a fault ends by itself, with other
+codes."""
+RUN_AGAIN = "run it again; with `--restart-on-fault 3` that happens by itself"
 
 
 def seen(event: ContainerSeen, draft: Draft) -> None:
@@ -214,13 +218,13 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
 
 
 def _exited(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
-    if not notice.is_of_fault(lease, event.exit_code):
+    if not is_of_fault(lease, event.exit_code):
         _drain_exited(lease, _finished(event), _exit_text(event), draft)
-    elif notice.may_start_again(lease):
-        notice.start_again(lease, _exit_text(event), draft, not_before=draft.now)
+    elif may_start_again(lease):
+        start_again(lease, _exit_text(event), draft, not_before=draft.now)
         draft.do(SampleGpus())
     else:
-        _drain_exited(lease, notice.outcome_of(lease, event.exit_code), _exit_text(event), draft)
+        _drain_exited(lease, outcome_of(lease, event.exit_code), _exit_text(event), draft)
 
 
 def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
@@ -367,3 +371,30 @@ def _overdue(lease: Lease, state: Starting, draft: Draft) -> None:
     if state.held:
         draft.move(lease, replace(state, held=False), "the restart takes too long")
     draft.do(InspectContainer(state.container))
+
+
+# --- faults ---------------------------------------------------------------------------------------------
+
+
+def is_of_fault(lease: Lease, exit_code: int | None) -> bool:
+    """Return True if the container ended because of the fault that the lease met."""
+    return bool(lease.fault) and exit_code not in (None, 0, *ENDED_BY_SOMEBODY)
+
+
+def may_start_again(lease: Lease) -> bool:
+    return lease.restarts < lease.request.restart_on_fault
+
+
+def outcome_of(lease: Lease, exit_code: int | None) -> Outcome:
+    """Return the outcome of a lease whose container ended because of its fault."""
+    times = f", after {lease.restarts} restarts for such faults" if lease.restarts else ""
+    return Failed(f"its container ended with {exit_code} because {lease.fault}{times}", RUN_AGAIN)
+
+
+def start_again(lease: Lease, why: str, draft: Draft, *, not_before: float) -> None:
+    """Keep the lease, and start its container again as soon as the fault is over."""
+    assert isinstance(lease.state, WithContainer)
+    number, limit = lease.restarts + 1, lease.request.restart_on_fault
+    state = Starting(lease.grants, lease.state.container, draft.now, not_before, held=True, by_node=True)
+    lease = replace(lease, restarts=number, fault="", faulted_at=None)
+    draft.move(lease, state, f"{why}; it is to be started again ({number} of {limit})")

@@ -13,15 +13,15 @@ from typing import assert_never
 
 from gpushared.domain.leases.events import ServerFaulted
 from gpushared.domain.leases.instructions import SampleGpus, StartContainer
-from gpushared.domain.leases.lifecycle import drain
-from gpushared.domain.leases.node_state import FAULT_SEEN_SECONDS, Draft
-from gpushared.domain.leases.notice import (
+from gpushared.domain.leases.lifecycle import (
     RUN_AGAIN,
+    drain,
     is_of_fault,
     may_start_again,
     outcome_of,
     start_again,
 )
+from gpushared.domain.leases.node_state import FAULT_SEEN_SECONDS, Draft
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import (
     Active,
