@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.domain.model.errors import Code, GpushareError, PermissionRefused, kind_of_code
 from gpushared.domain.model.request import Caller
@@ -160,3 +162,14 @@ def _hint(error: grpc.aio.AioRpcError) -> str:
         if key == HINT_METADATA and isinstance(value, bytes):
             return value.decode(errors="replace")
     return ""
+
+
+def unary_handler(
+    method: MethodDescriptor, call: Callable[[Any, Context[Any, Any]], Awaitable[Message]]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the gRPC handler of a unary call, by the descriptor that names its messages."""
+    return grpc.unary_unary_rpc_method_handler(
+        call,
+        request_deserializer=GetMessageClass(method.input_type).FromString,
+        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+    )

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from gpushared.api.v1 import audit_pb2, gpus_pb2, jobs_pb2, leases_pb2, node_pb2, policy_pb2, projects_pb2
 from gpushared.domain.model.request import Caller
-from gpushared.net.call_checks import OPTIONS, CallAuthenticator, Context
+from gpushared.net.call_checks import OPTIONS, CallAuthenticator, Context, unary_handler
 from gpushared.net.unary_json import Unary
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api, is_over
@@ -78,11 +78,7 @@ def _unary(
     async def call(message: Message, context: Context[Any, Any]) -> Message:
         return await doors.unary(unary.call, message, context)
 
-    return grpc.unary_unary_rpc_method_handler(
-        call,
-        request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
-    )
+    return unary_handler(method, call)
 
 
 def _stream(

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.domain.model.request import Caller
-from gpushared.net.call_checks import Context
+from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
 from gpushared.pool.coordinator.running_parts import Listener, Service
 from gpushared.pool.trust.callers import Callers, PoolCaller
@@ -52,11 +52,7 @@ def _served(
     async def call(message: Message, context: Context[Any, Any]) -> Message:
         return await callers.unary(handler, message, context, name)
 
-    return grpc.unary_unary_rpc_method_handler(
-        call,
-        request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
-    )
+    return unary_handler(method, call)
 
 
 def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
