@@ -1,4 +1,4 @@
-"""``gpushare completion``: the script by which a shell completes words of ours."""
+"""``gpushare completion``, and the files that ``gpushared install`` writes for the command and its completion."""
 
 from __future__ import annotations
 

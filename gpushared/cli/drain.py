@@ -1,4 +1,4 @@
-"""``gpushare drain``: no new leases on a GPU, no new work for a node."""
+"""``gpushare drain`` and ``gpushare undrain``: keep new work from a GPU or a node, and let it in again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the values of a lease's options before the daemon is asked or an image is pulled."""
+"""Read the values of a lease's options, docker's own for CPU and memory among them, before the daemon is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare logs``: becomes ``docker logs`` of a job's or a lease's container."""
+"""``gpushare logs``, ``attach`` and ``docker-host``: reach the container of a job or a lease with docker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare run --result-file``: a parent stays beside docker to write down how it went.
+"""``gpushare run --result-file``, and docker as a child of the command for work after docker's end.
 
 Schedulers read the file; without it they could not tell a container's own exit code 125 from ours.
 """

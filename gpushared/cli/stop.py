@@ -1,4 +1,4 @@
-"""``gpushare stop``: ends leases, with their containers."""
+"""``gpushare stop`` and ``gpushare cancel``: end leases and jobs, and wait until their memory is free."""
 
 from __future__ import annotations
 

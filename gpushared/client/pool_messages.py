@@ -1,4 +1,4 @@
-"""Define the answers of a pool's coordinator as typed objects, like ``messages``, by ``pool.proto``."""
+"""Define the answers to administrators as typed objects: of a pool, of the policy, of the audit."""
 
 from __future__ import annotations
 

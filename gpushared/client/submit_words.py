@@ -1,4 +1,4 @@
-"""List the words by which a job is asked for, in one place for ``gpushare submit`` and for programs.
+"""List the words by which a lease or a job is asked for, once for the command line, programs and the API.
 
 Each word has a name on the command line, one in a program's ``JobRequest``, and one in the API's messages.
 """

@@ -1,4 +1,4 @@
-"""Define the settings of idle leases: for everybody, for quiet times, and for single projects.
+"""Define the settings of idle leases, and read the times of the week in them.
 
 A project's tables take the place of the general ones setting by setting: a setting that the project does not
 name is the general one.

@@ -1,4 +1,4 @@
-"""Define the settings of jobs, and of the pool that a node is in."""
+"""Define the settings of jobs, of the pool that a node is in, and of the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the kinds of settings' values: how each is read, from TOML or from one word, and written."""
+"""Declare settings, and define the kinds of their values: how each is read and written."""
 
 from __future__ import annotations
 

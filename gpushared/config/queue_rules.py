@@ -1,4 +1,4 @@
-"""Define the settings of the queue's order: projects with their quotas, and the rules of each class."""
+"""Define the settings of the queue's order: projects, people, quotas, and the rules of each class."""
 
 from __future__ import annotations
 

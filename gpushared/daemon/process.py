@@ -1,4 +1,4 @@
-"""Run the process of a daemon: its files, its signals, its tasks, and its last message on a failure."""
+"""Run the process of a daemon: its log, its files, its signals, its tasks, and its last message on a failure."""
 
 from __future__ import annotations
 

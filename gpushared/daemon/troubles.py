@@ -1,4 +1,4 @@
-"""Hold the present troubles of the daemon's parts: logged once, shown as long as they last."""
+"""Hold the troubles of the daemon's parts, and hand results of threads to the event loop."""
 
 from __future__ import annotations
 

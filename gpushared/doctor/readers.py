@@ -1,4 +1,4 @@
-"""Read the machine without waiting for it: a file system may be away, a program may hang."""
+"""Read the machine, MPS, NVIDIA's toolkit and the engine, without waiting for what may be away or hang."""
 
 from __future__ import annotations
 

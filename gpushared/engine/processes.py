@@ -1,4 +1,4 @@
-"""Find the container that a process belongs to, from ``/proc/PID/cgroup`` (proc(5), cgroups(7)).
+"""Find the container of a process (proc(5), cgroups(7)), hold processes, and read how they handle signals.
 
 The engine's cgroup names hold the container's full id, 64 hexadecimal digits, in several forms:
 ``4:memory:/docker/<id>`` (v1, cgroupfs), ``1:name=systemd:/system.slice/docker-<id>.scope`` (v1, systemd),

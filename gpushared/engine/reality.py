@@ -1,4 +1,4 @@
-"""Read the real state of a container's first process from ``/proc``.
+"""Read a container's reality from the kernel: its first process, its mounts, its memory.
 
 Sources: proc(5), namespaces(7), capabilities(7). The process is found by the engine's inspect, and looked at
 again at the end: a PID that changed hands, or a process that is no longer in the container's cgroup, makes

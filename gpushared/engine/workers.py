@@ -1,4 +1,4 @@
-"""Make the SDK's blocking calls on a few daemon threads, each with a client of its own.
+"""Open clients of the Docker SDK, and make their blocking calls on a few daemon threads.
 
 ``concurrent.futures`` would do, but joins its threads when the interpreter ends: a ``stop`` with ten minutes
 of grace, or an engine that hangs, would then keep the daemon from ending. These threads just go with the

@@ -1,4 +1,4 @@
-"""Read the MIG instances of GPUs as the driver lists them.
+"""Read the MIG instances of GPUs as the driver lists them, and how much GPU memory may be leased.
 
 MIG splits a GPU into GPU instances, which have memory of their own, and these into compute instances, which
 NVML calls MIG devices and programs use. Sources: NVIDIA's MIG User Guide and its NVML reference (Multi

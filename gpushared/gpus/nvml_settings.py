@@ -1,4 +1,4 @@
-"""Set the driver's own limit on the GPU memory of a cgroup, over NVML (drivers of release 615 and later)."""
+"""Set over NVML the driver's limit on a cgroup's GPU memory (r615 and later), and compute modes."""
 
 from __future__ import annotations
 

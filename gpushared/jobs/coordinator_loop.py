@@ -1,4 +1,4 @@
-"""The loop: the one place where the pool's state changes.
+"""Run the coordinator's loop: the one place where the pool's state changes, and where its changes are stored.
 
 Events come in through ``send``. Those that arrived together are handled together and written in as few
 transactions as they fit in; only when its changes are durable does a step become true: then its state is

@@ -1,4 +1,4 @@
-"""Write errors as the two kinds of clients expect them: in Docker's form, or the Connect protocol's."""
+"""Write errors in Docker's form or the Connect protocol's, and refuse requests that break HTTP or a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the daemon's work of every second: send ticks, note missing clients, tell systemd the status."""
+"""Do the daemon's work of every second: ticks, missing clients, promises to projects, systemd's status."""
 
 from __future__ import annotations
 

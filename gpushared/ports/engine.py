@@ -1,4 +1,4 @@
-"""Declare the port for the engine that runs containers."""
+"""Declare the port for the engine that runs containers, with containers' settings and their real state."""
 
 from __future__ import annotations
 

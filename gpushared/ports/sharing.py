@@ -1,4 +1,4 @@
-"""Declare the ports by which GPUs are shared among containers."""
+"""Declare the ports by which GPUs are shared among containers, and users bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep one cgroup for each lease, as a parent for the lease's container, in the tree of cgroup v2."""
+"""Locate cgroups, and keep one for each lease as a parent for its container, in the tree of cgroup v2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implement the ``Checkpoints`` port with CUDA's own checkpoints, which a worker program makes."""
+"""Implement the ``Checkpoints`` port with CUDA's checkpoints by a worker program, or without any."""
 
 from __future__ import annotations
 

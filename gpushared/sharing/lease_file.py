@@ -1,4 +1,4 @@
-"""Write the file in which a container can read its lease. Pure.
+"""Write the files in which a container reads its lease, and that the lease will end. Pure.
 
 ``docs/reference/environment.md`` documents its fields. Within one number of the schema fields are only added.
 """

@@ -1,4 +1,4 @@
-"""Watch the servers of one control daemon: their clients, their faults, and their removal."""
+"""Read and watch the servers of one control daemon: their clients, their faults, and their removal."""
 
 from __future__ import annotations
 

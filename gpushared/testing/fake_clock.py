@@ -1,4 +1,4 @@
-"""Let all fakes fail in one way: on request, for the next calls."""
+"""Fake the time, and let all fakes fail in one way: on request, for the next calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake GPUs in memory."""
+"""Fake GPUs and their compute modes in memory."""
 
 from __future__ import annotations
 

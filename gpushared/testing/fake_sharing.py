@@ -1,4 +1,4 @@
-"""Fake the sharing of GPUs by taking notes only."""
+"""Fake the sharing of GPUs, and checkpoints, by taking notes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn gRPC's errors into those of the tree."""
+"""Share the clients' messages and waits, and turn gRPC's errors into those of the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answer a coordinator's orders from the node's book of attempts, which is written before the answer is sent.
+"""Answer a coordinator's orders from the node's log of attempts, which is written before the answer is sent.
 
 An answer is the record, so an order that comes twice, or late, gets the same answer as before. An attempt
 that was asked about or cancelled before the node saw it is refused for ever: a *tombstone*. The node does not

@@ -1,4 +1,4 @@
-"""Define the events of attempts on their node, and the instructions to its daemon that follow from them.
+"""Define events of attempts on their node, instructions to its daemon, and the node's memory of coordinators.
 
 ``coordinator`` is the pool that gave the order, empty for the node's own book of jobs.
 """

@@ -1,4 +1,4 @@
-"""Order the waiting jobs so that a pass need not look at all of them.
+"""Order the waiting jobs so that a pass need not look at all of them, and throttle arrays.
 
 Jobs that ask for the same stand in one line (a *kind*). A project's lines stand in the order in which the
 policy looks at them. A change of one costs the same, however many jobs wait in a line.

@@ -1,4 +1,4 @@
-"""Handle sick and drained GPUs.
+"""Handle sick and drained GPUs, and MIG instances that the admin destroyed.
 
 A lost GPU, or one with a driver error that no program made, is drained: it gets no new leases, and its leases
 end, because nothing on it can be trusted to go on. It stays drained, over restarts and reboots, until

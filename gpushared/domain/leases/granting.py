@@ -1,4 +1,4 @@
-"""Apply a pass over the queue: grants, leases that give way, and the reasons why the other requests wait."""
+"""Apply a pass over the queue: eligible requests, grants, leases that give way, and reasons to wait."""
 
 from __future__ import annotations
 

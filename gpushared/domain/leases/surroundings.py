@@ -1,4 +1,4 @@
-"""Check a request's needs besides GPUs: CPU and memory of the host, a model, distance from other leases."""
+"""Check what a request needs besides GPUs: CPU and memory of the host, distance from other leases."""
 
 from __future__ import annotations
 

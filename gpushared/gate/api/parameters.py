@@ -1,4 +1,4 @@
-"""Check query parameters: engines read only some, and a confined caller's values need a certain form."""
+"""Check query parameters, filters, and the options of ``ps`` that a confined caller gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the wish for GPUs in a create body, in the many ways that Docker's clients can write it.
+"""Read the request for GPUs, CPUs and memory in a create body, in the many ways of Docker's clients.
 
 A wish is taken out of the body: what the container gets instead is its lease. In order of precedence: the
 label of a lease to claim, the ``gpushare.*`` labels, a CDI name ``gpushare.io/gpu=0.25``, and whole GPUs by

@@ -1,4 +1,4 @@
-"""Find the owner of a container: the engine resolves names and ids, and the labels name the owner.
+"""Find the owner of a container by its labels, and lock containers against actions that must not overlap.
 
 A name is resolved once, by an inspect, and the full id is used from then on: a container may be named like
 another one's short id. Another user's containers do not exist for the caller.

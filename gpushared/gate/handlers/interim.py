@@ -1,4 +1,4 @@
-"""Tell a client whose request waits in the queue now and then that its answer is still to come.
+"""Tell a waiting client that its answer is still to come, and an attached client why its container ended.
 
 Many clients hang up after a minute of silence. An interim answer (RFC 9110, 15.2) is no answer yet: a client
 that reads one goes on reading, and counts the silence anew.

@@ -1,4 +1,4 @@
-"""Turn the configuration into the figures that the core and the gate need."""
+"""Turn configuration and machine into the figures that the core and the gate need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follow the container engine: its abilities, its containers, and what happens to them."""
+"""Reconcile the core's view of containers with the engine, and keep users' common limits in force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sample the GPUs again and again, and tell the core whose processes are on them."""
+"""Sample the GPUs again and again, and tell the core whose processes are on them and whom a fault hit."""
 
 from __future__ import annotations
 

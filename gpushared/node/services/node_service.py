@@ -1,4 +1,4 @@
-"""Serve each call of the API in one place: gRPC and unary JSON are only two ways to reach it."""
+"""Serve each call of the API in one place, drains included: gRPC and unary JSON are only two ways to reach it."""
 
 from __future__ import annotations
 

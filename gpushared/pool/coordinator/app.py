@@ -1,4 +1,4 @@
-"""Wiring: the coordinator's life from start to end."""
+"""Wire the coordinator's parts, and run the coordinator from its start to its end."""
 
 from __future__ import annotations
 

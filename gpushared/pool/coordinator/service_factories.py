@@ -1,4 +1,4 @@
-"""``Jobs`` of a coordinator, at all its doors: for nodes in their users' names, tokens, administrators."""
+"""Build the services of a coordinator for its listeners: nodes, users with tokens, administrators."""
 
 from __future__ import annotations
 

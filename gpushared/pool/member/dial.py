@@ -1,4 +1,4 @@
-"""Dialling the coordinator: mutual TLS with the certificates as they are at that moment."""
+"""Dial the coordinator by mutual TLS with the present certificates, and choose when to dial again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the facts in a node's certificate."""
+"""Read the facts in a node's certificate, and allow for two machines' clocks."""
 
 from __future__ import annotations
 

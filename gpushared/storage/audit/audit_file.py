@@ -1,4 +1,4 @@
-"""Keep the audit's file: blocking, for one thread only."""
+"""Keep the audit's file with its table: blocking, for one thread only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pool's store in one SQLite file: blocking, for one thread only."""
+"""Keep the pool's store and its newest changes in one SQLite file: blocking, for one thread only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep the journal's file: blocking, for one thread only."""
+"""Keep the journal's file: its tables, its leases as JSON; blocking, for one thread only."""
 
 from __future__ import annotations
 
