@@ -8,6 +8,7 @@ version 550, and are the reason for the shape of this module:
   1 MiB, ``0G`` becomes no limit. So only whole ``M`` are sent, and every setting is read back.
 * Memory limits are set by the daemon's own ordinals, which follow its CUDA_VISIBLE_DEVICES. By UUID the
   setting is not checked, reads back as nothing without a GPU, and wipes the one set by ordinal.
+* Clients do not outlive the daemon: with 580 their next call fails with CUDA_ERROR_MPS_RPC_FAILURE.
 * Any process that can open ``control_privileged`` may do anything, so the pipe directory is closed to others.
 """
 
@@ -125,6 +126,7 @@ _MIB_PER_GIB = 1024
 _LOG_LIMIT_BYTES = 1024 * 1024
 _LOG_TAIL_BYTES = 16 * 1024
 _SERVER_LOG = "server.log"
+_SERVERS_LINE = re.compile(r"^\[[^]]* Server +\d+\]")
 _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 0.25
 
@@ -252,8 +254,13 @@ class MpsControl:
         return client_pids(server, await self.ask(f"get_client_list {server}"))
 
     def server_log(self) -> list[str]:
-        """Return the newest lines that servers wrote into their log; this reads a file."""
-        return _tail(self.log.with_name(_SERVER_LOG))
+        """Return the newest lines that servers wrote into their log; this reads files.
+
+        In the foreground a daemon of release 580 has its servers write into its own output, and no log of
+        theirs; the lines have the form ``[TIME Server  PID] TEXT``.
+        """
+        own = [line for line in _tail(self.log) if _SERVERS_LINE.search(line)]
+        return [*_tail(self.log.with_name(_SERVER_LOG)), *own]
 
     async def restart_servers(self) -> None:
         """End the daemon, by force if need be; its directory stays for the next ``start``."""

@@ -133,6 +133,17 @@ async def until_idle(performer: Executor) -> None:
         await asyncio.sleep(0)
 
 
+async def test_an_error_of_the_driver_has_the_mps_servers_of_its_gpu_looked_at_at_once() -> None:
+    """The fault of a server whose clients end at once lasts for milliseconds."""
+    async with world() as node:
+        await node.sampler.turn()
+        (gpu,) = node.loop.state.gpus
+        assert node.sharing.looks == []
+        node.gpus.err(gpu, 31)
+        await node.sampler.turn()
+        assert node.sharing.looks == [gpu]
+
+
 async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards() -> None:
     sharing = SlowSharing()
     async with world(sharing=sharing) as node:

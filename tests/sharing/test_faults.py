@@ -135,15 +135,18 @@ async def test_a_daemon_that_somebody_keeps_from_answering_holds_up_no_lease_of_
 MEMORY_FAULT = "[2026-04-28 18:20:41.704 Server 71] Memory fault by client {PID: 100, Context ID: 1}\n"
 
 
+@pytest.mark.parametrize("log", ["server.log", "control.log"])
 async def test_a_fault_names_whom_it_hit_and_who_caused_it_until_they_are_gone(
-    share: MakeSharing, mps: FakeMps, runtime_dir: Path
+    share: MakeSharing, mps: FakeMps, runtime_dir: Path, log: str
 ) -> None:
+    """Servers write into a log of their own or, with release 580, into their daemon's output."""
     sharing = share()
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100, 101)
     looking = Looking(sharing)
     await looking.until(lambda status: status.clients == (100, 101))
-    (directory(runtime_dir) / "log" / "server.log").write_text(MEMORY_FAULT)
+    with (directory(runtime_dir) / "log" / log).open("a") as written:
+        written.write(MEMORY_FAULT)
     mps.serve(71, 101, state="FAULT")
     status = await looking.until(lambda status: status.faults)
     assert status.faults == (ServerFault(71, (100, 101), 100),)

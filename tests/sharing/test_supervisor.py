@@ -188,12 +188,23 @@ async def test_it_looks_at_its_clients_at_once_when_asked(
     played = PlayedControl(runtime_dir / "played")
     supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
     await supervisor.attach("l-1")
-    assert supervisor.clients_at is None
+    await until(lambda: supervisor.clients_at is not None)
     played.serve(71, "100\n")
     supervisor.look_soon()
     supervisor.look_soon()
-    await until(lambda: supervisor.clients_at is not None)
-    assert (supervisor.clients, played.asked("get_server_list")) == (frozenset({100}), 1)
+    await until(lambda: bool(supervisor.clients))
+    assert (supervisor.clients, played.asked("get_server_list")) == (frozenset({100}), 2)
+
+
+async def test_a_daemon_that_was_found_alive_tells_its_servers_at_once(
+    supervise: MakeSupervisor, runtime_dir: Path
+) -> None:
+    """They would be taken for strangers on the GPU until then."""
+    played = PlayedControl(runtime_dir / "played")
+    played.serve(71, "100\n")
+    supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
+    await supervisor.attach("l-1")
+    await until(lambda: supervisor.servers == (71,))
 
 
 async def test_the_clients_of_a_daemon_that_died_are_not_known(

@@ -16,6 +16,7 @@ from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.units import format_memory
 from gpushared.engine.processes import ProcessHandles, ProcessTable
+from gpushared.gpus.mig import MPS_RESERVE_BYTES
 from gpushared.node.runtime.activity import activity
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.mps_escapees import (
@@ -82,6 +83,16 @@ class Sampler:
         self._asked = asyncio.Event()
         self._unseen_since: dict[GpuId, float] = {}
         self._xids: dict[GpuId, tuple[int, ...]] = {}
+
+    def free_bytes(self, gpu: GpuId) -> int | None:
+        """Return the memory that nobody used on a GPU by the newest sample; None if that is not known.
+
+        What is kept back for an MPS server counts as free, because such a server may be what uses it.
+        """
+        reading, known = self.newest.readings.get(gpu), self._loop.state.gpus.get(gpu)
+        if reading is None or known is None or reading.memory_used_bytes is None:
+            return None
+        return known.leasable_bytes + MPS_RESERVE_BYTES - reading.memory_used_bytes
 
     def ask(self) -> None:
         """Take a sample soon."""
@@ -162,7 +173,9 @@ class Sampler:
         working, resting = activity(readings, leases, self._loop.state.holders())
         event = replace(event, outside_mps=found.outside, xids=self._untold(readings), lost=lost)
         event = replace(event, active=working, idle=resting)
-        for gpu in sorted(found.undecided):
+        # A server's fault lasts only until its clients are gone, and the driver tells of its cause at once.
+        faulty = {reading.gpu for reading in readings if reading.xids}
+        for gpu in sorted(found.undecided | faulty):
             await self._sharing.look_soon(gpu)
         gpus = self._loop.state.gpus
         troubled = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
