@@ -13,6 +13,7 @@ import pytest
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.test_watchdog import GIB, use_in
 
 ALICE = 61061
 SLOW_WORDS = (sys.executable, "-m", "tests.node.slow_checkpoints")
@@ -89,6 +90,26 @@ def test_a_lease_that_is_resumed_on_its_way_off_comes_back(node: DaemonProcess) 
     out, complaint = resuming.communicate(timeout=60)
     assert (resuming.returncode, out.strip()) == (0, lease["id"]), complaint
     assert node.lease(lease["id"])["state"] == "active"
+
+
+def test_a_lease_whose_memory_others_use_is_not_restored_until_they_give_it_back(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """A real driver cannot repeat a restore that failed for want of memory."""
+    node = new_daemon(engine=docker_engine, simulate="h100", config='[watchdog]\ntrain = "warn"\n')
+    node.start()
+    lease = node.hold("0.5")
+    node.gpushare_says("pause", lease["id"])
+    greedy = node.hold("0.5")
+    use_in(node, greedy, 60 * GIB)
+    wait_until(
+        lambda: any("uses 60 GiB" in line for line in story(node, greedy)), "a sample shows the memory"
+    )
+    assert "GPU 0 has 19." in node.gpushare("resume", lease["id"]).stderr
+    assert node.lease(lease["id"])["state"] == "suspended"
+    use_in(node, greedy, 30 * GIB)
+    wait_until(lambda: node.gpushare("resume", lease["id"]).returncode == 0, "its memory is free")
+    node.wait_lease(lease["id"], "active")
 
 
 # --- the commands --------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Executor:
         self._follower = follower
         self._sampler = sampler
         self.parting = MpsDetach(loop, sharing, engine)
-        self._suspender = Suspender(loop, engine, checkpoints)
+        self._suspender = Suspender(loop, engine, checkpoints, sampler.free_bytes)
         self._queues = ContainerQueues(lambda: loop.state.leases, self._perform_in_turn, self._begin)
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
         # A container that is started again has a new lease under its old device name.

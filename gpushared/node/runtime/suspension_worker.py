@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -11,6 +12,7 @@ import psutil
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.surroundings import lack_of_memory
 from gpushared.domain.model.errors import GpushareError, SharingUnavailable
+from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.units import format_memory
 from gpushared.engine.processes import members
@@ -30,10 +32,18 @@ class Suspender:
     One call at a time for each container.
     """
 
-    def __init__(self, loop: Loop, engine: Engine, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        engine: Engine,
+        checkpoints: Checkpoints,
+        free_bytes: Callable[[GpuId], int | None],
+    ) -> None:
+        """Take ``free_bytes``: the memory that nobody uses on a GPU now, None if that is not known."""
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
+        self._free_bytes = free_bytes
 
     async def suspend(self, lease: LeaseId, container: ContainerId) -> None:
         """The checkpoint comes before the freeze: the driver's own thread in each process does the work.
@@ -97,6 +107,9 @@ class Suspender:
 
     async def resume(self, lease: LeaseId, container: ContainerId) -> None:
         """Errors: those of an engine that is away. The core hears of none of them, and asks again."""
+        if trouble := self._lack_of_gpu_memory(lease):
+            await self._loop.send(m.ResumeFailed(lease, trouble))
+            return
         try:
             await self._engine.thaw(container)
             await self._restore(container)
@@ -106,6 +119,21 @@ class Suspender:
             await self._loop.send(m.ResumeFailed(lease, error.message))
             return
         await self._loop.send(m.ContainerResumed(lease))
+
+    def _lack_of_gpu_memory(self, lease: LeaseId) -> str:
+        """Return which GPU lacks the memory that the lease holds there, else an empty text.
+
+        Others may use more than they hold. The driver (580.159 on an H200) answers such a restore with
+        CUDA_ERROR_OUT_OF_MEMORY, every later one with CUDA_ERROR_OPERATING_SYSTEM, and the process hangs.
+        """
+        found = self._loop.state.leases.get(lease)
+        for grant in found.grants if found is not None else ():
+            free = self._free_bytes(grant.gpu)
+            if free is not None and free < grant.memory_bytes:
+                index = self._loop.state.gpus[grant.gpu].index
+                needed = format_memory(grant.memory_bytes)
+                return f"GPU {index} has {format_memory(max(0, free))} of memory free, and it holds {needed} there"
+        return ""
 
     async def _answers(self, container: ContainerId) -> bool:
         """Return True if the engine answers at all; if not, its error says nothing about the container."""
