@@ -58,7 +58,10 @@ def _ask(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, words: li
         case ["utilization", seconds]:
             since = int((time.time() - float(seconds)) * 1e6)
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
-            return {"samples": [{"pid": one.pid, "sm_percent": one.smUtil} for one in samples]}
+            return {
+                "samples": [{"pid": one.pid, "sm_percent": one.smUtil} for one in samples],
+                "newer_call": _newer_samples(pynvml, known, handle, since),
+            }
         case ["limits", path]:
             limits = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=path.encode())
             pynvml.nvmlDeviceGetMemoryLimits_v1(handle, limits)
@@ -77,6 +80,15 @@ def _ask(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, words: li
             )
             return {}
     raise SystemExit(__doc__)
+
+
+def _newer_samples(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, since: int) -> Any:
+    """What nvmlDeviceGetProcessesUtilizationInfo says, which came with driver release 550."""
+    try:
+        samples = pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, since)
+    except known as error:
+        return str(error)
+    return [{"pid": one.pid, "sm_percent": one.smUtil} for one in samples]
 
 
 def _list(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, kind: str) -> Any:

@@ -47,8 +47,11 @@ async def _read_back(lab: Lab, control: MpsControl, name: str) -> Seen:
 
 
 async def odd_size(lab: Lab) -> Seen:
-    """A limit of one and a half GiB, which the daemon shows as one."""
-    async with daemon(lab, DaemonLimits((1536,), 100)) as control:
+    """A limit of one and a half GiB, which the daemon shows as one.
+
+    The share is small, because a context takes memory with its multiprocessors: 517 MiB for all 132 of an H200.
+    """
+    async with daemon(lab, DaemonLimits((1536,), PERCENTAGE)) as control:
         shown = await control.ask("get_default_device_pinned_mem_limit 0")
         look = ("info", *take(upto_mib=2048, step_mib=16))
         return await as_client(lab, control, *look, read_back=" ".join(shown), limit_mib=1536)

@@ -14,7 +14,6 @@ from bench.gpu.mps import (
     LIMIT_MIB,
     LIMITS,
     as_user,
-    client,
     daemon,
     public_socket_only,
     server_of,
@@ -33,13 +32,14 @@ def meddling(
 
     async def run(lab: Lab) -> Seen:
         async with daemon(lab, LIMITS, multiuser=multiuser) as control:
-            victim = await lab.start("info", "wait", "alive", env=client(control), uid=server_uid)
+            pipe = public_socket_only(lab, control)
+            env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+            victim = await lab.start("info", "wait", "alive", env=env, uid=server_uid)
             first = await victim.next("info", 15)
             server = await server_of(control)
-            pipe = public_socket_only(lab, control)
             said = await _raise(lab, pipe, server, by)
             shown = await control.ask(f"get_device_pinned_mem_limit {server} 0")
-            new = await lab.probe("info", *take(), env=client(control), uid=server_uid)
+            new = await lab.probe("info", *take(), env=env, uid=server_uid)
             said |= await _end(lab, pipe, server, victim.pid, by)
             await victim.go_on()
             after = await victim.finish(10)
@@ -88,10 +88,12 @@ async def second_user_multiuser(lab: Lab) -> Seen:
 
 
 async def _second_user(lab: Lab, control: MpsControl) -> Seen:
-    first = await lab.start("info", "wait", env=client(control), uid=OTHER_UID)
+    # Other users reach a daemon by its public socket only: the directory of a multi-user daemon is closed.
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(public_socket_only(lab, control))}
+    first = await lab.start("info", "wait", env=env, uid=OTHER_UID)
     seen = await first.next("info", 15)
     started = time.monotonic()
-    second = await lab.start("info", env=client(control), uid=THIRD_UID)
+    second = await lab.start("info", env=env, uid=THIRD_UID)
     beside = await second.next("info", WAIT_SECONDS)
     await first.finish(10)
     later = beside or await second.next("info", 15)

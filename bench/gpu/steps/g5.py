@@ -35,12 +35,14 @@ async def fault(lab: Lab) -> Seen:
         hit = await neighbour.finish(15)
         started = time.monotonic()
         again = await _first_that_works(lab, control, 20)
+        seconds_to_work = time.monotonic() - started
         values: dict[str, Any] = {
             "culprit": culprit.values(),
             "neighbour": hit.values(),
             "new_client": refused.values(),
         }
-        values |= {"states": await watch, "works_again": again, "seconds_to_work": time.monotonic() - started}
+        values["server_log"] = control.server_log()[-20:]
+        values |= {"states": await watch, "works_again": again, "seconds_to_work": seconds_to_work}
         values |= {
             "separate": (await separate.finish(15)).values(),
             "plain": (await plain.finish(15)).values(),

@@ -114,12 +114,15 @@ async def filled_meanwhile(lab: Lab) -> Seen:
     filler = await lab.start(*take(upto_mib=free_mib - 4096, step_mib=1024), "wait")
     values["filled"] = await filler.next("alloc", 30)
     values["restore_when_full"] = await _phase(lab, "restore", child.pid, None)
+    values["lives_when_full"] = child.running
     await filler.finish(10)
     values["state"] = await _phase(lab, "state", child.pid, None)
+    values["gpu_bytes_afterwards"] = await _gpu_bytes(lab, child.pid)
     values["restore_afterwards"] = await _phase(lab, "restore", child.pid, None)
     values["unlock"] = await _phase(lab, "unlock", child.pid, None)
     await child.go_on()
-    values["afterwards"] = (await child.finish(10)).values().get("alive", {})
+    done = await child.finish(10)
+    values |= {"afterwards": done.values().get("alive", {}), "exit_code": done.rc, "stderr": done.stderr}
     return Seen(values)
 
 
