@@ -8,13 +8,21 @@ from pathlib import Path
 from tests.redteam.catalogue import modules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "security.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| ([^|]+) \| `([\w-]+)` \| (.+) \| \[([\w.]+)\]\([^)]+\) \|$", PAGE, re.MULTILINE)
+SECTIONS = re.findall(r"^### (.+?)\n(.+?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+ROWS = [
+    (threat, name, answer, file)
+    for threat, section in SECTIONS
+    for names, answer, file in re.findall(
+        r"^\| (`[\w`, -]+`) \| (.+) \| \[([\w.]+)\]\([^)]+\) \|$", section, re.MULTILINE
+    )
+    for name in re.findall(r"`([\w-]+)`", names)
+]
 
 
 def test_exactly_the_attacks_that_are_tried_are_listed_with_their_answers() -> None:
     tried = {
         attack.name: (
-            attack.threat.value,
+            attack.threat.value[0].upper() + attack.threat.value[1:],
             f"refused: “{attack.refused.strip()}”" if attack.refused else attack.harmless,
             file,
         )
