@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gpushared.config.idle import IDLE, QUIET
 from gpushared.config.kinds import Key, keys_of, toml_string
@@ -58,16 +59,50 @@ def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
 
 
 def reference(schema: ConfigSchema = NODE) -> str:
-    """Return the tables of the reference page, in Markdown."""
+    """Return the tables of the reference page, in Markdown.
+
+    Sections with the same keys share a table, and those that a node has too are only named.
+    """
     parts = []
-    for title, cls in (*schema.sections.items(), *_tables(schema)):
-        parts.append(f"## `[{title}]`\n\n{_first_line(cls)}\n")
-        parts.append("| key | value | default | meaning |\n|---|---|---|---|")
-        parts.extend(_row(key) for key in keys_of(cls).values())
-        parts.append("")
-        if cls is ProjectConfig and IDLE in schema.sections:
+    sections = [*schema.sections.items(), *_tables(schema)]
+    of_nodes = [] if schema is NODE else [*NODE.sections.items(), *_tables(NODE)]
+    own = [one for one in sections if one not in of_nodes]
+    for _, group in groupby(own, key=lambda section: _rows_without_defaults(section[1])):
+        parts.append(_section(dict(group)))
+        if schema is NODE and parts[-1].startswith(f"## `[{PROJECTS}.NAME]`"):
             parts.append(_IDLE_OF_PROJECTS)
+    if own != sections:
+        shared = ", ".join(f"`[{title}]`" for title, _ in sections if (title, _) not in own)
+        parts.append(f"## {shared}\n\n{_AS_FOR_NODES}")
     return "\n".join(parts)
+
+
+_AS_FOR_NODES = "These sections have the keys and defaults of [a node's configuration](configuration.md).\n"
+
+
+def _section(classes: Mapping[str, type]) -> str:
+    """Return the headings and the table of sections that have the same keys."""
+    lines = [f"## {', '.join(f'`[{title}]`' for title in classes)}", ""]
+    if len(classes) == 1:
+        lines += [_first_line(cls) for cls in classes.values()]
+    else:
+        lines += [f"- `{title}`: {_first_line(cls)}" for title, cls in classes.items()]
+        lines += ["", "Where defaults differ, they stand in this order."]
+    lines += ["", "| key | value | default | meaning |", "|---|---|---|---|"]
+    keys = zip(*(keys_of(cls).values() for cls in classes.values()), strict=True)
+    for _, group in groupby(keys, key=lambda same: _without_name(same[0])):
+        named = list(group)
+        lines.append(_row([same[0].name for same in named], named[0]))
+    return "\n".join(lines) + "\n"
+
+
+def _rows_without_defaults(cls: type) -> tuple[tuple[str, str, str], ...]:
+    return tuple((key.name, key.kind.words, key.doc) for key in keys_of(cls).values())
+
+
+def _without_name(key: Key) -> tuple[str, str, str]:
+    """Return what keys have in common whose rows differ in their names only."""
+    return key.kind.words, key.kind.write(key.default), key.doc.replace(f"`{key.name}`", "")
 
 
 def _tables(schema: ConfigSchema) -> Iterator[tuple[str, type]]:
@@ -128,5 +163,23 @@ def _first_line(cls: type) -> str:
     return (cls.__doc__ or "").strip().splitlines()[0]
 
 
-def _row(key: Key) -> str:
-    return f"| `{key.name}` | {key.kind.words} | `{key.kind.write(key.default)}` | {key.doc} |"
+_SHORT = {
+    "seconds or a duration like `90s`": "duration",
+    "size like `300MiB`": "size",
+    "GPUs like `2` or `1.5`": "GPUs",
+    ', or `"preset"`': "",
+}
+"""How the page's introduction abbreviates kinds of values."""
+
+
+def _row(names: Sequence[str], same: Sequence[Key]) -> str:
+    """Return one row for the keys called ``names``; ``same`` is the first of them in each section."""
+    words, doc = same[0].kind.words, same[0].doc
+    for kind, short in _SHORT.items():
+        words = words.replace(kind, short)
+    defaults = [f"`{key.kind.write(key.default)}`" for key in same]
+    shown = defaults if len(set(defaults)) > 1 else defaults[:1]
+    *most, last = quoted = [f"`{name}`" for name in names]
+    if most:
+        doc = doc.replace(quoted[0], f"{', '.join(most)} or {last}")
+    return f"| {', '.join(quoted)} | {words} | {', '.join(shown)} | {doc} |"
