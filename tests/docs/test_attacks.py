@@ -10,11 +10,9 @@ from tests.redteam.catalogue import modules
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "security.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^### (.+?)\n(.+?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 ROWS = [
-    (threat, name, answer, file)
+    (name, threat, answer)
     for threat, section in SECTIONS
-    for names, answer, file in re.findall(
-        r"^\| (`[\w`, -]+`) \| (.+) \| \[([\w.]+)\]\([^)]+\) \|$", section, re.MULTILINE
-    )
+    for answer, names in re.findall(r"^\| (.+) \| (`[\w`, -]+`) \|$", section, re.MULTILINE)
     for name in re.findall(r"`([\w-]+)`", names)
 ]
 
@@ -24,14 +22,13 @@ def test_exactly_the_attacks_that_are_tried_are_listed_with_their_answers() -> N
         attack.name: (
             attack.threat.value[0].upper() + attack.threat.value[1:],
             f"refused: “{attack.refused.strip()}”" if attack.refused else attack.harmless,
-            file,
         )
-        for file, listed in modules().items()
+        for listed in modules().values()
         for attack in listed
     }
-    assert {name: (threat, answer, file) for threat, name, answer, file in ROWS} == tried
+    assert {name: (threat, answer) for name, threat, answer in ROWS} == tried
 
 
 def test_no_attack_is_listed_twice() -> None:
-    names = [name for _, name, _, _ in ROWS]
+    names = [name for name, _, _ in ROWS]
     assert len(set(names)) == len(names)
