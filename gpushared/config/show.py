@@ -167,6 +167,7 @@ _SHORT = {
     "seconds or a duration like `90s`": "duration",
     "size like `300MiB`": "size",
     "GPUs like `2` or `1.5`": "GPUs",
+    "whole number": "integer",
     ', or `"preset"`': "",
 }
 """How the page's introduction abbreviates kinds of values."""
