@@ -12,16 +12,17 @@ SECTIONS = re.findall(r"^### (.+?)\n(.+?)(?=^### |\Z)", PAGE, re.MULTILINE | re.
 ROWS = [
     (name, threat, answer)
     for threat, section in SECTIONS
-    for answer, names in re.findall(r"^\| (.+) \| (`[\w`, -]+`) \|$", section, re.MULTILINE)
+    for answer, names in re.findall(r"^- (.+): (`[\w`, -]+`)$", section, re.MULTILINE)
     for name in re.findall(r"`([\w-]+)`", names)
 ]
+"""The words of a refusal stand in quotation marks."""
 
 
 def test_exactly_the_attacks_that_are_tried_are_listed_with_their_answers() -> None:
     tried = {
         attack.name: (
             attack.threat.value[0].upper() + attack.threat.value[1:],
-            f"refused: “{attack.refused.strip()}”" if attack.refused else attack.harmless,
+            f"“{attack.refused.strip()}”" if attack.refused else attack.harmless,
         )
         for listed in modules().values()
         for attack in listed
