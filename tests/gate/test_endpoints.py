@@ -277,15 +277,26 @@ def row(route: Route) -> str:
     return f"| `{methods} {route.path}` | {SCOPES[route.action]} | {parameters} |"
 
 
+def refusals(*actions: RouteAction) -> list[str]:
+    """Return a line for each sentence of refusal, with the endpoints that it closes."""
+    closed: dict[tuple[str, str], list[str]] = {}
+    for route in ROUTES:
+        if route.action in actions:
+            endpoint = f"`{' '.join(route.methods)} {route.path}`"
+            closed.setdefault((route.why, route.hint), []).append(endpoint)
+    return [f"- {', '.join(endpoints)}: {why}: {hint}" for (why, hint), endpoints in closed.items()]
+
+
 def test_the_reference_page_has_every_route_as_it_is() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert rows == [row(route) for route in ROUTES]
+    assert rows == [row(route) for route in ROUTES if route.action not in CLOSED | {RouteAction.BUILD}]
 
 
-def test_the_reference_page_has_every_refusal_in_its_words() -> None:
-    page = PAGE.read_text()
-    missing = {route.why for route in ROUTES if route.action in CLOSED and route.why not in page}
-    assert not missing
+def test_the_reference_page_has_every_closed_route_with_its_words() -> None:
+    section = PAGE.read_text().partition("## Closed endpoints")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("- ")]
+    trusted = refusals(RouteAction.TRUSTED, RouteAction.BUILD)
+    assert lines == [*trusted, *refusals(RouteAction.REFUSE)]
 
 
 OWN_RUNTIME = {"path": "/opt/bin/nvidia-container-runtime", "runtimeArgs": ["x"]}
