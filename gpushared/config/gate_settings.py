@@ -191,22 +191,20 @@ class GateConfig:
     subordinate_ids: str = setting(
         "/etc/subuid",
         _PATH_OR_EMPTY,
-        "File with the ranges of ids that users have in user namespaces (subuid(5)). Who connects by one of "
-        "them is refused and told whose it is, unless it is an account's own; empty: every id is a user.",
+        "File with users' ranges of ids in user namespaces (subuid(5)). Callers with such an id are "
+        "refused and told whose it is, unless it is an account's own; empty: every id is a user.",
     )
     preset: PolicyPreset = setting(  # noqa: RUF009 - makes a field
         PolicyPreset.LAB,
         Choice(PolicyPreset),
-        "`open`: among people who trust each other; `lab`: one machine, many users; `strict`: users who may "
-        'be hostile. What the keys below leave at `"preset"` is decided by it: [what each allows]'
-        "(../how-to/policy.md).",
+        "`open`: among people who trust each other; `lab`: one machine, many users; `strict`: users who "
+        "may be hostile. [What each allows](../how-to/policy.md).",
     )
     everybody_confined: bool = setting(
         False,
         YesOrNo(),
-        "What root and members of trusted groups create here is judged too, containers, networks and "
-        "volumes, and nobody builds images, so that nobody passes the limits by mistake; they still see and "
-        "manage everybody's.",
+        "What root and trusted groups create here [is judged too](../how-to/policy.md#judge-everybody), "
+        "and nobody builds images; they still see and manage everybody's.",
     )
     mount_prefixes: tuple[str, ...] | None = setting(
         None,
@@ -216,15 +214,15 @@ class GateConfig:
     networks: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_NETWORK)),
-        "On which networks containers may be: `own` are those that the caller created; on `bridge` they "
-        "reach each other's; `host` is the machine's own, with what listens there for itself only.",
+        "Networks of containers: `own` are those that the caller created; on `bridge` they reach each "
+        "other's; `host` is the machine's own, with what listens there for itself only.",
     )
     host_network: HostNetwork = setting(  # noqa: RUF009 - makes a field
         HostNetwork.NEVER,
         Choice(HostNetwork),
-        "Where `networks` has no `host`: which containers may have the machine's own network by `--network "
-        "host` all the same: `gangs` lets the parts of [jobs on several nodes](../how-to/multi-node.md), "
-        "which reach each other by it, and with it what listens on the machine for itself only.",
+        "Where `networks` has no `host`: `gangs` gives the parts of [jobs on several "
+        "nodes](../how-to/multi-node.md) the machine's own network all the same, with what listens there "
+        "for itself only.",
     )
     publish: Publish | None = setting(  # noqa: RUF009 - makes a field
         None,
@@ -246,8 +244,8 @@ class GateConfig:
     registry_queries: bool | None = setting(
         None,
         OrPreset(YesOrNo()),
-        "Whether the engine asks registries for `docker search` and for digests (`/distribution`), with its "
-        "own network and credentials; pulls are bounded by `images`.",
+        "Whether the engine asks registries for `docker search` and digests (`/distribution`), with its "
+        "own network and credentials; `images` bounds pulls.",
     )
     restart_policies: tuple[str, ...] | None = setting(
         None, OrPreset(TextList(_RESTART)), "What `--restart` may say."
@@ -270,22 +268,19 @@ class GateConfig:
     driver_capabilities: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_DRIVER_CAPABILITY)),
-        "What `NVIDIA_DRIVER_CAPABILITIES` may name for a lease besides `compute` and `utility`, which every "
-        "lease has: `video` for NVENC, `graphics` for Vulkan and OpenGL. All presets give all. Where GPUs "
-        "come by CDI the key [bounds nothing](environment.md#capabilities-of-the-driver).",
+        "What `NVIDIA_DRIVER_CAPABILITIES` [may name](environment.md#capabilities-of-the-driver) besides "
+        "`compute` and `utility`. All presets give all.",
     )
     dev_containers: str | None = setting(
         None,
         OrPreset(Text("`all`, a size such as `0.5`, or the name of one of the site's presets", bool)),
-        "What `--gpus all` means for a dev container, whose tool has no other words: `all` GPUs, a part or a "
-        "preset. `lab` and `strict` have the preset `dev`, and a quarter of a GPU where no preset is called "
-        "so. [Dev containers](../how-to/dev-containers.md).",
+        "What `--gpus all` means for [a dev container](../how-to/dev-containers.md).",
     )
     root_inside: bool | None = setting(
         None,
         OrPreset(YesOrNo()),
-        "Whether `--user root` is given, with few capabilities, to containers that have nothing of the "
-        "machine: no writable mounts of files, devices or host's namespaces.",
+        "Whether `--user root` is given to [containers that have nothing of the "
+        "machine](../how-to/policy.md#root-inside).",
     )
     host_ipc: bool | None = setting(None, OrPreset(YesOrNo()), "Whether `--ipc host` is given.")
     unconfined_seccomp: bool | None = setting(
@@ -294,8 +289,8 @@ class GateConfig:
     home_and_name: bool | None = setting(
         None,
         OrPreset(YesOrNo()),
-        "Whether containers have their caller's `HOME`, `USER` and `LOGNAME`, a home in memory where the own "
-        "one is not mounted, and the caller's line in `/etc/passwd`; every preset says yes.",
+        "Whether containers have [their caller's home and name](../how-to/policy.md#home-and-name); every "
+        "preset says yes.",
     )
     containers_per_user: int | None = setting(
         None,
@@ -305,25 +300,24 @@ class GateConfig:
     ports_per_user: int | None = setting(
         None,
         OrPreset(Whole(0, 65_535)),
-        "How many ports of the machine all containers of a user may publish, stopped ones too: the engine "
-        "runs one or two processes for each. 0 is no limit.",
+        "How many ports of the machine [all containers of a user](../how-to/policy.md#ports) may publish, "
+        "stopped ones too; 0 is no limit.",
     )
     memory_per_user: int | Percent | None = setting(  # noqa: RUF009 - makes a field
         None,
         OrPreset(OrPercent(ByteSize(2**50))),
-        "The memory that all containers of a user may hold together, swap and `/dev/shm` included; beyond it "
-        "the kernel ends one of their programs.",
+        "Memory of [all containers of a user together](../how-to/policy.md#what-a-user-has-together), "
+        "swap and `/dev/shm` included.",
     )
     cpus_per_user: float | Percent | None = setting(  # noqa: RUF009 - makes a field
         None,
         OrPreset(OrPercent(Number(0, 65_536))),
-        "The CPUs that all containers of a user may use together; no preset has a limit, since the kernel "
-        "divides busy CPUs evenly between users.",
+        "CPUs of all containers of a user together; no preset has a limit.",
     )
     pids_per_user: int | None = setting(
         None,
         OrPreset(Whole(0, 4_194_304)),
-        "How many processes and threads all containers of a user may have together; 0 is no limit.",
+        "Processes and threads of all containers of a user together; 0 is no limit.",
     )
     memory_limit_bytes: int | None = setting(
         None,
@@ -353,13 +347,13 @@ class GateConfig:
     max_wait: tuple[tuple[str, int], ...] = setting(
         (),
         Table(Text("a user or a project", is_user_name), Seconds(0, 366 * 24 * HOUR_SECONDS)),
-        "How long containers of a user or a project wait in the queue, where their label `gpushare.max-wait` "
-        'does not say so, one a line below `[gate.max_wait]`: `jupyterhub = "0s"`, which is not at all. The '
-        "line of the user who asks wins over the project's; who has none waits until there is room. "
-        "`gpushare run` has its own `--max-wait`.",
+        "How long containers of a user or a project [wait in the queue](clients.md#clients-that-wait) "
+        'without a label `gpushare.max-wait`, one a line below `[gate.max_wait]`: `jupyterhub = "0s"` is '
+        "not at all. A user's line wins over the project's; without one they wait until there is room. "
+        "`gpushare run` has `--max-wait`.",
     )
     creates_per_user: int = setting(
         256,
         Whole(1, 65_536),
-        "How many containers of a user may be being created; one that asks for a GPU is until it has it.",
+        "How many containers of a user may be being created, those that wait for a GPU too.",
     )

@@ -125,9 +125,9 @@ class GpusConfig:
     exclusive_process: tuple[str, ...] = setting(
         (),
         GpuNames(),
-        "GPUs that are in the compute mode EXCLUSIVE_PROCESS while shared leases are on them, so that no "
-        "program without MPS can use them. Needs root and an MPS that serves several users (driver 580); "
-        "leases that need an MPS server of their own (`separate`, parts of several GPUs) are refused there.",
+        "GPUs in the compute mode EXCLUSIVE_PROCESS while shared leases are on them: [what that "
+        "closes](../explanation/how-sharing-isolates.md#who-leaves-mps). Needs root and an MPS that "
+        "serves several users (driver 580).",
     )
     sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is looked at.")
 
@@ -148,14 +148,13 @@ class SharingConfig:
     canary_seconds: float = setting(
         60.0,
         Number(0.0, 86400.0),
-        "How often a small CUDA program tries whether new programs get through to an MPS server that has "
-        "leases; 0 is never.",
+        "How often a small CUDA program tries the MPS servers that have leases; 0 is never.",
     )
     fault_patience_seconds: float = setting(
         30.0,
         Number(1.0, 3600.0),
-        "A container that holds on for so long to an MPS server that met a fault is ended: "
-        "nobody gets anything of that server before all have left it.",
+        "A container that holds on for so long to an MPS server that met a fault is ended, because nobody "
+        "gets anything of it before all have left.",
     )
 
 
@@ -257,20 +256,19 @@ class PlacementConfig:
     policy: PolicyName = setting(  # noqa: RUF009 - makes a field
         PolicyName.PACK,
         Choice(PolicyName),
-        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each lease as few "
-        "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for on this node.",
+        "[How a place is chosen](../how-to/placement.md#policies).",
     )
     together: Together = setting(  # noqa: RUF009 - makes a field
         Together.OFF,
         Choice(Together),
-        "`project` puts leases of one project on the same GPUs and hosts where that costs little; `off` "
-        "places each for itself.",
+        "`project`: [leases of one project "
+        "together](../how-to/placement.md#leases-of-one-project-together); `off` places each for itself.",
     )
     host: HostMode = setting(  # noqa: RUF009 - makes a field
         HostMode.AUTO,
         Choice(HostMode),
-        "`auto` counts docker's `--cpus` and `--memory` of containers with leases, and lets no more be "
-        "granted than the machine has; `off` does not count them.",
+        "`auto` counts docker's `--cpus` and `--memory` [of containers with "
+        "leases](../how-to/placement.md#cpu-and-memory-of-the-machine); `off` does not.",
     )
 
 
