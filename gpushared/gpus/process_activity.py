@@ -15,8 +15,9 @@ class ProcessActivity:
     """Add each process's use since the last look to the processes of a GPU.
 
     The driver names only processes that did something (``nvmlDeviceGetProcessUtilization``), so silence means
-    0 for the others. Clients of MPS are an exception: a driver may count their work for their MPS server.
-    Their silence is unknown, until the driver has named a client once.
+    0 for the others. Clients of MPS are an exception: driver 580.159 counts their work for their MPS server,
+    also in the newer ``nvmlDeviceGetProcessesUtilizationInfo``. Of a client only work is believed; nothing
+    else is known of it, and a busy client must not be taken for an idle one.
 
     The calls block, and belong to one thread, as those of ``NvmlDriver``.
     """
@@ -24,12 +25,10 @@ class ProcessActivity:
     def __init__(self, driver: NvmlDriver) -> None:
         self._driver = driver
         self._seen_us: dict[GpuId, int] = {}
-        self._names_clients = False
 
     def forget(self) -> None:
-        """Forget the driver's habits, because the next driver may be another one."""
+        """Forget the driver's time stamps, because the next driver may be another one."""
         self._seen_us.clear()
-        self._names_clients = False
 
     def added_to(self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]) -> tuple[GpuProcess, ...]:
         """Return the processes with their ``utilization_ratio``."""
@@ -38,8 +37,7 @@ class ProcessActivity:
             return tuple(processes)
         self._seen_us[gpu] = max(self._seen_us.get(gpu, 0), *(one.at_us for one in used), 0)
         ratios = _largest(used)
-        self._names_clients |= any(one.mps_client and one.pid in ratios for one in processes)
-        return tuple(replace(one, utilization_ratio=self._ratio(one, ratios)) for one in processes)
+        return tuple(replace(one, utilization_ratio=_ratio(one, ratios)) for one in processes)
 
     def _since(self, gpu: GpuId) -> int:
         """Return the newest time stamp seen; after the clock was set back the driver's start anew."""
@@ -47,9 +45,10 @@ class ProcessActivity:
             del self._seen_us[gpu]
         return self._seen_us.get(gpu, 0)
 
-    def _ratio(self, process: GpuProcess, ratios: dict[int, float]) -> float | None:
-        silent = 0.0 if process.mps_client is False or self._names_clients else None
-        return ratios.get(process.pid, silent)
+
+def _ratio(process: GpuProcess, ratios: dict[int, float]) -> float | None:
+    ratio = ratios.get(process.pid, 0.0)
+    return ratio if ratio or process.mps_client is False else None
 
 
 def _largest(used: Sequence[ProcessUse]) -> dict[int, float]:

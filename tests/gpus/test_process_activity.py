@@ -100,15 +100,16 @@ async def test_the_silence_of_mps_clients_is_unknown_while_the_driver_names_only
     assert await ratios(told.open()) == {server: 0.9, ONE: None, TWO: None}
 
 
-async def test_a_driver_that_has_named_a_client_once_is_believed_about_clients(told: FakeWorld):
+async def test_of_a_client_of_mps_only_its_work_is_believed(told: FakeWorld):
+    """A real driver names a client now and then, and counts all later work for the server."""
     gpus = told.open()
     for pid in (ONE, TWO):
         told.hold(0, pid, GIB, mps_client=True)
     assert await ratios(gpus) == {ONE: None, TWO: None}
     told.machine.gpus[0].did.append((ONE, 1000, 40))
     told.machine.write()
-    assert await ratios(gpus) == {ONE: 0.4, TWO: 0.0}
-    assert await ratios(gpus) == {ONE: 0.0, TWO: 0.0}
+    assert await ratios(gpus) == {ONE: 0.4, TWO: None}
+    assert await ratios(gpus) == {ONE: None, TWO: None}
 
 
 async def test_nonsense_of_the_driver_stays_a_ratio(told: FakeWorld):
