@@ -39,7 +39,7 @@ from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.jobs.restore import restored
 from gpushared.ports.job_store import MAX_OPERATIONS, Transaction
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.job_store import SqliteStore
 from gpushared.testing import ManualClock
 
 ASKER, NEIGHBOUR = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")

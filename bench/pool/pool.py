@@ -31,7 +31,7 @@ from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificates import pem_of, read_node_certificate
 from gpushared.pool.trust.signature_log import LEDGER_FILE, SignatureLog
 from gpushared.pool.trust.trust import CA_FOLDER
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.job_store import SqliteStore
 
 COORDINATOR = "from gpushared.pool.coordinator.main import main; main(prog_name='gpushared-pool')"
 """The command, also where its entry point is not installed."""

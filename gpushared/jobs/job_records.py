@@ -19,7 +19,7 @@ from gpushared.domain.scheduling.project_accounts import ProjectAccounts, Standi
 from gpushared.domain.scheduling.projects import Project
 from gpushared.jobs.bounds import check_record
 from gpushared.ports.job_store import Record, StoreUnavailable
-from gpushared.storage.journal.project_rows import project_from_json, project_to_json
+from gpushared.storage.journal.rows import project_from_json, project_to_json
 from gpushared.storage.records import RecordError, from_json, to_json
 
 log = logging.getLogger(__name__)

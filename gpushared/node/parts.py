@@ -25,10 +25,9 @@ from gpushared.sharing.compute_mode import LEDGER_NAME, ExclusiveModes
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
-from gpushared.storage.jobs.job_file import NODES_WORDS
-from gpushared.storage.jobs.sqlite_store import SqliteStore
-from gpushared.storage.journal.sqlite_journal import SqliteJournal
+from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.job_store import NODES_WORDS, SqliteStore
+from gpushared.storage.journal.journal_file import SqliteJournal
 
 JOURNAL_NAME = "journal.db"
 JOBS_NAME = "jobs.db"

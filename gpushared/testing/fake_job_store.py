@@ -13,7 +13,7 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
-from gpushared.storage.jobs.job_file import ChangeLog, changes_of
+from gpushared.storage.job_store import ChangeLog, changes_of
 from gpushared.testing.fake_clock import Failing
 
 

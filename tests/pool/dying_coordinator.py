@@ -18,8 +18,8 @@ from gpushared.pool.coordinator.app import (
     PoolParts,
 )
 from gpushared.ports.job_store import Transaction
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.job_store import SqliteStore
 
 NEVER = 0
 

@@ -23,7 +23,7 @@ from gpushared.pool.coordinator.app import SOCKET_NAME, PoolDaemon, PoolParts
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.principal_names import coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
+from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.testing import ManualClock, MemoryStore
 
 SECONDS = 20

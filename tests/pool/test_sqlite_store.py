@@ -22,9 +22,8 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
-from gpushared.storage.jobs import job_file
-from gpushared.storage.jobs.job_file import NODES_WORDS
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage import job_store
+from gpushared.storage.job_store import NODES_WORDS, SqliteStore
 from gpushared.storage.sqlite.file_calls import MAX_WAITING_CALLS
 from tests.disks import fill
 
@@ -120,7 +119,7 @@ async def test_a_second_coordinator_is_told_who_leads(store: SqliteStore, path: 
     epoch = await store.lead()
     program = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from gpushared.storage.jobs.sqlite_store import SqliteStore\n"
+        "from gpushared.storage.job_store import SqliteStore\n"
         "asyncio.run(SqliteStore(Path(sys.argv[1])).lead())"
     )
     words = [sys.executable, "-c", program, str(path)]
@@ -155,9 +154,9 @@ async def made(path: Path) -> None:
 async def test_a_store_of_a_newer_version_is_left_alone(path: Path, store: SqliteStore) -> None:
     await made(path)
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {job_file.VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {job_store.VERSION + 1}")
     db.close()
-    with pytest.raises(ConfigError, match=f"has version {job_file.VERSION + 1}, this program knows up to"):
+    with pytest.raises(ConfigError, match=f"has version {job_store.VERSION + 1}, this program knows up to"):
         await store.load()
     with pytest.raises(ConfigError) as told:
         await store.lead()
@@ -322,8 +321,8 @@ async def test_a_store_of_an_older_version_is_read_though_a_full_disk_keeps_it_f
         "CREATE TABLE more (key TEXT)",
         *(f"CREATE TABLE more_{number} (key TEXT)" for number in range(50)),
     )
-    schema = replace(job_file.SCHEMA, migrations=(*job_file.SCHEMA.migrations, newer))
-    monkeypatch.setattr(job_file, "SCHEMA", schema)
+    schema = replace(job_store.SCHEMA, migrations=(*job_store.SCHEMA.migrations, newer))
+    monkeypatch.setattr(job_store, "SCHEMA", schema)
     ballast = fill(small_disk)
     store = SqliteStore(path)
     assert (await store.load()).records.keys() == {"a"}

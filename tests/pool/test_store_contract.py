@@ -23,7 +23,7 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.job_store import SqliteStore
 from gpushared.testing import MemoryStore, StoreWorld
 
 SECONDS = 10

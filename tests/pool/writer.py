@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from gpushared.ports.job_store import Transaction
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.job_store import SqliteStore
 
 KEYS = tuple(f"same/{n}" for n in range(20))
 

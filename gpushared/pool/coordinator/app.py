@@ -84,9 +84,9 @@ from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.ports import Clock
 from gpushared.ports.job_store import JobStore
+from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.audit.audit_log import AuditLog
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.job_store import SqliteStore
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Keep the audit's file with its table: blocking, for one thread only."""
+"""Keep the audit's file with its table: blocking, for one thread only; and reach it from the event loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import AuditUnavailable, Code
 from gpushared.storage.audit.line import AuditLine, Origin
-from gpushared.storage.sqlite.file import SqliteFile
-from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.file import FileSchema, SqliteFile
+from gpushared.storage.sqlite.file_calls import Calls
 from gpushared.storage.sqlite.trouble import FileWords
 
 WORDS = FileWords(
@@ -21,7 +21,6 @@ WORDS = FileWords(
     if_damaged="move it away and restart: a new one is begun",
     if_newer="install the newer gpushared again, or move the audit away to begin an empty one",
 )
-
 
 APPLICATION_ID = 0x67706175
 """The number is ``gpau`` in ASCII."""
@@ -55,7 +54,6 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
-
 
 MAX_PAGE = 1000
 PRUNE_EVERY = 500
@@ -223,3 +221,34 @@ def _row(number: int, line: AuditLine) -> tuple[object, ...]:
 def _line(row: tuple[object, ...]) -> Numbered:
     number, at, uid, user, pid, executable, *rest = row
     return number, AuditLine(at, uid, user, Origin(pid, executable), *rest)  # type: ignore[arg-type,return-value]  # as the table has them
+
+
+class SqliteAudit(Calls):
+    """Keep the audit in the file ``path``, opened by the first call.
+
+    Errors of every call: ``AuditUnavailable`` (nothing of it happened), ``TimedOut`` (nobody knows; writing
+    the same numbers again is right in both cases), ``ConfigError`` (the file is not for this version).
+    """
+
+    def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
+        super().__init__("audit", path, WORDS, timeout_seconds=timeout_seconds)
+        self._store = AuditFile(path, busy_seconds=busy_seconds)
+
+    async def newest(self) -> int:
+        """Return the number of the newest line, 0 without any."""
+        return await self._call(self._store.newest)
+
+    async def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
+        """Write lines, which are durable on return. Lines whose numbers exist already stay as they are."""
+        batch = tuple(lines)
+        await self._call(lambda: self._store.write(batch, keep, now))
+
+    async def prune(self, keep: Keep, now: float) -> None:
+        await self._call(lambda: self._store.prune(keep, now))
+
+    async def search(self, wanted: Search) -> tuple[Numbered, ...]:
+        return await self._read(lambda: self._store.search(wanted))
+
+    async def close(self) -> None:
+        """Finish the earlier calls, then let go of the file. Later calls are refused."""
+        await self._close(self._store.close)

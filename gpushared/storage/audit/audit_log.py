@@ -1,7 +1,9 @@
-"""Carry the audit's lines to their stores without ever holding up the writer.
+"""Carry the audit's lines to their stores without ever holding up the writer; fold a flood into few lines.
 
 A line goes to journald at once, or to the ordinary log if there is no journald, and within a second to the
 file. While the file cannot be written, lines wait, and then are lost and counted; nothing else depends on it.
+
+A user's flood does not fold other users' lines, as long as all together stay below the audit's own bound.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from gpushared.config.job_settings import AuditConfig
 from gpushared.daemon.journald import Journald, is_logged_to
@@ -23,17 +25,24 @@ from gpushared.domain.model.errors import (
     TimedOut,
     http_status,
 )
-from gpushared.storage.audit.audit_file import Keep, Numbered, Search
-from gpushared.storage.audit.audit_sentences import fields_of, sentence
-from gpushared.storage.audit.folding import Folding
+from gpushared.storage.audit.audit_file import Keep, Numbered, Search, SqliteAudit
 from gpushared.storage.audit.line import (
     MAX_TEXT,
     AuditLine,
     Origin,
     bounded,
 )
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
 
+WINDOW_SECONDS = 60.0
+MAX_FOLDS = 1000
+"""So many kinds of lines are counted at once; a user of many uids (user namespaces) may have many."""
+MAX_BUCKETS = 4096
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CALL", "ORDER"})
+_User = tuple[int, str]
+_Key = tuple[_User, str, str, int]
+MESSAGE_ID = "6c2f5c1ad9d84f5db2f0e7d8a1b3c471"
+"""`journalctl MESSAGE_ID=` finds all lines by this id."""
+NOTICE, INFO = "5", "6"
 log = logging.getLogger("gpushared.storage.audit")
 
 WRITE_SECONDS = 1.0
@@ -45,6 +54,134 @@ MAX_WAITING = 20_000
 PRUNE_SECONDS = 3600.0
 PART = "audit"
 OK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Allow so many lines at once, and so many a second after that."""
+
+    burst: float
+    per_second: float
+
+
+REFUSED = Rate(60, 1.0)
+
+
+DONE = Rate(600, 4.0)
+
+
+ALL = Rate(5000, 100.0)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    rate: Rate
+    left: float
+    at: float
+
+    def take(self, now: float) -> bool:
+        self.left = min(self.rate.burst, self.left + (now - self.at) * self.rate.per_second)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+    def is_full(self, now: float) -> bool:
+        return self.left + (now - self.at) * self.rate.per_second >= self.rate.burst
+
+
+@dataclass(slots=True)
+class _Fold:
+    since: float
+    newest: AuditLine
+    count: int = 1
+
+
+class Folding:
+    """Fold lines. Times are of a clock that nobody sets, in seconds."""
+
+    def __init__(self, now: float) -> None:
+        self._all = _Bucket(ALL, ALL.burst, now)
+        self._buckets: dict[tuple[_User, bool], _Bucket] = {}
+        self._folds: dict[_Key, _Fold] = {}
+        self.lost = 0
+        """Lines of which not even the number was told."""
+
+    def passes(self, line: AuditLine, now: float) -> bool:
+        """Return True if the line is written by itself; else count it."""
+        if self._bucket(line, now).take(now) and self._all.take(now):
+            return True
+        method = line.method if line.method in METHODS else ""
+        key = ((line.uid, line.user), method, line.code, line.status)
+        if (fold := self._folds.get(key)) is not None:
+            fold.newest = line
+            fold.count += 1
+        elif len(self._folds) < MAX_FOLDS:
+            self._folds[key] = _Fold(now, line)
+        else:
+            self.lost += 1
+        return False
+
+    def due(self, now: float, *, all_of_them: bool = False) -> Iterator[AuditLine]:
+        """Yield a line for each kind that was counted for long enough.
+
+        The line is the newest of its kind, with the number of the rest.
+        """
+        for key, fold in list(self._folds.items()):
+            if all_of_them or now - fold.since >= WINDOW_SECONDS:
+                del self._folds[key]
+                yield replace(fold.newest, more=fold.newest.more + fold.count - 1)
+
+    def _bucket(self, line: AuditLine, now: float) -> _Bucket:
+        key = ((line.uid, line.user), line.refused)
+        if (bucket := self._buckets.get(key)) is None:
+            if len(self._buckets) >= MAX_BUCKETS:
+                self._buckets = {k: one for k, one in self._buckets.items() if not one.is_full(now)}
+            rate = REFUSED if line.refused else DONE
+            bucket = self._buckets[key] = _Bucket(rate, rate.burst, now)
+        return bucket
+
+
+def sentence(line: AuditLine) -> str:
+    """Write the line for people."""
+    about = f" name={line.name!r}" if line.name else ""
+    about += f" container={line.container[:12]}" if line.container else ""
+    said = f"{line.user} (uid {line.uid}, pid {line.origin.pid} {line.origin.executable or '-'})"
+    answered = f"refused {line.status} {line.code}" if line.refused else f"{line.status or 'no answer'}"
+    text = f": {line.text}" if line.text else ""
+    return f"audit {said} {line.method} {line.endpoint}{about} {answered}{text}{more(line)}"
+
+
+def more(line: AuditLine) -> str:
+    """Word the number of other lines that this line stands for."""
+    if not line.more:
+        return ""
+    return f" (and {line.more} more like it by uid {line.uid} within {WINDOW_SECONDS:.0f} s)"
+
+
+def fields_of(line: AuditLine) -> dict[str, str]:
+    """Return the line as journald's fields; an empty field is left out."""
+    fields = {
+        "MESSAGE": sentence(line),
+        "MESSAGE_ID": MESSAGE_ID,
+        "PRIORITY": NOTICE if line.refused else INFO,
+        "SYSLOG_IDENTIFIER": "gpushared",
+        "GPUSHARE_UID": str(line.uid),
+        "GPUSHARE_USER": line.user,
+        "GPUSHARE_PID": str(line.origin.pid or ""),
+        "GPUSHARE_EXE": line.origin.executable,
+        "GPUSHARE_METHOD": line.method,
+        "GPUSHARE_ENDPOINT": line.endpoint,
+        "GPUSHARE_CONTAINER": line.container,
+        "GPUSHARE_NAME": line.name,
+        "GPUSHARE_DIGEST": line.digest,
+        "GPUSHARE_STATUS": str(line.status),
+        "GPUSHARE_CODE": line.code,
+        "GPUSHARE_TEXT": line.text,
+        "GPUSHARE_MORE": str(line.more or ""),
+    }
+    return {name: value for name, value in fields.items() if value}
 
 
 class AuditLog:

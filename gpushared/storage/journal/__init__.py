@@ -1,5 +1,5 @@
 """Keep the durable memory of a node: leases and their stories in SQLite."""
 
-from gpushared.storage.journal.sqlite_journal import SqliteJournal
+from gpushared.storage.journal.journal_file import SqliteJournal
 
 __all__ = ["SqliteJournal"]

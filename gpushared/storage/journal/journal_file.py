@@ -1,4 +1,4 @@
-"""Keep the journal's file: its tables, its leases as JSON; blocking, for one thread only."""
+"""Keep the journal's file, its leases as JSON, blocking; and reach it from the event loop: the ``Journal`` port."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gpushared.domain.model.errors import JournalUnavailable
@@ -21,10 +22,16 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
-from gpushared.storage.journal import attempt_rows, project_rows
+from gpushared.storage.journal.rows import (
+    load_attempts,
+    load_contacts,
+    load_projects,
+    save_attempts,
+    save_projects,
+)
 from gpushared.storage.records import RecordError, from_json, to_json
-from gpushared.storage.sqlite.file import SqliteFile
-from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.file import FileSchema, SqliteFile
+from gpushared.storage.sqlite.file_calls import Calls
 from gpushared.storage.sqlite.trouble import FileWords
 
 WORDS = FileWords(
@@ -35,7 +42,6 @@ WORDS = FileWords(
     if_damaged="restore it, or move it away and restart: running containers are found again by their labels",
     if_newer="install the newer gpushared again, or move the journal away to begin an empty one",
 )
-
 
 APPLICATION_ID = 0x67707573
 """The number is ``gpus`` in ASCII."""
@@ -103,7 +109,6 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
 
-
 KEEP_ENDED = 100_000
 """So many leases that are over are still listed: about 150 MB with stories of ten lines."""
 PRUNE_EVERY = 10
@@ -164,9 +169,9 @@ class JournalFile(SqliteFile):
                 stories,
                 following,
                 _drained(db),
-                project_rows.load(db),
-                attempt_rows.load_attempts(db),
-                attempt_rows.load_contacts(db),
+                load_projects(db),
+                load_attempts(db),
+                load_contacts(db),
             )
 
     def commit(self, writes: Sequence[JournalWrite]) -> None:
@@ -181,8 +186,8 @@ class JournalFile(SqliteFile):
             for drained in [write.drained for write in writes if write.drained is not None][-1:]:
                 db.execute("DELETE FROM drained")
                 db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
-            project_rows.save(db, [write.standing for write in writes if write.standing is not None])
-            attempt_rows.save(db, writes)
+            save_projects(db, [write.standing for write in writes if write.standing is not None])
+            save_attempts(db, writes)
             self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
 
     def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
@@ -291,3 +296,60 @@ def lease_to_json(lease: Lease) -> str:
 def lease_from_json(text: str) -> Lease:
     """Return the lease with an empty story. Raises RecordError."""
     return from_json(Lease, text)
+
+
+class SqliteJournal(Calls):
+    """Keep the journal in the file ``path``, opened by the first call.
+
+    Errors of every call:
+    ``JournalUnavailable``: nothing of it happened, and nothing of it will.
+    ``TimedOut``: a call that had begun did not come back in ``timeout_seconds`` (a disk that hangs), so
+    nobody knows whether a commit happened. Going on as if it had not is wrong: commit the same leases again
+    before anything else (at worst a line of a story then stands twice), or end and load.
+    ``ConfigError``: the file is no journal that this version can use; trying again is of no use.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep_ended: int = KEEP_ENDED,
+        timeout_seconds: float = 15.0,
+        busy_seconds: float = 5.0,
+    ) -> None:
+        super().__init__("journal", path, WORDS, timeout_seconds=timeout_seconds)
+        self._store = JournalFile(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
+
+    async def load(self) -> JournalSnapshot:
+        """Return leases that are not over, by sequence, each with the newest part of its story."""
+        return await self._call(self._store.load)
+
+    async def commit(self, writes: Sequence[JournalWrite]) -> None:
+        """Write all of ``writes`` in one transaction, which is durable on return."""
+        batch = tuple(writes)
+        await self._call(lambda: self._store.commit(batch))
+
+    async def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
+        return await self._read(lambda: self._store.story(lease))
+
+    async def lease(self, lease: LeaseId) -> Lease | None:
+        return await self._read(lambda: self._store.lease(lease))
+
+    async def ended(self, limit: int) -> tuple[Lease, ...]:
+        return await self._read(lambda: self._store.ended(limit))
+
+    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
+        """Return past leases, read a few thousand rows at a time, so that no commit waits for a long look."""
+        leases: list[Lease] = []
+        more, before = 0, which.before
+        while True:
+            step = partial(self._store.past_step, replace(which, before=before), limit - len(leases))
+            found, beyond, before = await self._read(step)
+            leases += found
+            more += beyond
+            if before is None:
+                return tuple(leases), more
+
+    async def close(self) -> None:
+        """Finish the earlier calls, then let go of the file. Later calls are refused."""
+        await self._close(self._store.close)

@@ -1,23 +1,58 @@
-"""Call a file that lives in a thread of its own, without ever blocking the event loop."""
+"""Call a file that lives on a thread of its own, without ever blocking the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpushared.domain.model.errors import TimedOut, Unavailable
 from gpushared.storage.sqlite.trouble import FileWords
-from gpushared.storage.sqlite.worker import Worker
 
 T = TypeVar("T")
 
 MAX_WAITING_CALLS = 256
 MAX_READS = 64
 """So many reads wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
+
+
+class Worker:
+    """Run a daemon thread behind a bounded queue.
+
+    The standard executor is not used because its queue has no bound and because it waits for a hung call when
+    the interpreter ends.
+    """
+
+    def __init__(self, name: str, *, limit: int) -> None:
+        # Any: each future has the type of its own work; submit() gives it back to the caller.
+        self._jobs: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue(limit)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Queue a job. Raises ``queue.Full`` at once if ``limit`` jobs wait already."""
+        future: Future[T] = Future()
+        self._jobs.put_nowait((future, work))
+        return future
+
+    def finish(self) -> None:
+        """Let the thread end after the queued jobs; does not wait. Raises ``queue.Full``."""
+        self._jobs.put_nowait(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - the future carries it to the caller
+                future.set_exception(error)
 
 
 class Calls:

@@ -28,8 +28,8 @@ from gpushared.pool.coordinator.app import (
 )
 from gpushared.pool.coordinator.main import read_config
 from gpushared.ports.job_store import Transaction
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.job_store import SqliteStore
 
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when its parent ends."""

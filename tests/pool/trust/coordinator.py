@@ -31,7 +31,7 @@ from gpushared.pool.trust.rates import Rates
 from gpushared.pool.trust.signature_log import LedgerMember
 from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
-from gpushared.storage.jobs.sqlite_store import SqliteStore
+from gpushared.storage.job_store import SqliteStore
 
 POOL = "lab"
 NO_LIMIT = 1_000_000

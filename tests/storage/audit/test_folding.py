@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.storage.audit.folding import (
+from gpushared.storage.audit.audit_log import (
     ALL,
     DONE,
     MAX_FOLDS,

@@ -15,9 +15,9 @@ from gpushared.storage.audit.audit_file import (
     AuditFile,
     Keep,
     Search,
+    SqliteAudit,
 )
 from gpushared.storage.audit.line import NOBODY_HERE, AuditLine, Origin
-from gpushared.storage.audit.sqlite_audit import SqliteAudit
 
 FILES = Path(__file__).parent / "files"
 ID = "0123456789ab" * 5 + "0123"

@@ -1,4 +1,4 @@
-"""Keep the pool's store and its newest changes in one SQLite file: blocking, for one thread only."""
+"""Keep jobs in one SQLite file, blocking; and reach the file from the event loop: a coordinator's ``JobStore``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
-from gpushared.storage.sqlite.file import SqliteFile
-from gpushared.storage.sqlite.migrations import FileSchema
+from gpushared.storage.sqlite.file import FileSchema, SqliteFile
+from gpushared.storage.sqlite.file_calls import Calls
 from gpushared.storage.sqlite.trouble import FileWords, is_for_want_of_room, translated
 
 APPLICATION_ID = 0x6770706C
@@ -62,6 +62,10 @@ _PUT = """
     INSERT INTO record (key, revision, value) VALUES (?, ?, ?)
     ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, value = excluded.value"""
 _SELECT = "SELECT key, revision, value FROM record WHERE key >= ? AND key < ?"
+MAX_CHANGES = 4096
+MAX_CHANGE_BYTES = 16 * 1024 * 1024
+OPEN_SECONDS = 120.0
+"""The first call checks the whole file."""
 
 
 class StoreFile(SqliteFile):
@@ -215,10 +219,6 @@ def _revision_of(db: sqlite3.Connection, key: str) -> int:
     return row[0] if row else 0
 
 
-MAX_CHANGES = 4096
-MAX_CHANGE_BYTES = 16 * 1024 * 1024
-
-
 class ChangeLog:
     """Lives on one event loop. ``base``: the revision that everything in it came after."""
 
@@ -284,3 +284,77 @@ def changes_of(puts: Mapping[str, bytes], deleted: Sequence[str], revision: int)
 
 def _size(change: StoreChange) -> int:
     return len(change.key) + len(change.value or b"")
+
+
+class SqliteStore(Calls):
+    """The store in the file ``path``, opened by the first call. Readers need not lead.
+
+    Errors of every call besides the port's: ConfigError where the file is not one that this version can use.
+    A commit that ``TimedOut`` has an end, whichever, before any later call is answered.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_seconds: float = 15.0,
+        busy_seconds: float = 5.0,
+        max_changes: int = MAX_CHANGES,
+        words: FileWords = WORDS,
+        leads_unwritten: bool = False,
+    ) -> None:
+        """``leads_unwritten``: where nobody else could lead, do so on a full disk, too."""
+        super().__init__("store", path, words, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
+        self._max_changes = max_changes
+        self._file = StoreFile(path, busy_seconds=busy_seconds, words=words, leads_unwritten=leads_unwritten)
+        self._log: ChangeLog | None = None
+
+    async def lead(self, above: int = 0) -> int:
+        return await self._call(lambda: self._file.lead(above))
+
+    async def epoch(self) -> int:
+        return await self._read(self._file.epoch)
+
+    async def load(self, prefix: str = "") -> Contents:
+        return await self._read(lambda: self._file.load(prefix))
+
+    async def page(
+        self, prefix: str, limit: int, *, after: str = "", reverse: bool = False
+    ) -> tuple[tuple[str, Record], ...]:
+        return await self._read(lambda: self._file.page(prefix, limit, after, reverse=reverse))
+
+    async def count(self, prefix: str = "") -> int:
+        return await self._read(lambda: self._file.count(prefix))
+
+    async def commit(self, transaction: Transaction) -> int:
+        transaction.check()
+        log = await self._changes()
+        home = asyncio.get_running_loop()
+
+        def work() -> int:
+            revision, changes = self._file.commit(transaction)
+            # From here, so that those who follow hear of a commit that nobody waits for any more.
+            with suppress(RuntimeError):  # the event loop is closed
+                home.call_soon_threadsafe(log.add, changes)
+            return revision
+
+        return await self._call(work)
+
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
+        log = await self._changes()
+        async for change in log.follow(prefix, after):
+            yield change
+
+    async def close(self) -> None:
+        """Finish what was asked, then let go of file and lock. Calls after it are refused."""
+        if self._log is not None:
+            self._log.close()
+        await self._close(self._file.close)
+
+    async def _changes(self) -> ChangeLog:
+        """The changes since the store was first used here."""
+        if self._log is None:
+            base = await self._call(self._file.revision)
+            if self._log is None:  # unless somebody else was here meanwhile
+                self._log = ChangeLog(base, limit=self._max_changes)
+        return self._log

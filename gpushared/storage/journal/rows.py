@@ -1,15 +1,19 @@
-"""Store projects, their use and their turns, as rows."""
+"""Store projects, records of attempts, and contacts with coordinators, as rows."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
 from gpushared.domain.scheduling.projects import Project, Quota
+from gpushared.ports import JournalWrite
+from gpushared.storage.records import from_json, to_json
 
 _PUT_USAGE = """
     INSERT INTO usage (project, bucket, amount) VALUES (?, ?, ?)
@@ -18,9 +22,12 @@ _PUT_TURN = "INSERT OR REPLACE INTO turn (project, at) VALUES (?, ?)"
 _PUT_PROJECT = "INSERT INTO project (name, body) VALUES (?, ?)"
 _KEPT_BUCKETS = 24 * 400
 """The unit is hours; older use than a year counts for no half-life that anybody chose."""
+_PUT_ATTEMPT = """
+    INSERT OR REPLACE INTO attempt (coordinator, job, number, final_at, body) VALUES (?, ?, ?, ?, ?)"""
+_PUT_CONTACT = "INSERT OR REPLACE INTO contact (coordinator, body) VALUES (?, ?)"
 
 
-def load(db: sqlite3.Connection) -> ProjectAccounts:
+def load_projects(db: sqlite3.Connection) -> ProjectAccounts:
     """Return the whole standing."""
     usage = db.execute("SELECT project, bucket, amount FROM usage ORDER BY project, bucket").fetchall()
     turns = db.execute("SELECT project, at FROM turn ORDER BY project").fetchall()
@@ -29,7 +36,7 @@ def load(db: sqlite3.Connection) -> ProjectAccounts:
     return ProjectAccounts(tuple(usage), dict(turns), set_up)
 
 
-def save(db: sqlite3.Connection, changes: Iterable[StandingChange]) -> None:
+def save_projects(db: sqlite3.Connection, changes: Iterable[StandingChange]) -> None:
     """Write the changes, in order."""
     for change in changes:
         db.executemany(_PUT_USAGE, change.usage)
@@ -59,3 +66,36 @@ def project_from_json(name: str, text: str) -> Project:
     body: Mapping[str, Any] = json.loads(text)
     models = {model: Quota(**quota) for model, quota in body["models"].items()}
     return Project(name, body["weight"], frozenset(body["users"]), Quota(**body["quota"]), models)
+
+
+def load_attempts(db: sqlite3.Connection) -> tuple[Attempt, ...]:
+    """Return all records that are not forgotten."""
+    rows = db.execute("SELECT body FROM attempt ORDER BY coordinator, job, number").fetchall()
+    return tuple(from_json(Attempt, body) for (body,) in rows)
+
+
+def load_contacts(db: sqlite3.Connection) -> dict[str, Contact]:
+    """Return the contact with each coordinator."""
+    rows = db.execute("SELECT coordinator, body FROM contact ORDER BY coordinator").fetchall()
+    return {coordinator: from_json(Contact, body) for coordinator, body in rows}
+
+
+def save_attempts(db: sqlite3.Connection, writes: Sequence[JournalWrite]) -> None:
+    """Write the changes, in order."""
+    # A record that changes twice in one transaction is written once, as it is at the end.
+    attempts = {(one.coordinator, one.key): one for write in writes for one in write.attempts}
+    db.executemany(_PUT_ATTEMPT, map(_row, attempts.values()))
+    db.executemany(_PUT_CONTACT, _contact_rows(writes))
+    for before in [write.forgotten_before for write in writes if write.forgotten_before is not None]:
+        db.execute("DELETE FROM attempt WHERE final_at < ?", (before,))
+
+
+def _row(attempt: Attempt) -> tuple[str, str, int, float | None, str]:
+    final_at = attempt.at if attempt.state.is_final else None
+    return attempt.coordinator, attempt.key.job, attempt.key.number, final_at, to_json(Attempt, attempt)
+
+
+def _contact_rows(writes: Iterable[JournalWrite]) -> Iterable[tuple[str, str]]:
+    for write in writes:
+        for coordinator, contact in write.contacts.items():
+            yield coordinator, to_json(Contact, contact)

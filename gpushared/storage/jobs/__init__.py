@@ -1,1 +1,0 @@
-"""Keep jobs in one SQLite file: the ``JobStore`` port of a coordinator."""
