@@ -29,7 +29,7 @@ from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.link_session import Identity
 from gpushared.pool.member.node_ports import OutboxJob
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 
 GIB = 1 << 30
 POOL = "bench"

@@ -28,8 +28,8 @@ from gpushared.jobs.write_batches import cut
 from gpushared.pool.coordinator.app import STORE_NAME
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
+from gpushared.pool.trust.certificate_status import LEDGER_FILE, SignatureLog
 from gpushared.pool.trust.certificates import pem_of, read_node_certificate
-from gpushared.pool.trust.signature_log import LEDGER_FILE, SignatureLog
 from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.storage.job_store import SqliteStore
 

@@ -1,4 +1,4 @@
-"""Limit one user's use of the daemon, and give users turns, so that one user's flood stays their own.
+"""Limit one user's use of the daemon, give users turns, and limit how often an unknown caller may try.
 
 The daemon is one thread and the engine behind it one process. Three things keep a user from having all of
 either: bounds on open connections and requests, a few desks at which the user's requests are worked on, and
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,9 @@ from gpushared.domain.model.errors import LimitReached
 
 RESTS = 8
 """The rest after long work is so many times longer; the steps after the work take about as long as it."""
+BURST = 20
+PER_SECOND = 1 / 3
+MAX_PEERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +225,33 @@ class Shares:
     def _forget_idle(self) -> None:
         for uid in [uid for uid, share in self._shares.items() if share.idle]:
             del self._shares[uid]
+
+
+class Rates:
+    """A bucket of tries for each peer, which fills by time. Those that were longest away are forgotten."""
+
+    def __init__(
+        self, now: Callable[[], float], *, burst: int = BURST, per_second: float = PER_SECOND
+    ) -> None:
+        self._now = now
+        self._burst = burst
+        self._per_second = per_second
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def spend(self, peer: str) -> None:
+        """One try. Raises LimitReached, with how long to wait."""
+        now = self._now()
+        left, at = self._left.pop(peer, (float(self._burst), now))
+        left = min(self._burst, left + max(0.0, now - at) * self._per_second)
+        if left < 1:
+            self._left[peer] = (left, now)
+            seconds = (1 - left) / self._per_second
+            raise LimitReached(f"{peer} tries too often", hint=f"try again in {seconds:.0f} s")
+        self._left[peer] = (left - 1, now)
+        if len(self._left) > MAX_PEERS:
+            self._left.popitem(last=False)
+
+
+def host_of(peer: str) -> str:
+    """``ipv4:10.0.0.7:4711`` (grpc's peer) without the port, so that all its connections count as one."""
+    return peer.rpartition(":")[0] or peer

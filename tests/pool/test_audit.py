@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from gpushared.api.v1 import audit_pb2, pool_pb2
 from gpushared.domain.model.errors import NotFound, PermissionRefused
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 from gpushared.storage.audit.line import NOBODY_HERE
 from tests.node.daemon import acting_as, make_directory
 from tests.pool.processes import POOL, CoordinatorProcess

@@ -21,7 +21,7 @@ from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.coordinator.app import SOCKET_NAME, PoolDaemon, PoolParts
 from gpushared.pool.trust.authority import Authority
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.testing import ManualClock, MemoryStore

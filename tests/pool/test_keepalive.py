@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from gpushared.client.pipeline.pool_address import PoolAddress as ClientDoor
-from gpushared.pool.coordinator import servers
+from gpushared.pool.coordinator import service_factories
 from gpushared.pool.coordinator.running_parts import Listener, Service
-from gpushared.pool.coordinator.servers import ListenerServer
+from gpushared.pool.coordinator.service_factories import ListenerServer
 from gpushared.pool.member.dial import KEEPALIVE_SECONDS, channel_options
 
 SILENT_SECONDS = 600.0
@@ -36,7 +36,7 @@ async def test_a_silent_stream_outlives_as_many_pings_as_ten_minutes_have(
     monkeypatch: pytest.MonkeyPatch, times: int, client: str
 ) -> None:
     for name in ("OPTIONS", "_OPTIONS_FOR_NODES"):
-        monkeypatch.setattr(servers, name, faster(getattr(servers, name), times))
+        monkeypatch.setattr(service_factories, name, faster(getattr(service_factories, name), times))
     came, ask = asyncio.Event(), asyncio.Event()
 
     async def silent(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:

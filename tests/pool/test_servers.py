@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpushared.net.call_checks import MAX_CALLS_PER_CONNECTION
 from gpushared.pool.coordinator.running_parts import Listener, Service
-from gpushared.pool.coordinator.servers import ListenerServer
+from gpushared.pool.coordinator.service_factories import ListenerServer
 
 
 async def test_calls_of_some_users_of_a_node_that_wait_do_not_keep_its_others_from_being_answered() -> None:

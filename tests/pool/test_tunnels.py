@@ -36,13 +36,12 @@ from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller, Request
 from gpushared.jobs.job_logs import job_logs
 from gpushared.net.call_checks import OPTIONS, abort
+from gpushared.pool.coordinator import job_streams as tunnels_module
+from gpushared.pool.coordinator.job_streams import TunnelContext, Tunnels, UserContext, gate_through, splice
 from gpushared.pool.member import tunnel_endpoints
 from gpushared.pool.member.dial import channel_options
 from gpushared.pool.member.tunnel_endpoints import TunnelEndpoints
 from gpushared.pool.member.tunnel_ends import TunnelEnds
-from gpushared.pool.tunnels import coordinator_tunnels as tunnels_module
-from gpushared.pool.tunnels.coordinator_tunnels import TunnelContext, Tunnels
-from gpushared.pool.tunnels.tunnel_calls import UserContext, gate_through, splice
 from gpushared.pool.tunnels.tunnel_frames import from_wire, to_wire
 
 ADA = Caller(os.getuid(), os.getgid(), "ada")

@@ -73,8 +73,8 @@ from gpushared.pool.coordinator.running_parts import (
     Room,
     Service,
 )
-from gpushared.pool.coordinator.servers import ListenerServer
 from gpushared.pool.coordinator.service_factories import (
+    ListenerServer,
     admin_services,
     audit_services,
     jobs_services,

@@ -14,10 +14,10 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.units import shown
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import Context, abort
+from gpushared.net.limits import Rates, host_of
 from gpushared.pool.trust.certificates import check_clock
 from gpushared.pool.trust.node_enrolment import Signed
-from gpushared.pool.trust.rates import Rates, host_of
-from gpushared.pool.trust.secret_words import read_join_token
+from gpushared.pool.trust.token_records import read_join_token
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.storage.audit.line import NOBODY_HERE
 

@@ -42,6 +42,7 @@ from gpushared.domain.model.units import shown
 from gpushared.jobs.job_ids import is_own_id
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import abort
+from gpushared.net.limits import host_of
 from gpushared.pool.coordinator.node_stream import (
     Context,
     LinkGuardPort,
@@ -52,8 +53,7 @@ from gpushared.pool.coordinator.node_stream import (
     usual_beat,
 )
 from gpushared.pool.coordinator.registrations import HelloRead, Hellos
-from gpushared.pool.link import codec, soundness
-from gpushared.pool.trust.rates import host_of
+from gpushared.pool.link import codec
 from gpushared.pool.tunnels.tunnel_frames import Data
 from gpushared.storage.audit.line import NOBODY_HERE
 
@@ -277,7 +277,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     def _check_epoch(self, node: NodeName, hello: link_pb2.Hello) -> None:
         """Raises RequestError. More than ours makes the pool recover, so the log says whose word that is."""
         ours, revision = self._machine.state.epoch, self._machine.revision
-        soundness.check_epoch(hello.seen_epoch, ours)
+        codec.check_epoch(hello.seen_epoch, ours)
         if hello.seen_epoch > ours or hello.seen_revision > revision:
             log.warning(
                 "node=%s has seen more of the pool: epoch %d revision %d, and ours are %d and %d",

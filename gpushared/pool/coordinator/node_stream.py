@@ -37,7 +37,7 @@ from gpushared.jobs import bounds
 from gpushared.jobs.job_ids import is_own_id
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.net.call_audit import Asker, CallAudit
-from gpushared.pool.link import codec, soundness
+from gpushared.pool.link import codec
 from gpushared.storage.audit.line import NOBODY_HERE
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class NodeStream:
                 await self._deliver(AttemptReported(self.node, report))
             case "stale":
                 stale = codec.read_stale(message.stale)
-                soundness.check_epoch(stale.epoch, self._machine.state.epoch)
+                codec.check_epoch(stale.epoch, self._machine.state.epoch)
                 await self._deliver(AttemptReported(self.node, stale))
             case "job":
                 await self._job(message.job)

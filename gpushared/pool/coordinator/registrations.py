@@ -19,9 +19,9 @@ from gpushared.domain.jobs.job import NodeName, names_bytes
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.errors import LimitReached, RequestError, TimedOut
 from gpushared.jobs import bounds
+from gpushared.net.limits import Rates
 from gpushared.pool.coordinator.node_stream import Context
 from gpushared.pool.link import codec
-from gpushared.pool.trust.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)

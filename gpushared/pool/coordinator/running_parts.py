@@ -1,22 +1,32 @@
-"""Define the parts of a running coordinator for its services, and the doors at which they are served."""
+"""Define the parts of a running coordinator, its doors, and the form in which its unary calls are served."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
+from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.net.call_audit import CallAudit
+from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
 from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.trust.callers import Callers, PoolCaller
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
+
+# Any: each handler takes the message of its own call; the descriptor pairs the two.
+Handler = Callable[[Any, PoolCaller], Awaitable[Message]]
 
 
 class Listener(StrEnum):
@@ -58,3 +68,45 @@ class CoordinatorParts:
 
 Room = Callable[[CoordinatorParts], Sequence[Service]]
 """Makes the services of one part of the program."""
+
+
+def unary_service(
+    descriptor: ServiceDescriptor,
+    handlers: Mapping[str, Handler],
+    callers: Callers,
+    doors: frozenset[Listener],
+) -> Service:
+    """``handlers`` by the names of the calls; those that have none are answered ``unimplemented``."""
+    methods = {name: descriptor.methods_by_name[name] for name in handlers}
+    served = {
+        name: _served(f"{descriptor.name}/{name}", methods[name], handler, callers)
+        for name, handler in handlers.items()
+    }
+    generic = grpc.method_handlers_generic_handler(descriptor.full_name, served)
+    return Service(
+        name=descriptor.full_name,
+        doors=doors,
+        add=lambda server: server.add_generic_rpc_handlers((generic,)),
+        calls={
+            f"{descriptor.full_name}/{name}": Unary(
+                GetMessageClass(methods[name].input_type), _local(handler, callers)
+            )
+            for name, handler in handlers.items()
+        },
+    )
+
+
+def _served(
+    name: str, method: MethodDescriptor, handler: Handler, callers: Callers
+) -> grpc.RpcMethodHandler[Any, Any]:
+    async def call(message: Message, context: Context[Any, Any]) -> Message:
+        return await callers.unary(handler, message, context, name)
+
+    return unary_handler(method, call)
+
+
+def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
+    async def call(message: Any, caller: Caller) -> Message:  # one of the descriptor's
+        return await handler(message, callers.local(caller))
+
+    return call

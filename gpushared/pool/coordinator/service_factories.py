@@ -1,34 +1,41 @@
-"""Build the services of a coordinator for its listeners: nodes, users with tokens, administrators."""
+"""Build the coordinator's services and gRPC servers, one server for each door."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from gpushared.api.v1 import audit_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.domain.jobs.job import Owner
-from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
+from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.archive import Archive
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.jobs.node_views import has_simulated, nodes_of, notices_of
 from gpushared.net.audit_service import AuditApi
-from gpushared.net.call_checks import Context
-from gpushared.pool.coordinator.admin_service import Admin
-from gpushared.pool.coordinator.job_streams import JobStreams
+from gpushared.net.call_checks import OPTIONS, Context
+from gpushared.net.intake import Intake
+from gpushared.pool.coordinator.admin_service import Admin, TrustAdmin
+from gpushared.pool.coordinator.job_streams import JobStreams, Tunnels
 from gpushared.pool.coordinator.join_service import JoinService
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Service
-from gpushared.pool.coordinator.unary_service import Handler, unary_service
+from gpushared.pool.coordinator.running_parts import (
+    CoordinatorParts,
+    Handler,
+    Listener,
+    Service,
+    unary_service,
+)
 from gpushared.pool.trust.callers import PoolCaller, unless
 from gpushared.pool.trust.token_records import Scope
-from gpushared.pool.trust.token_service import TrustAdmin
-from gpushared.pool.tunnels.coordinator_tunnels import Tunnels
 from gpushared.pool.tunnels.tunnel_frames import from_wire, to_wire
 from gpushared.storage.audit.line import NOBODY_HERE
 
@@ -42,6 +49,25 @@ NOTICED = 5
 """A notice names at most this many nodes."""
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)
+EVERYWHERE = frozenset(Listener)
+BY_TLS = frozenset({Listener.NODES, Listener.USERS})
+_LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
+STOP_SECONDS = 2.0
+"""How long calls that are under way may take at the end."""
+MAX_CALLS_OF_A_NODE = 8192
+"""All users of a node, with their tunnels and whatever they wait for, come over one connection; the node
+holds each of them to less."""
+_MOST = "grpc.max_concurrent_streams"
+_MOST_CONNECTIONS = "grpc.max_allowed_incoming_connections"
+_HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
+"""Who connects and says nothing is in nobody's way for longer (120 s without this)."""
+_IDLE = ("grpc.max_connection_idle_ms", 30_000)
+"""So long a connection stays on which nothing is called. Clients connect again when they call."""
+_FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
+"""Else the window of each stream grows with what one of them passes, and a call that waits for its turn may
+have sent megabytes. Nodes, which pass much and are known, keep windows that grow."""
+_OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _IDLE, _FIXED_WINDOW]
+_OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
 def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
@@ -195,10 +221,6 @@ def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) ->
     return handler
 
 
-EVERYWHERE = frozenset(Listener)
-BY_TLS = frozenset({Listener.NODES, Listener.USERS})
-
-
 def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the services that administrators call, and the one for machines that join."""
     admin = Admin(
@@ -243,9 +265,6 @@ def audit_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     )
 
 
-_LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
-
-
 def link_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the service that nodes dial."""
     link = coordinator.link
@@ -271,3 +290,73 @@ def link_handlers(link: LinkService) -> grpc.GenericRpcHandler:
             ),
         },
     )
+
+
+class _HealthOnce(health.aio.HealthServicer):
+    """Answers once. A stream of answers would be open to strangers for as long as they like.
+
+    Clients take UNIMPLEMENTED for a server that does not tell changes, and go on (gRPC's health protocol).
+    """
+
+    async def Watch(  # noqa: N802 - gRPC's name
+        self, _: object, context: Context[Any, Any]
+    ) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask with Check")
+
+
+class ListenerServer:
+    """One gRPC server. Its port is known once it is bound, and only then does it take calls."""
+
+    def __init__(
+        self,
+        door: Listener,
+        address: str,
+        credentials: grpc.ServerCredentials | None,
+        intake: Intake | None = None,
+        max_connections: int = 0,
+    ) -> None:
+        """Binds. ``intake``: before all services. Raises ConfigError where the address is not to be had.
+
+        ``max_connections``: more are closed as soon as they are accepted; 0 = no bound.
+        """
+        self._door = door
+        options = _OPTIONS_FOR_NODES if door is Listener.NODES else _OPTIONS_FOR_USERS
+        bound = [(_MOST_CONNECTIONS, max_connections)] if max_connections else []
+        self._server = grpc.aio.server(
+            options=[*options, *bound],
+            interceptors=[intake] if intake else [],
+        )
+        try:
+            self.port = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{address} cannot be listened at",
+                hint="is another program there (`ss -ltnp`)? is the address one of this machine?",
+            ) from error
+
+    @asynccontextmanager
+    async def serving(self, services: Sequence[Service]) -> AsyncIterator[None]:
+        """Takes calls as long as the block runs."""
+        served = [service for service in services if self._door in service.doors]
+        for service in served:
+            service.add(self._server)
+        await self._add_health([service.name for service in served])
+        await self._server.start()
+        try:
+            yield
+        finally:
+            await self._server.stop(grace=STOP_SECONDS)
+
+    async def _add_health(self, names: Sequence[str]) -> None:
+        """Reflection tells what there is to call: administrators only."""
+        checker = health.aio.HealthServicer() if self._door is Listener.LOCAL else _HealthOnce()
+        health_pb2_grpc.add_HealthServicer_to_server(checker, self._server)
+        for name in ("", *names):
+            await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if self._door is Listener.LOCAL:
+            known = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(known, self._server)

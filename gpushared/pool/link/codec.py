@@ -1,11 +1,16 @@
-"""Convert the domain's records of a node's link to bytes and back, and name what both sides know.
+"""Convert the records of a node's link to bytes and back, and check them against what can be true.
 
 The two sides may be one version apart, either way. Fields that only one side knows are ignored or take their
 default. A new kind of message has a capability, and is sent only to a side that announced that capability.
+
+A machine that joined may be in the wrong hands later, node and coordinator alike. So the messages of either
+pass the same bounds as the words of users, before anything is made of them. A bad text that is written down
+once would harm everybody who is shown it. ``bounds`` holds the numbers to their meaning.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,8 +19,9 @@ from typing import Any
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import JobSpec
-from gpushared.domain.jobs.member import HeartbeatReport, Inventory, SentAllowance
-from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.jobs.member import AllowanceNeed, HeartbeatReport, Inventory, SentAllowance
+from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report, StaleEpoch
+from gpushared.domain.jobs.submit_limits import MAX_INDEX
 from gpushared.domain.model.errors import (
     GpushareError,
     RequestError,
@@ -23,11 +29,17 @@ from gpushared.domain.model.errors import (
     Unavailable,
     kind_of_code,
 )
-from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Isolation, Request
+from gpushared.domain.model.request_spec import MAX_AFTER as MAX_LEASES
+from gpushared.domain.model.request_spec import MAX_MODELS, NOTICE_SIGNALS
 from gpushared.domain.model.units import MAX_GPUS, shown
 from gpushared.domain.scheduling.allowance import Share
 from gpushared.jobs import bounds
-from gpushared.pool.link import soundness
+from gpushared.jobs.bounds import MAX_WHOLE, Bounds
+from gpushared.jobs.job_requests import MAX_BODY_BYTES, MAX_IMAGE, MAX_NAME
+from gpushared.jobs.jobs_service import MAX_AFTER
 from gpushared.storage.records import RecordError, from_json, to_json
 
 GENERATION = 1
@@ -49,6 +61,14 @@ HELLO_BYTES = 256 * 1024
 MAX_INVENTORY_BYTES = 128 * 1024
 """The inventory is a part of its node's record in the store, so its size is bounded."""
 MAX_HOLDINGS = 65_536
+MAX_AHEAD = 1_000_000
+"""An epoch may be this far above ours: no coordinator was started so often."""
+MAX_WANTS = 4096
+"""Limits that leases of one node wait for."""
+MAX_TEXT = 256
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_SUSPICIOUS = re.compile(r"\\u[dD][89a-fA-F]|\d{18}")
+"""A half of a surrogate pair, or a number that may be too long; or a text that looks like one."""
 
 
 class Unreadable(RequestError):
@@ -106,7 +126,7 @@ def read_free(data: bytes) -> HeartbeatReport:
     if len(free.holdings) > MAX_HOLDINGS:
         raise Unreadable(f"{len(free.holdings)} leases on one node")
     if free.allowed is not None:
-        soundness.check_allowed(free.allowed)
+        check_allowed(free.allowed)
     return free
 
 
@@ -138,7 +158,7 @@ def order_bytes(order: Order) -> bytes:
 def read_order(data: bytes) -> Order:
     """Raises Unreadable, RequestError for what no coordinator of ours says."""
     order: Order = _read(Order, data, "an order")
-    soundness.check_order(order)
+    check_order(order)
     return order
 
 
@@ -149,7 +169,7 @@ def report_bytes(report: Report) -> bytes:
 def read_report(data: bytes) -> Report:
     """Raises Unreadable, RequestError for what cannot be so."""
     report: Report = _read(Report, data, "a report")
-    soundness.check_report(report)
+    check_report(report)
     ending = report.ending
     return report if ending is None else replace(report, ending=ending.cut_short())
 
@@ -161,7 +181,7 @@ def stale_bytes(stale: StaleEpoch) -> bytes:
 def read_stale(data: bytes) -> StaleEpoch:
     """Raises Unreadable, RequestError for what cannot be so."""
     stale: StaleEpoch = _read(StaleEpoch, data, "an answer")
-    soundness.check_key(stale.key)
+    check_key(stale.key)
     return stale
 
 
@@ -173,13 +193,13 @@ def spec_bytes(spec: JobSpec) -> bytes:
 def read_spec(data: bytes) -> JobSpec:
     """Raises Unreadable, RequestError for what no user can have asked for."""
     spec: JobSpec = _read(JobSpec, data, "a job")
-    soundness.check_spec(spec)
+    check_spec(spec)
     return spec
 
 
 def _read(kind: object, data: bytes, what: str) -> Any:
     try:
-        record = from_json(kind, soundness.read_text(data))
+        record = from_json(kind, read_text(data))
     except (RecordError, RequestError) as error:
         raise _unreadable(what, error) from error
     bounds.check_record(record)
@@ -240,3 +260,113 @@ def refusal(error: GpushareError) -> link_pb2.Refuse:
 def refused(code: str, message: str, hint: str) -> GpushareError:
     """The error that the other side sent; with a code that this version does not know, it is Unavailable."""
     return kind_of_code(code, Unavailable)(message, hint=hint)
+
+
+def read_text(data: bytes) -> str:
+    """JSON as text. Raises RequestError for texts that are no UTF-8, and for numbers beyond 64 bits.
+
+    JSON can say both, and neither can be written down or passed on.
+    """
+    try:
+        text = data.decode()
+        if _SUSPICIOUS.search(text):
+            json.dumps(json.loads(text, parse_int=_whole), ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"it is no JSON of ours: {error}") from error
+    return text
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > len(str(MAX_WHOLE)) + 1 or abs(number := int(digits)) > MAX_WHOLE:
+        raise ValueError("a number is beyond 64 bits")
+    return number
+
+
+def check_epoch(theirs: int, ours: int) -> None:
+    """Raises RequestError for one that nobody can have led with: there are only so many."""
+    if not 0 <= theirs <= ours + MAX_AHEAD:
+        raise RequestError(f"no pool has an epoch of {theirs}")
+
+
+def check_allowed(allowed: AllowanceNeed) -> None:
+    """Raises RequestError for wants that contradict themselves, and for too many."""
+    if len(allowed.wants) > MAX_WANTS:
+        raise RequestError(f"a node with {len(allowed.wants)} wants")
+    for want in allowed.wants:
+        _check_text(want.project, "a project")
+        _check_text(want.model, "a model")
+        if want.least_permille > want.all_permille:
+            raise RequestError("a node wants less than its smallest lease")
+
+
+def check_key(key: AttemptKey) -> None:
+    """Raises RequestError."""
+    if _JOB_ID.fullmatch(key.job) is None:
+        raise RequestError(f"{shown(str(key))} is no attempt to run a job")
+
+
+def check_report(report: Report) -> None:
+    """Raises RequestError."""
+    check_key(report.key)
+    _check_text(report.lease or "", "a lease")
+    if report.spec is not None:
+        check_spec(report.spec)
+    if report.request is not None:
+        check_request(report.request)
+
+
+def check_order(order: Order) -> None:
+    """Raises RequestError."""
+    check_key(order.key)
+    match order:
+        case Place():
+            check_spec(order.spec)
+            check_request(order.request)
+        case CancelPart():
+            _check_text(order.by, "a name")
+        case Commit(gang=gang):
+            if gang.rank >= len(gang.hosts):
+                raise RequestError(f"rank {gang.rank} of a gang of {len(gang.hosts)}")
+            if len(gang.gpus) != len(gang.hosts):
+                raise RequestError("a gang with other hosts than GPUs")
+            for host in gang.hosts:
+                _check_text(host, "a host")
+
+
+def check_spec(spec: JobSpec) -> None:
+    """Raises RequestError for what no user can have asked for."""
+    check_request(spec.request)
+    Bounds(0, MAX_BODY_BYTES, "the size of a container's description").check(len(spec.body))
+    Bounds(0, MAX_IMAGE, "the length of an image's name").check(len(spec.image))
+    Bounds(0, MAX_NAME + len(f"-{MAX_INDEX}"), "the length of a container's name").check(len(spec.name))
+    Bounds(0, MAX_AFTER, "a number of jobs to wait for").check(len(spec.after))
+    for text in (spec.platform, spec.target, spec.origin, spec.request_id, spec.owner.principal):
+        _check_text(text, "a name")
+    for job in (spec.array or "", *(one.job for one in spec.after)):
+        if job and _JOB_ID.fullmatch(job) is None:
+            raise RequestError(f"{shown(job)} is no job")
+
+
+def check_request(request: Request) -> None:
+    """Raises RequestError."""
+    parts = {request.compute_permille, request.memory_permille} - {None, WHOLE_PERMILLE}
+    if request.isolation is Isolation.EXCLUSIVE and parts:
+        raise RequestError("exclusive means whole GPUs, not a part of one")
+    if request.notice_signal and request.notice_signal not in NOTICE_SIGNALS:
+        raise RequestError(f"{shown(request.notice_signal)} is not a signal for a notice")
+    for texts, most in (
+        (request.models, max(MAX_MODELS, MAX_GPUS)),
+        (request.gpus, MAX_GPUS),
+        (request.near, MAX_LEASES),
+        (request.away_from, MAX_LEASES),
+        (request.after, MAX_LEASES),
+        ((request.project, request.preset or ""), 2),
+    ):
+        Bounds(0, most, "a number of names").check(len(texts))
+        for text in texts:
+            _check_text(text, "a name")
+
+
+def _check_text(text: str, what: str) -> None:
+    if len(text) > MAX_TEXT or not text.isprintable():
+        raise RequestError(f"{shown(text)} is not {what}")

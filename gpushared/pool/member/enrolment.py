@@ -19,14 +19,13 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import link_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
 from gpushared.net.call_checks import error_of
-from gpushared.pool.member.first_contact import pinned_anchor
+from gpushared.pool.member.dial import pinned_anchor
 from gpushared.pool.member.membership_file import Membership, MembershipFile
-from gpushared.pool.trust.addresses import Address, read_address
 from gpushared.pool.trust.assertions import Asserter
 from gpushared.pool.trust.authority import key_pem, new_key
-from gpushared.pool.trust.certificates import ASSERTION_KEY_OID, read_node_certificate
-from gpushared.pool.trust.principal_names import coordinator_host, node_name
-from gpushared.pool.trust.secret_words import JoinWords, read_join_token
+from gpushared.pool.trust.certificates import ASSERTION_KEY_OID, Address, read_address, read_node_certificate
+from gpushared.pool.trust.people import coordinator_host, node_name
+from gpushared.pool.trust.token_records import JoinWords, read_join_token
 
 log = logging.getLogger(__name__)
 

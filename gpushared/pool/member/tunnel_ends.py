@@ -29,12 +29,12 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller
-from gpushared.pool.tunnels.tunnel_bytes import pump
 from gpushared.pool.tunnels.tunnel_frames import (
     Data,
     Frame,
     frame,
     from_wire,
+    pump,
     to_wire,
 )
 from gpushared.pool.tunnels.tunnel_streams import (

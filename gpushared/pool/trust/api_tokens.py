@@ -15,8 +15,17 @@ from gpushared.domain.model.errors import (
     RequestError,
 )
 from gpushared.domain.model.units import shown
-from gpushared.pool.trust.secret_words import ApiWords, hash_of, matches, new_id, new_secret
-from gpushared.pool.trust.token_records import ApiRecord, Scope, StoredToken, TokenRecords
+from gpushared.pool.trust.token_records import (
+    ApiRecord,
+    ApiWords,
+    Scope,
+    StoredToken,
+    TokenRecords,
+    hash_of,
+    matches,
+    new_id,
+    new_secret,
+)
 from gpushared.ports.job_store import Conflict, JobStore
 
 PREFIX = "token/api/"

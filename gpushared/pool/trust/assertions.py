@@ -22,7 +22,7 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import LimitReached, PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.certificates import TOLERANCE_SECONDS, NodeCertificate, offset_words
-from gpushared.pool.trust.principal_names import split_principal
+from gpushared.pool.trust.people import split_principal
 
 ASSERTION_METADATA = "gpushare-assertion-bin"
 VALID_SECONDS = 60

@@ -24,7 +24,7 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import ConfigError, RequestError, StateConflict
 from gpushared.pool.trust import certificates
 from gpushared.pool.trust.certificates import ASSERTION_KEY_BYTES, ASSERTION_KEY_OID, BACKDATED_SECONDS
-from gpushared.pool.trust.principal_names import (
+from gpushared.pool.trust.people import (
     coordinator_host,
     coordinator_uri,
     node_uri,

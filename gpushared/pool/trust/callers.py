@@ -22,15 +22,13 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import CallAuthenticator, Context, abort
 from gpushared.net.intake import Admitted, CallsUnderWay
+from gpushared.net.limits import host_of
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
 from gpushared.pool.trust.certificate_status import CertificateStatus, Judge
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
-from gpushared.pool.trust.people import People
-from gpushared.pool.trust.principal_names import split_principal
-from gpushared.pool.trust.rates import host_of
-from gpushared.pool.trust.secret_words import read_api_token
-from gpushared.pool.trust.token_records import ApiRecord, Scope
+from gpushared.pool.trust.people import People, split_principal
+from gpushared.pool.trust.token_records import ApiRecord, Scope, read_api_token
 from gpushared.storage.audit.line import NOBODY_HERE
 
 AUTHORIZATION = "authorization"

@@ -1,4 +1,4 @@
-"""Read the facts in a node's certificate, and allow for two machines' clocks."""
+"""Read a node's certificate, allow for two machines' clocks, and name the coordinator's addresses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.model.errors import PermissionRefused
-from gpushared.pool.trust.principal_names import SCHEME
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
+from gpushared.pool.trust.people import SCHEME
 
 ASSERTION_KEY_OID = x509.ObjectIdentifier("2.25.3128955938680712431273847370430093104")
 """An extension of ours: the node's Ed25519 public key, 32 bytes. 2.25 is the arc of UUIDs (X.667)."""
@@ -23,6 +24,14 @@ BACKDATED_SECONDS = 24 * 3600
 """Certificates begin so long before they are made. A machine whose clock is behind is then told by how much,
 instead of failing in TLS, which says nothing."""
 _URI = re.compile(rf"{SCHEME}://([^/]+)/(node|realm)/([^/]+)")
+TOLERANCE_SECONDS = 120
+"""Clocks that are further apart than this make certificates and signed words of one invalid for the other."""
+USERS_PORT = 7440
+"""For users with tokens, and for machines that join."""
+NODES_PORT = 7441
+"""For nodes with certificates."""
+_HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?\]")
+_BARE_V6 = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +119,6 @@ def pem_of(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-TOLERANCE_SECONDS = 120
-"""Clocks that are further apart than this make certificates and signed words of one invalid for the other."""
-
-
 def offset_words(seconds: float) -> str:
     """``3600 s ahead of``, ``90 s behind``."""
     if seconds != seconds:  # noqa: PLR0124 - NaN, which is no offset
@@ -129,3 +134,29 @@ def check_clock(whose: str, theirs: float, ours: float) -> None:
             f"{TOLERANCE_SECONDS} s are tolerated",
             hint="set the clock that is wrong, best on both machines by NTP: `timedatectl set-ntp true`",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``host`` in brackets where it is of IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def at(self, port: int) -> Address:
+        return Address(self.host, port)
+
+
+def read_address(text: str, port: int = USERS_PORT) -> Address:
+    """``HOST``, ``HOST:PORT``, ``[::1]:PORT`` or ``::1``. Raises RequestError."""
+    if _BARE_V6.fullmatch(text):
+        text = f"[{text}]"
+    host, colon, digits = text.rpartition(":")
+    if not colon or host.startswith("[") != host.endswith("]"):
+        host, digits = text, str(port)
+    if _HOST.fullmatch(host) is None or not digits.isdecimal() or not 0 < int(digits[:6]) < 2**16:
+        raise RequestError(f"{shown(text)} is no address", hint="write HOST or HOST:PORT, as dgx:7440")
+    return Address(host, int(digits))

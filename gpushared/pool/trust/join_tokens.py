@@ -8,9 +8,17 @@ from dataclasses import replace
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
-from gpushared.pool.trust.principal_names import node_name, realm_name
-from gpushared.pool.trust.secret_words import JoinWords, hash_of, matches, new_id, new_secret
-from gpushared.pool.trust.token_records import JoinRecord, StoredToken, TokenRecords
+from gpushared.pool.trust.people import node_name, realm_name
+from gpushared.pool.trust.token_records import (
+    JoinRecord,
+    JoinWords,
+    StoredToken,
+    TokenRecords,
+    hash_of,
+    matches,
+    new_id,
+    new_secret,
+)
 from gpushared.ports.job_store import Conflict, JobStore
 
 PREFIX = "token/join/"

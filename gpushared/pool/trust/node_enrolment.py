@@ -11,13 +11,11 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import NotFound, PermissionRefused, StateConflict
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.authority import Authority, key_digest
-from gpushared.pool.trust.certificate_status import CertificateStatus
+from gpushared.pool.trust.certificate_status import CertificateStatus, SignatureLog
 from gpushared.pool.trust.certificates import NodeCertificate, pem_of, read_node_certificate
 from gpushared.pool.trust.join_tokens import JoinTokens
-from gpushared.pool.trust.principal_names import node_name
-from gpushared.pool.trust.secret_words import JoinWords
-from gpushared.pool.trust.signature_log import SignatureLog
-from gpushared.pool.trust.token_records import JoinRecord
+from gpushared.pool.trust.people import node_name
+from gpushared.pool.trust.token_records import JoinRecord, JoinWords
 
 log = logging.getLogger(__name__)
 

@@ -1,27 +1,28 @@
-"""All of a coordinator's trust in one piece, for whoever puts the coordinator together."""
+"""Join all of a coordinator's trust: its own certificate, its guard of links, its tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.model.errors import GpushareError, StateConflict
+import grpc
+
+from gpushared.api.v1 import link_pb2
+from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, StateConflict
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator
 from gpushared.pool.trust.api_tokens import ApiTokens
-from gpushared.pool.trust.authority import NODE_SECONDS, Authority
+from gpushared.pool.trust.authority import NODE_SECONDS, Authority, key_pem, new_key
 from gpushared.pool.trust.callers import Callers
-from gpushared.pool.trust.certificate_status import CertificateStatus
+from gpushared.pool.trust.certificate_status import LEDGER_FILE, CertificateStatus, LedgerMember, SignatureLog
+from gpushared.pool.trust.certificates import pem_of
 from gpushared.pool.trust.join_tokens import JoinTokens
-from gpushared.pool.trust.link_guard import LinkGuard
 from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled
 from gpushared.pool.trust.people import People
-from gpushared.pool.trust.server_identity import ServerIdentity
-from gpushared.pool.trust.signature_log import LEDGER_FILE, LedgerMember, SignatureLog
 from gpushared.ports.job_store import JobStore
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 CA_FOLDER = "ca"
 LOOK_SECONDS = 10.0
 SHOWN = 5
+REISSUE_SECONDS = 10 * 24 * 3600
+"""A third of a certificate's life."""
 
 
 async def nobody_told(_: NodeName, __: tuple[str, ...]) -> None:
@@ -159,3 +162,124 @@ class PoolTrust:
     def _tell_anchors(self) -> None:
         self.identity.replace(self.now())
         self.anchors_changed()
+
+
+class LinkGuard:
+    """For ``LinkService``; a node counts as the one whose certificate it showed last."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        ledger: SignatureLog,
+        standing: CertificateStatus,
+        callers: Callers,
+        now: Callable[[], float],
+    ) -> None:
+        self._authority = authority
+        self._ledger = ledger
+        self._standing = standing
+        self._callers = callers
+        self._now = now
+
+    @property
+    def pool(self) -> str:
+        return self._authority.pool
+
+    def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
+        """The node that connects. Raises PermissionRefused."""
+        certificate = self._callers.certificate_of(auth)
+        self._standing.note(certificate)
+        return certificate.node
+
+    def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
+        """The user for whom a connected node gives its word. Raises PermissionRefused, LimitReached."""
+        certificate = self._standing.noted(node)
+        if certificate is None:
+            raise PermissionRefused(
+                f"node {node} has shown no certificate that counts", hint="it connects anew by itself"
+            )
+        self._standing.check(certificate, self._now())
+        return self._callers.asserted(certificate, assertion, digest).owner
+
+    def owner_named(self, principal: str) -> Owner:
+        """The user of that name, for whom nobody gave their word. Raises RequestError."""
+        return self._callers.owner_named(principal)
+
+    def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
+        """Return the newer anchors for a node, and if it is to renew its certificate now.
+
+        None = nothing new.
+        """
+        member = self._ledger.member(node)
+        outdated = member is None or member.authority != self._authority.signing
+        if generation >= self._authority.generation and not outdated:
+            return None
+        return self.trust(renew_now=outdated)
+
+    def trust(self, *, renew_now: bool) -> link_pb2.NewTrust:
+        """Return the message with the anchors to trust now, for ``LinkService.tell_trust``."""
+        return link_pb2.NewTrust(
+            anchors=self._authority.anchors_pem,
+            generation=self._authority.generation,
+            renew_now=renew_now,
+        )
+
+
+class ServerIdentity:
+    """Its key never leaves the process; the certificate is signed at each start, as the authority is here."""
+
+    def __init__(self, authority: Authority, hosts: Sequence[str], now: float) -> None:
+        self._authority = authority
+        self._hosts = tuple(hosts)
+        self._version = 0
+        self._made_at = now
+        self._configuration = self._made(now)
+
+    def refresh(self, now: float) -> None:
+        """A new certificate where the old one is no longer young; before its time where the clock jumped."""
+        if not 0 <= now - self._made_at < REISSUE_SECONDS:
+            self.replace(now)
+
+    def replace(self, now: float) -> None:
+        """A new certificate, and whom the authority trusts now, for all new connections."""
+        self._configuration = self._made(now)
+        self._made_at = now
+        self._version += 1
+
+    def _made(self, now: float) -> grpc.ServerCertificateConfiguration:
+        key = new_key()
+        certificate = self._authority.sign_coordinator(key.public_key(), self._hosts, now)
+        return grpc.ssl_server_certificate_configuration(
+            [(key_pem(key), pem_of(certificate))], root_certificates=self._authority.anchors_pem
+        )
+
+    def for_users(self) -> grpc.ServerCredentials:
+        """Return credentials for the port of users with tokens and joining nodes, who need no certificate."""
+        return self._credentials(asks_clients=False)
+
+    def for_nodes(self) -> grpc.ServerCredentials:
+        """Return credentials for the port where clients need a certificate that the pool's authority signed.
+
+        The port is one of its own, because grpc's servers ask either all clients for a certificate or none.
+        """
+        return self._credentials(asks_clients=True)
+
+    def _credentials(self, *, asks_clients: bool) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration,
+            self._newer_than_given(),  # type: ignore[arg-type]  # grpc takes None for "as before"
+            require_client_authentication=asks_clients,
+        )
+
+    def _newer_than_given(self) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+        """Return the function that grpc calls at each handshake, in a thread of its own: None = as before."""
+        given = self._version
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            if given == self._version:
+                return None
+            given = self._version
+            return self._configuration
+
+        return newer

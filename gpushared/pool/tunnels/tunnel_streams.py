@@ -16,17 +16,15 @@ from typing import Any, Protocol
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.pool.tunnels.tunnel_bytes import (
+from gpushared.pool.tunnels.tunnel_frames import (
     CHUNK_BYTES,
     GATHER_SECONDS,
     MUCH_BYTES,
-    widen,
-)
-from gpushared.pool.tunnels.tunnel_frames import (
     Chunk,
     Data,
     Frame,
     frame,
+    widen,
 )
 
 WINDOW_BYTES = 4 << 20

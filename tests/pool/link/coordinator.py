@@ -29,8 +29,7 @@ from gpushared.pool.trust.certificates import (
     pem_of,
     read_node_certificate,
 )
-from gpushared.pool.trust.people import People
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import People, coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.testing.fake_job_store import MemoryStore
 

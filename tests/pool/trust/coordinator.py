@@ -20,15 +20,14 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import GpushareError
 from gpushared.net.call_checks import OPTIONS, Context, abort, error_of
 from gpushared.net.intake import Intake
+from gpushared.net.limits import Rates
 from gpushared.pool.coordinator.join_service import JoinService
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, request_digest
 from gpushared.pool.trust.authority import NODE_SECONDS, Authority
 from gpushared.pool.trust.callers import PoolCaller
-from gpushared.pool.trust.people import people_of
-from gpushared.pool.trust.principal_names import coordinator_host
-from gpushared.pool.trust.rates import Rates
-from gpushared.pool.trust.signature_log import LedgerMember
+from gpushared.pool.trust.certificate_status import LedgerMember
+from gpushared.pool.trust.people import coordinator_host, people_of
 from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.storage.job_store import SqliteStore

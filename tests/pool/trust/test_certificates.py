@@ -25,13 +25,13 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
+from gpushared.pool.trust.certificate_status import SignatureLog
 from gpushared.pool.trust.certificates import (
     ASSERTION_KEY_OID,
     NodeCertificate,
     pem_of,
     read_node_certificate,
 )
-from gpushared.pool.trust.signature_log import SignatureLog
 from tests.pool.trust.coordinator import Coordinator, Stream, cancel, coordinator, member, refusal
 
 DAYS = 24 * 3600.0

@@ -31,8 +31,8 @@ from gpushared.node.pool.membership_service import Memberships
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.callers import unless
+from gpushared.pool.trust.people import coordinator_host
 from gpushared.pool.trust.pool_init import found_pool
-from gpushared.pool.trust.principal_names import coordinator_host
 from tests.pool.trust.coordinator import refusal, within
 
 GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import main; sys.exit(main())"]

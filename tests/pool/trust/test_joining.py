@@ -19,8 +19,8 @@ from gpushared.domain.model.errors import (
     StateConflict,
     Unavailable,
 )
+from gpushared.net.limits import Rates
 from gpushared.pool.member.enrolment import Enrolment
-from gpushared.pool.trust.rates import Rates
 from tests.pool.trust.coordinator import POOL, Clock, Coordinator, coordinator, refusal
 
 

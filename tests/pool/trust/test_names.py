@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.pool.trust.addresses import read_address
-from gpushared.pool.trust.certificates import check_clock
-from gpushared.pool.trust.principal_names import coordinator_host, pool_name, split_principal
-from gpushared.pool.trust.secret_words import (
+from gpushared.pool.trust.certificates import check_clock, read_address
+from gpushared.pool.trust.people import coordinator_host, pool_name, split_principal
+from gpushared.pool.trust.token_records import (
     ApiWords,
     JoinWords,
     hash_of,

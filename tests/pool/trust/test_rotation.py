@@ -13,7 +13,7 @@ import pytest
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.model.errors import PermissionRefused, StateConflict, Unavailable
 from gpushared.pool.member.enrolment import EARLIEST_RENEWAL, LATEST_RENEWAL, Enrolment
-from gpushared.pool.trust.server_identity import REISSUE_SECONDS
+from gpushared.pool.trust.trust import REISSUE_SECONDS
 from tests.pool.trust.coordinator import Coordinator, Stream, cancel, coordinator, member, refusal, within
 
 DAY = 24 * 3600.0

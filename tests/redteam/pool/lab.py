@@ -21,7 +21,7 @@ from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pipeline.grpc_errors import JobWarning
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, request_digest
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 from tests.node.daemon import make_directory
 from tests.pool.processes import POOL, CoordinatorProcess
 

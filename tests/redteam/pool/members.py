@@ -40,8 +40,8 @@ from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.link import codec
 from gpushared.pool.member.link_session import Call
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
+from gpushared.pool.trust.people import coordinator_host
 from gpushared.pool.trust.pool_init import found_pool
-from gpushared.pool.trust.principal_names import coordinator_host
 from tests.pool.link.coordinator import WAIT_SECONDS, Credentials, enlist
 
 POOL = "lab"

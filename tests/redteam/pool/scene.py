@@ -30,7 +30,7 @@ from gpushared.domain.model.request import Request
 from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Call
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 from tests.node.daemon import make_directory
 from tests.pool.processes import POOL, CoordinatorProcess
 

@@ -19,7 +19,7 @@ from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pipeline.grpc_errors import JobWarning
 from gpushared.pool.coordinator.connections import ConnectionBounds, bounds_here
 from gpushared.pool.trust.callers import CALLS_OF_A_PRINCIPAL
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 from tests.pool.http2 import http2
 from tests.pool.processes import POOL
 from tests.redteam.pool.lab import Code, Lab, Metadata, ask, bearer

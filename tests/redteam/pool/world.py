@@ -23,7 +23,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.assertions import _CONTEXT, ASSERTION_METADATA, request_digest
-from gpushared.pool.trust.principal_names import coordinator_host
+from gpushared.pool.trust.people import coordinator_host
 from tests.gate.fuzz.rig import Rig
 from tests.node.daemon import make_directory
 from tests.pool.processes import POOL, CoordinatorProcess
