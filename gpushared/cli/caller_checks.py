@@ -13,14 +13,7 @@ from gpushared import __version__
 from gpushared.cli.config import MAIN_FILE
 from gpushared.cli.docker_cli import find_docker
 from gpushared.client import Client, DoctorReport, NodeStatus
-from gpushared.domain.model.checkup import (
-    Check,
-    CheckFinding,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from gpushared.domain.model.checkup import Check, CheckFinding, failed, ok, skipped, warning
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound
 
 DOCKER_SECONDS = 5.0

@@ -7,12 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from gpushared.cli import (
-    complete,
-    docker_args,
-    docker_cli,
-    text,
-)
+from gpushared.cli import complete, docker_args, docker_cli, text
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
 from gpushared.cli.errors import UsageError

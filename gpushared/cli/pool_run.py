@@ -26,21 +26,11 @@ from gpushared.cli.start import (
     refusal_of,
     tell_of_doubts,
 )
-from gpushared.cli.waiting import (
-    POLL_SECONDS,
-    Interrupted,
-    MaxWaitReached,
-    signals_interrupt,
-)
+from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, signals_interrupt
 from gpushared.client import Client
 from gpushared.client.job_calls import Jobs
 from gpushared.client.job_messages import DoorAnswer, Job
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NotFound,
-    StateConflict,
-    Unimplemented,
-)
+from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict, Unimplemented
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run

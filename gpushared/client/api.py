@@ -27,12 +27,7 @@ from gpushared.client.messages import (
 )
 from gpushared.client.retries import READING, configured_retries, may_repeat
 from gpushared.client.submit_words import LeaseWish, fields_of
-from gpushared.domain.model.errors import (
-    ConfigError,
-    NeverFits,
-    StateConflict,
-    Unavailable,
-)
+from gpushared.domain.model.errors import ConfigError, NeverFits, StateConflict, Unavailable
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:

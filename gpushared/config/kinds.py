@@ -12,13 +12,7 @@ from typing import Any, TypeVar
 
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE
-from gpushared.domain.model.units import (
-    format_memory,
-    parse_duration,
-    parse_gpus,
-    parse_memory,
-    shown,
-)
+from gpushared.domain.model.units import format_memory, parse_duration, parse_gpus, parse_memory, shown
 
 WHOLE_PERCENT = 100
 NONE = "none"

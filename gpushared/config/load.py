@@ -26,13 +26,7 @@ from gpushared.config.idle import (
 )
 from gpushared.config.kinds import Key, ValueKind, Wrong, keys_of
 from gpushared.config.model import PRESETS, SECTIONS, TABLES, Config, Preset, attribute_of
-from gpushared.config.queue_rules import (
-    MODEL_NAME,
-    MODELS,
-    PROJECTS,
-    ProjectConfig,
-    QuotaConfig,
-)
+from gpushared.config.queue_rules import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.domain.leases.project_settings import PROJECT_NAME_HINT, is_project_name
 from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.model.ranges import parse_gpu_range

@@ -26,13 +26,7 @@ from gpushared.config.kinds import (
     is_absolute,
     setting,
 )
-from gpushared.config.queue_rules import (
-    PROJECTS,
-    BuildConfig,
-    InferConfig,
-    ProjectConfig,
-    TrainConfig,
-)
+from gpushared.config.queue_rules import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
 from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.request_spec import RequestSpec

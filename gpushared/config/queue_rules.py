@@ -21,12 +21,7 @@ from gpushared.config.kinds import (
     setting,
 )
 from gpushared.domain.leases.project_settings import MAX_WEIGHT, MIN_WEIGHT, is_user_name
-from gpushared.domain.scheduling.projects import (
-    ClassRules,
-    GivesWay,
-    Project,
-    Quota,
-)
+from gpushared.domain.scheduling.projects import ClassRules, GivesWay, Project, Quota
 
 YEAR_SECONDS = 366 * 24 * HOUR_SECONDS
 PROJECTS = "projects"

@@ -11,12 +11,7 @@ from gpushared.config.idle import IDLE, QUIET
 from gpushared.config.kinds import Key, keys_of, toml_string
 from gpushared.config.load import NODE, ConfigSchema, Loaded
 from gpushared.config.model import PRESETS, SECTIONS, attribute_of
-from gpushared.config.queue_rules import (
-    MODELS,
-    PROJECTS,
-    ProjectConfig,
-    QuotaConfig,
-)
+from gpushared.config.queue_rules import MODELS, PROJECTS, ProjectConfig, QuotaConfig
 
 
 @dataclass(frozen=True, slots=True)

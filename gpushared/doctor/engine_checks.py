@@ -19,12 +19,7 @@ from gpushared.doctor.machine_facts import (
     is_rebuilt,
     numbers,
 )
-from gpushared.domain.model.checkup import (
-    CheckFinding,
-    failed,
-    ok,
-    warning,
-)
+from gpushared.domain.model.checkup import CheckFinding, failed, ok, warning
 from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
 
 OLDEST_API: Version = (1, 41)

@@ -18,13 +18,7 @@ from gpushared.doctor.machine_facts import (
     numbers,
 )
 from gpushared.domain.leases.memory_watchdog import UNSEEN
-from gpushared.domain.model.checkup import (
-    CheckFinding,
-    failed,
-    ok,
-    skipped,
-    warning,
-)
+from gpushared.domain.model.checkup import CheckFinding, failed, ok, skipped, warning
 from gpushared.domain.model.units import format_memory
 from gpushared.ports import DriverFacts, GpuSettings
 

@@ -13,12 +13,7 @@ from gpushared.doctor.machine_facts import (
 )
 from gpushared.doctor.pool_checks import TOLD_HERE
 from gpushared.domain.leases.memory_watchdog import UNSEEN
-from gpushared.domain.model.checkup import (
-    CheckFinding,
-    failed,
-    ok,
-    warning,
-)
+from gpushared.domain.model.checkup import CheckFinding, failed, ok, warning
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.units import format_memory
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from gpushared.doctor.machine_facts import DaemonView
-from gpushared.domain.model.checkup import (
-    CheckFinding,
-    failed,
-    ok,
-    warning,
-)
+from gpushared.domain.model.checkup import CheckFinding, failed, ok, warning
 from gpushared.domain.model.units import format_duration
 
 LATE = 0.1

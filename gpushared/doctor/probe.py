@@ -11,14 +11,7 @@ from typing import Protocol
 
 from gpushared.config.model import Config
 from gpushared.doctor.checks import CHECKS
-from gpushared.doctor.machine_facts import (
-    ConfigState,
-    DaemonView,
-    Directory,
-    DoctorFacts,
-    MpsReport,
-    Unread,
-)
+from gpushared.doctor.machine_facts import ConfigState, DaemonView, Directory, DoctorFacts, MpsReport, Unread
 from gpushared.doctor.readers import (
     Readers,
     read_directory,

@@ -8,13 +8,7 @@ from typing import Any
 from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.domain.model.host import ContainerMemory
 from gpushared.domain.model.lease import ContainerId
-from gpushared.ports import (
-    DEFAULT_STOP_SECONDS,
-    LABEL_DEVICE,
-    LABEL_OWNER,
-    ContainerFacts,
-    ContainerStatus,
-)
+from gpushared.ports import DEFAULT_STOP_SECONDS, LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus
 
 DIE = "die"
 START_ERROR_CHARACTERS = 1000

@@ -18,12 +18,7 @@ from docker import APIClient
 from docker.errors import APIError
 from docker.errors import NotFound as NoSuchContainer
 
-from gpushared.domain.model.errors import (
-    EngineUnavailable,
-    NotFound,
-    StateConflict,
-    TimedOut,
-)
+from gpushared.domain.model.errors import EngineUnavailable, NotFound, StateConflict, TimedOut
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine import engine_probe, reality
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs

@@ -14,12 +14,7 @@ from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.explain_create import Explainer
 from gpushared.gate.handlers.archives import Archives
-from gpushared.gate.handlers.call import (
-    Call,
-    check_confined,
-    drop_body,
-    expect_nothing,
-)
+from gpushared.gate.handlers.call import Call, check_confined, drop_body, expect_nothing
 from gpushared.gate.handlers.containers import ContainerHandlers
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.creates import Creates

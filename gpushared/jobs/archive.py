@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.model.lease import JobId
-from gpushared.jobs.job_records import (
-    ENDED,
-    GONE,
-    OVER,
-    job_of,
-    read_job,
-    time_of,
-)
+from gpushared.jobs.job_records import ENDED, GONE, OVER, job_of, read_job, time_of
 from gpushared.ports.job_store import MAX_OPERATIONS, JobStore, Record
 
 GONE_KEPT_SECONDS = 40 * 24 * 3600.0

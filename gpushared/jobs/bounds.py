@@ -26,11 +26,7 @@ from gpushared.domain.jobs.protocol import (
     Report,
     StaleEpoch,
 )
-from gpushared.domain.jobs.submit_limits import (
-    LONGEST_STOP_AFTER_SECONDS,
-    MAX_INDEX,
-    MAX_RETRIES,
-)
+from gpushared.domain.jobs.submit_limits import LONGEST_STOP_AFTER_SECONDS, MAX_INDEX, MAX_RETRIES
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, MigInstance
 from gpushared.domain.model.lease import AttemptKey, Grant

@@ -47,12 +47,7 @@ from gpushared.jobs.job_records import (
 )
 from gpushared.jobs.write_batches import Chunk, cut
 from gpushared.ports import Clock
-from gpushared.ports.job_store import (
-    Deposed,
-    JobStore,
-    StoreUnavailable,
-    Transaction,
-)
+from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Transaction
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpushared.domain.jobs.attempt_history import has_run
-from gpushared.domain.jobs.job import (
-    Job,
-    NodeName,
-    Part,
-    Try,
-    TryPart,
-)
+from gpushared.domain.jobs.job import Job, NodeName, Part, Try, TryPart
 from gpushared.domain.model.errors import RequestError, StateConflict
 from gpushared.domain.model.lease import AttemptKey
 

@@ -9,14 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.jobs.job import (
-    HERE,
-    After,
-    JobSpec,
-    NodeName,
-    Owner,
-    Pull,
-)
+from gpushared.domain.jobs.job import HERE, After, JobSpec, NodeName, Owner, Pull
 from gpushared.domain.jobs.job_commands import MAX_NODES
 from gpushared.domain.jobs.submit_limits import (
     LONGEST_STOP_AFTER_SECONDS,

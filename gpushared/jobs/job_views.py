@@ -26,13 +26,7 @@ from gpushared.domain.jobs.job import (
     Try,
 )
 from gpushared.domain.model.request_spec import describe
-from gpushared.jobs.job_reasons import (
-    Why,
-    in_full,
-    is_silent,
-    quiet_since,
-    why,
-)
+from gpushared.jobs.job_reasons import Why, in_full, is_silent, quiet_since, why
 
 _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
     Succeeded: "succeeded",

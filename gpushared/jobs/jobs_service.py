@@ -22,22 +22,9 @@ from gpushared.domain.jobs.coordinator_events import (
     PoolEvent,
 )
 from gpushared.domain.jobs.coordinator_state import PoolState
-from gpushared.domain.jobs.job import (
-    HERE,
-    After,
-    AfterKind,
-    Ended,
-    Job,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import HERE, After, AfterKind, Ended, Job, NodeName, Owner
 from gpushared.domain.jobs.submit_limits import MAX_ARRAY
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NotFound,
-    RequestError,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.model.units import shown

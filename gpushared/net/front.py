@@ -32,12 +32,7 @@ from gpushared.net.acceptor import BACKLOG, Acceptor
 from gpushared.net.call_checks import peer_name
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_server import Routes, linger, serve_http
-from gpushared.net.identity import (
-    Identities,
-    Peer,
-    origin_of,
-    peer_of,
-)
+from gpushared.net.identity import Identities, Peer, origin_of, peer_of
 from gpushared.net.limits import UserShare
 from gpushared.storage.audit.line import Origin
 

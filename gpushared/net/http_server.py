@@ -35,12 +35,7 @@ from gpushared.net.error_answers import (
 )
 from gpushared.net.http_parser import Incoming
 from gpushared.net.limits import Shares, UserShare
-from gpushared.net.socket_wire import (
-    READ_BYTES,
-    Piece,
-    Wire,
-    taken_over,
-)
+from gpushared.net.socket_wire import READ_BYTES, Piece, Wire, taken_over
 from gpushared.storage.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
 
 HeaderList = Sequence[tuple[bytes, bytes]]

@@ -18,12 +18,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from gpushared.domain.model.errors import (
-    GpushareError,
-    LimitReached,
-    RequestError,
-    TimedOut,
-)
+from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError, TimedOut
 from gpushared.net.call_checks import Context
 
 # Any: handlers of all services pass here, each with messages of its own.

@@ -15,19 +15,9 @@ import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
 from gpushared.config.model import Config
-from gpushared.daemon.clocks import (
-    boot_id,
-    boottime,
-    keep,
-    keep_always,
-)
+from gpushared.daemon.clocks import boot_id, boottime, keep, keep_always
 from gpushared.daemon.process import until_one_ends
-from gpushared.daemon.systemd import (
-    Notifier,
-    feed_watchdog,
-    is_socket_activated,
-    passed_socket,
-)
+from gpushared.daemon.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.leases.instructions import DropEdits
@@ -56,12 +46,7 @@ from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.journal_restore import remembered
 from gpushared.node.parts import Parts
 from gpushared.node.pool.allowance_file import AllowanceFile, StoredAllowance, load_kept
-from gpushared.node.pool.membership_service import (
-    Memberships,
-    load_enrolment,
-    open_enrolment,
-    pool_folder,
-)
+from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment, pool_folder
 from gpushared.node.pool_services import PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, policy_of, rules_of

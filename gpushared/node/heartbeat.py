@@ -9,12 +9,7 @@ from collections.abc import Callable
 from gpushared.config.model import Config
 from gpushared.daemon.systemd import Notifier
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.leases.events import (
-    DayTimeSet,
-    QuietTimeChanged,
-    RequestAbandoned,
-    Tick,
-)
+from gpushared.domain.leases.events import DayTimeSet, QuietTimeChanged, RequestAbandoned, Tick
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.project_settings import capacity_of
 from gpushared.domain.model.errors import GpushareError

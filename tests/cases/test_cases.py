@@ -15,12 +15,7 @@ from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step
 from gpushared.domain.model.errors import GpushareError
-from gpushared.domain.model.gpu import (
-    MIB,
-    Gpu,
-    GpuId,
-    MigInstance,
-)
+from gpushared.domain.model.gpu import MIB, Gpu, GpuId, MigInstance
 from gpushared.domain.model.host import HostSize
 from gpushared.domain.model.lease import ContainerId, Ended, LeaseId
 from gpushared.domain.model.request import Caller, Request

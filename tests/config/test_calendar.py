@@ -16,12 +16,7 @@ from gpushared.config.idle import Calendar, IdleQuietConfig, read_days, read_hou
 from gpushared.domain.leases.node_rules import IdleAction, IdlePolicy, IdleRules
 from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.request import LeaseClass
-from gpushared.node.runtime.configured import (
-    idle_of,
-    is_quiet,
-    project_idle_of,
-    quiet_idle_of,
-)
+from gpushared.node.runtime.configured import idle_of, is_quiet, project_idle_of, quiet_idle_of
 
 FRIDAY, SATURDAY, SUNDAY, MONDAY = 4, 5, 6, 0
 

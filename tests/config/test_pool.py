@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.config import load, reference
-from gpushared.config.pool_settings import (
-    POOL,
-    CoordinatorConfig,
-    is_listen_address,
-    load_pool,
-)
+from gpushared.config.pool_settings import POOL, CoordinatorConfig, is_listen_address, load_pool
 from gpushared.domain.model.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "pool-configuration.md"

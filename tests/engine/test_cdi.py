@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    ContainerId,
-    MemoryWall,
-    Walls,
-)
+from gpushared.domain.model.lease import ComputeCap, ContainerId, MemoryWall, Walls
 from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import ContainerStatus, DeviceMechanism, EditMount, Edits
 from tests.bed.fixtures import CdiEngine

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import NotFound
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    ContainerId,
-    MemoryWall,
-    Walls,
-)
+from gpushared.domain.model.lease import ComputeCap, ContainerId, MemoryWall, Walls
 from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus, Edits, Engine
 from gpushared.testing import FakeEngine

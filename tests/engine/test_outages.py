@@ -14,12 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError, TimedOut
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    ContainerId,
-    MemoryWall,
-    Walls,
-)
+from gpushared.domain.model.lease import ComputeCap, ContainerId, MemoryWall, Walls
 from gpushared.engine.docker_engine import CALLS_AT_ONCE, DockerEngine
 from gpushared.engine.engine_events import PENDING_LIMIT, ContainerChange, EventFeed
 from gpushared.engine.workers import Connector

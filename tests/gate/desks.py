@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 from gpushared.domain.leases.stop_order import AskedEnd
 from gpushared.domain.model.errors import GpushareError, NotFound
 from gpushared.domain.model.gpu import GpuId
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    ContainerId,
-    Grant,
-    LeaseId,
-    MemoryWall,
-    Walls,
-)
+from gpushared.domain.model.lease import ComputeCap, ContainerId, Grant, LeaseId, MemoryWall, Walls
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.containers.lease_port import Claim

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from gpushared.net.http_server import (
-    Limits,
-    Routes,
-    WebReply,
-    WebRequest,
-    is_here,
-    serve_http,
-)
+from gpushared.net.http_server import Limits, Routes, WebReply, WebRequest, is_here, serve_http
 
 ROOT = Caller(0, 0, "root", trusted=True)
 ALICE = Caller(1000, 1000, "alice")

@@ -12,21 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NeverFits,
-    PermissionRefused,
-    RequestError,
-)
+from gpushared.domain.model.errors import GpushareError, NeverFits, PermissionRefused, RequestError
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.gate.api.body import (
-    MAX_DEPTH,
-    check_create,
-    parse_object,
-    serialise,
-)
+from gpushared.gate.api.body import MAX_DEPTH, check_create, parse_object, serialise
 from gpushared.gate.api.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.site import SitePolicy
@@ -40,12 +30,7 @@ from gpushared.gate.containers.gpu_request import (
     with_count,
 )
 from gpushared.gate.containers.inject import binds_late, inject
-from gpushared.gate.policy.admission import (
-    CREATE,
-    HOST,
-    judge_create,
-    networks_of,
-)
+from gpushared.gate.policy.admission import CREATE, HOST, judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
 from gpushared.net.accounts import Account
 from gpushared.ports import DeviceMechanism, EditMount, Edits

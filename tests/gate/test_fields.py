@@ -13,15 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.api.field_kinds import (
-    OLDEST,
-    Field,
-    FieldKind,
-    Table,
-    Version,
-    fit,
-    respelled,
-)
+from gpushared.gate.api.field_kinds import OLDEST, Field, FieldKind, Table, Version, fit, respelled
 from gpushared.gate.api.fields import (
     AUTH_TABLE,
     CONNECT_TABLE,

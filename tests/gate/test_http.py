@@ -9,13 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gpushared.domain.model.errors import NotFound, PermissionRefused
-from gpushared.net.http_server import (
-    Exchange,
-    Limits,
-    Routes,
-    WebReply,
-    WebRequest,
-)
+from gpushared.net.http_server import Exchange, Limits, Routes, WebReply, WebRequest
 from tests.gate.serving import (
     ALICE,
     Served,

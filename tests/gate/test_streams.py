@@ -11,12 +11,7 @@ import h11
 import pytest
 
 from gpushared.net.chunked_bodies import CHUNKS_AT_ONCE, FIRST_BYTES, PlainChunks
-from gpushared.net.flow import (
-    BUFFER_BYTES,
-    MUCH_BYTES,
-    End,
-    Flow,
-)
+from gpushared.net.flow import BUFFER_BYTES, MUCH_BYTES, End, Flow
 from gpushared.net.http_parser import Incoming
 from gpushared.net.limits import UserLimits, UserShare
 from gpushared.net.socket_wire import Wire, taken_over

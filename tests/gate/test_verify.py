@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId
 from gpushared.gate.api.site import root_mark
-from gpushared.gate.containers.verify import (
-    ROOTS_CAPABILITIES,
-    Expected,
-    findings,
-    unchecked,
-)
+from gpushared.gate.containers.verify import ROOTS_CAPABILITIES, Expected, findings, unchecked
 from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
 
 OWNER = 1001

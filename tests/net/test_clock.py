@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.daemon.clocks import (
-    SteadyClock,
-    boot_id,
-    boottime,
-    day_at,
-    keep,
-)
+from gpushared.daemon.clocks import SteadyClock, boot_id, boottime, day_at, keep
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import Unavailable
 

@@ -16,12 +16,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.net import acceptor
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.front import HEARD_AT_ONCE, Front, listen
-from gpushared.net.http_server import (
-    Exchange,
-    Routes,
-    WebReply,
-    WebRequest,
-)
+from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities
 from gpushared.net.limits import Shares, UserLimits
 from gpushared.net.subordinate_ids import SubordinateIds

@@ -12,12 +12,7 @@ import pytest
 from gpushared.domain.model.errors import EngineUnavailable, LimitReached, Unavailable
 from gpushared.domain.model.request import Caller
 from gpushared.net import loopback as module
-from gpushared.net.http_server import (
-    Exchange,
-    Routes,
-    WebReply,
-    WebRequest,
-)
+from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.loopback import LoopbackGate
 from gpushared.net.socket_wire import Wire
 

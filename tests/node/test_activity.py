@@ -7,15 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpushared.domain.model.gpu import GpuId
-from gpushared.domain.model.lease import (
-    Active,
-    ContainerId,
-    Grant,
-    Lease,
-    LeaseId,
-    Paused,
-    Starting,
-)
+from gpushared.domain.model.lease import Active, ContainerId, Grant, Lease, LeaseId, Paused, Starting
 from gpushared.node.runtime.activity import activity
 from gpushared.ports import GpuProcess, GpuReading
 from gpushared.testing import fake_lease

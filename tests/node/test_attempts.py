@@ -16,13 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    EndKind,
-    JobSpec,
-    Owner,
-    Pull,
-)
+from gpushared.domain.jobs.job import AttemptState, EndKind, JobSpec, Owner, Pull
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request

@@ -14,15 +14,7 @@ import pytest
 from gpushared.ports import LABEL_DEVICE, LABEL_JOB
 from tests.bed import parts
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import (
-    END_SECONDS,
-    OWN_LABEL,
-    DaemonFailed,
-    DaemonProcess,
-    Json,
-    Refused,
-    wait_until,
-)
+from tests.node.daemon import END_SECONDS, OWN_LABEL, DaemonFailed, DaemonProcess, Json, Refused, wait_until
 from tests.node.grpc_client import ask
 
 ADA, BOB = 5, 7

@@ -8,12 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpushared.domain.model.gpu import GpuId
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    LeaseId,
-    MemoryWall,
-    Walls,
-)
+from gpushared.domain.model.lease import ComputeCap, LeaseId, MemoryWall, Walls
 from gpushared.node.runtime.mps_escapees import Leavers, Sighting, held_by_mps
 from gpushared.ports import GpuProcess, SharingStatus
 from gpushared.testing.leases import fake_lease

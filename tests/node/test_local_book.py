@@ -14,15 +14,7 @@ from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs.attempt_log import AttemptLog
 from gpushared.domain.jobs.coordinator_events import JobSubmitted
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    Ended,
-    JobFailed,
-    JobSpec,
-    Owner,
-    Placing,
-    Running,
-)
+from gpushared.domain.jobs.job import AttemptState, Ended, JobFailed, JobSpec, Owner, Placing, Running
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId

@@ -15,19 +15,9 @@ from gpushared.domain.leases import events as m
 from gpushared.domain.leases.instructions import HoldContainer
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.errors import (
-    JournalUnavailable,
-    SharingUnavailable,
-    TimedOut,
-    Unavailable,
-)
+from gpushared.domain.model.errors import JournalUnavailable, SharingUnavailable, TimedOut, Unavailable
 from gpushared.domain.model.gpu import Gpu, GpuId
-from gpushared.domain.model.lease import (
-    ContainerId,
-    Lease,
-    LeaseId,
-    Reserved,
-)
+from gpushared.domain.model.lease import ContainerId, Lease, LeaseId, Reserved
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
 from gpushared.node.runtime.client_presence_checks import Attendance

@@ -18,12 +18,7 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2
 from gpushared.domain.jobs.coordinator_events import CancelAsked, JobSubmitted
 from gpushared.domain.jobs.job import Ended, NodeName, Owner
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NotFound,
-    RequestError,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.archive import Archive

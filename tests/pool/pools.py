@@ -17,12 +17,7 @@ from gpushared.domain.jobs.coordinator_events import (
     Send,
 )
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.job import (
-    Job,
-    JobSpec,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import Job, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
 from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import JobId

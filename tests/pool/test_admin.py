@@ -15,12 +15,7 @@ from gpushared.domain.jobs.coordinator_events import (
     NodeRegistered,
     PoolTick,
 )
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    NodeName,
-    Owner,
-    Queued,
-)
+from gpushared.domain.jobs.job import AttemptState, NodeName, Owner, Queued
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.errors import (

@@ -12,12 +12,7 @@ import pytest
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.domain.jobs.coordinator_events import AttemptReported, JobSubmitted
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    Ending,
-    EndKind,
-    Owner,
-)
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind, Owner
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.errors import (
     GpushareError,

@@ -17,13 +17,7 @@ import pytest
 
 from gpushared.client.error_answers import ConnectionLost
 from gpushared.client.pipeline import AsyncPool, Job, JobRequest, Pool
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NotFound,
-    PermissionRefused,
-    RequestError,
-    TimedOut,
-)
+from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, RequestError, TimedOut
 from tests.node.daemon import make_directory
 from tests.pool.processes import CoordinatorProcess
 

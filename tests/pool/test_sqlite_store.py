@@ -16,12 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import ConfigError, TimedOut
-from gpushared.ports.job_store import (
-    Conflict,
-    Deposed,
-    StoreUnavailable,
-    Transaction,
-)
+from gpushared.ports.job_store import Conflict, Deposed, StoreUnavailable, Transaction
 from gpushared.storage import job_store
 from gpushared.storage.job_store import NODES_WORDS, SqliteStore
 from gpushared.storage.sqlite.file_calls import MAX_WAITING_CALLS

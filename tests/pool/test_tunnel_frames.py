@@ -6,12 +6,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.pool.tunnels.tunnel_frames import (
-    Frame,
-    frame,
-    from_wire,
-    to_wire,
-)
+from gpushared.pool.tunnels.tunnel_frames import Frame, frame, from_wire, to_wire
 
 KINDS = [jobs_pb2.TunnelChunk, link_pb2.TunnelData]
 SIZES = [1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152]

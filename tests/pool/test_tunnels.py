@@ -18,12 +18,7 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, link_pb2, link_pb2_grpc
 from gpushared.domain.jobs.attempt_log import Attempt
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    JobSpec,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import AttemptState, JobSpec, NodeName, Owner
 from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,

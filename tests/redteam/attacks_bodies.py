@@ -5,17 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
-from tests.redteam.attack import (
-    BOTH,
-    Attack,
-    Threat,
-    Told,
-    asks,
-    creates,
-    creates_text,
-    plain_body,
-    sends,
-)
+from tests.redteam.attack import BOTH, Attack, Threat, Told, asks, creates, creates_text, plain_body, sends
 from tests.redteam.scene import Scene
 
 SPELLED = "is not a field"

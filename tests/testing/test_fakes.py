@@ -12,14 +12,7 @@ from gpushared.domain.model.errors import (
     TimedOut,
 )
 from gpushared.domain.model.gpu import GpuId
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    Grant,
-    LeaseId,
-    MemoryWall,
-    Reserved,
-    Walls,
-)
+from gpushared.domain.model.lease import ComputeCap, Grant, LeaseId, MemoryWall, Reserved, Walls
 from gpushared.domain.model.request import Isolation, Request
 from gpushared.ports import (
     Clock,

@@ -34,12 +34,7 @@ from gpushared.client.pipeline.grpc_errors import (
 )
 from gpushared.client.pipeline.job_request import JobRequest
 from gpushared.client.pipeline.pool_address import find_door
-from gpushared.client.pipeline.stream_progress import (
-    STARTED,
-    JobWatch,
-    Position,
-    job_of,
-)
+from gpushared.client.pipeline.stream_progress import STARTED, JobWatch, Position, job_of
 from gpushared.client.retries import RetryPatience
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 

@@ -5,13 +5,7 @@ The engine's own descriptions, from API version 1.24 on, are the list of what th
 
 from __future__ import annotations
 
-from gpushared.gate.api.routes import (
-    Match,
-    Payload,
-    Route,
-    RouteAction,
-    RouteTable,
-)
+from gpushared.gate.api.routes import Match, Payload, Route, RouteAction, RouteTable
 
 
 def match_route(method: str, path: str) -> Match | None:

@@ -15,13 +15,7 @@ from gpushared.domain.model.errors import EngineUnavailable, GpushareError, Requ
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.gate.api.body import (
-    Body,
-    objects,
-    section,
-    serialise,
-    strings,
-)
+from gpushared.gate.api.body import Body, objects, section, serialise, strings
 from gpushared.gate.api.target import Target
 from gpushared.gate.containers.gpu_request import (
     WISH_LABELS,

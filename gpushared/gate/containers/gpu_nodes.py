@@ -17,12 +17,7 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import RequestError, TimedOut
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS, machine
-from gpushared.gate.api.body import (
-    Body,
-    objects,
-    section,
-    strings,
-)
+from gpushared.gate.api.body import Body, objects, section, strings
 from gpushared.gate.containers.gpu_request import SIZE_HINT
 
 LOOK_SECONDS = 5.0

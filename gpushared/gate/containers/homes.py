@@ -11,12 +11,7 @@ import re
 from collections.abc import Sequence
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import (
-    Body,
-    objects,
-    section,
-    strings,
-)
+from gpushared.gate.api.body import Body, objects, section, strings
 from gpushared.gate.containers.inject import default_env, user_targets
 from gpushared.net.accounts import Account, PathWish
 

@@ -7,12 +7,7 @@ from dataclasses import replace
 
 from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.request import Caller
-from gpushared.gate.containers.ownership import (
-    CONFLICT,
-    OK,
-    find_container,
-    find_owned,
-)
+from gpushared.gate.containers.ownership import CONFLICT, OK, find_container, find_owned
 from gpushared.net.error_answers import docker_error
 from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
 

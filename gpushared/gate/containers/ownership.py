@@ -16,22 +16,10 @@ from typing import Any
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
-from gpushared.domain.model.errors import (
-    EngineUnavailable,
-    NotFound,
-    RequestError,
-    StateConflict,
-)
+from gpushared.domain.model.errors import EngineUnavailable, NotFound, RequestError, StateConflict
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import (
-    CPU_PERIOD_US,
-    OWN_NETWORKS,
-    Body,
-    objects,
-    section,
-    strings,
-)
+from gpushared.gate.api.body import CPU_PERIOD_US, OWN_NETWORKS, Body, objects, section, strings
 from gpushared.gate.api.published_ports import ports_of
 from gpushared.gate.api.site import root_mark
 from gpushared.gate.mounts.held_mounts import LABEL_PINS

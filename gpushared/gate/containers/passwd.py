@@ -24,12 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError
-from gpushared.gate.api.body import (
-    Body,
-    objects,
-    section,
-    serialise,
-)
+from gpushared.gate.api.body import Body, objects, section, serialise
 from gpushared.gate.containers.homes import USERS_FILE, USERS_FILE_BYTES, with_line
 from gpushared.gate.containers.ownership import CREATED, OK
 from gpushared.net.http_client import EngineSocket

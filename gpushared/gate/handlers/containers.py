@@ -16,12 +16,7 @@ from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.api.target import asked_end, asked_stop
 from gpushared.gate.containers.gpu_request import docker_words
 from gpushared.gate.containers.names import check_name, hide_holder
-from gpushared.gate.containers.ownership import (
-    Container,
-    find_container,
-    find_network,
-    find_owned,
-)
+from gpushared.gate.containers.ownership import Container, find_container, find_network, find_owned
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.interim import as_output, while_waiting

@@ -10,20 +10,8 @@ from types import MappingProxyType
 
 from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import (
-    Body,
-    Json,
-    check_create,
-    section,
-)
-from gpushared.gate.api.field_kinds import (
-    Table,
-    Version,
-    fit,
-    readable,
-    respelled,
-    version_of,
-)
+from gpushared.gate.api.body import Body, Json, check_create, section
+from gpushared.gate.api.field_kinds import Table, Version, fit, readable, respelled, version_of
 from gpushared.gate.api.fields import NEWEST
 from gpushared.gate.api.parameters import drop_unknown
 from gpushared.gate.api.routes import Payload, Route

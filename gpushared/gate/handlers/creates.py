@@ -16,12 +16,7 @@ from gpushared.domain.model.errors import (
     RequestError,
 )
 from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.gate.api.body import (
-    Body,
-    section,
-    strings,
-    text,
-)
+from gpushared.gate.api.body import Body, section, strings, text
 from gpushared.gate.api.driver_capabilities import (
     VARIABLE,
     check_driver_capabilities,
@@ -31,19 +26,9 @@ from gpushared.gate.api.driver_capabilities import (
 from gpushared.gate.api.published_ports import LABEL_PORTS, ports_of
 from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.count_limits import CreatesUnderWay
-from gpushared.gate.containers.create import (
-    CREATED,
-    ROOT_USER,
-    CreateOrder,
-    Creator,
-)
+from gpushared.gate.containers.create import CREATED, ROOT_USER, CreateOrder, Creator
 from gpushared.gate.containers.gpu_nodes import check_devices
-from gpushared.gate.containers.gpu_request import (
-    ClaimWish,
-    Wish,
-    take_wish,
-    with_dev_meaning,
-)
+from gpushared.gate.containers.gpu_request import ClaimWish, Wish, take_wish, with_dev_meaning
 from gpushared.gate.containers.homes import USERS_FILE, passwd_line, put_home
 from gpushared.gate.containers.inject import merge_env
 from gpushared.gate.containers.names import check_name, hide_holder
@@ -62,12 +47,7 @@ from gpushared.gate.handlers.interim import while_waiting
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
 from gpushared.gate.policy.admission import judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
-from gpushared.gate.policy.mount_rules import (
-    lead_to,
-    unnamed_volumes,
-    volumes_of,
-    wishes_of,
-)
+from gpushared.gate.policy.mount_rules import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.net.accounts import PathWish, look_up
 from gpushared.net.http_client import EngineAnswer
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.parameters import (
-    own_only,
-    parse_filters,
-    with_own,
-    write_filters,
-)
+from gpushared.gate.api.parameters import own_only, parse_filters, with_own, write_filters
 from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.ownership import STILL, find_container, own_containers
 from gpushared.gate.handlers.call import Call

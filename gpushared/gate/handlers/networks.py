@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import (
-    Body,
-    section,
-    serialise,
-    text,
-)
+from gpushared.gate.api.body import Body, section, serialise, text
 from gpushared.gate.api.fields import CONNECT_TABLE, NETWORK_TABLE
 from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.routes import RouteAction

@@ -5,21 +5,11 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from gpushared.domain.model.errors import StateConflict
-from gpushared.gate.api.body import (
-    objects,
-    section,
-    serialise,
-    text,
-)
+from gpushared.gate.api.body import objects, section, serialise, text
 from gpushared.gate.api.fields import VOLUME_CREATE_TABLE
 from gpushared.gate.api.parameters import own_only
 from gpushared.gate.api.routes import RouteAction
-from gpushared.gate.containers.ownership import (
-    CREATED,
-    OK,
-    find_owned,
-    owns,
-)
+from gpushared.gate.containers.ownership import CREATED, OK, find_owned, owns
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.policy.admission import judge_volume

@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
-from gpushared.gate.api.body import (
-    CPU_PERIOD_US,
-    HOST_NETWORK,
-    OWN_NETWORKS,
-    Body,
-    Json,
-    section,
-)
+from gpushared.gate.api.body import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS, Body, Json, section
 from gpushared.gate.api.field_kinds import Table, fit
 from gpushared.gate.api.fields import (
     CONNECT_TABLE,

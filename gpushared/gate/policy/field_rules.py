@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from gpushared.config.gate_settings import may_be_passed
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import (
-    Body,
-    Json,
-    objects,
-    section,
-    strings,
-    text,
-)
+from gpushared.gate.api.body import Body, Json, objects, section, strings, text
 from gpushared.gate.api.driver_capabilities import check_driver_capabilities
 from gpushared.gate.api.field_kinds import Version
 from gpushared.gate.api.site import SitePolicy

@@ -7,13 +7,7 @@ from fnmatch import fnmatchcase
 
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import (
-    Body,
-    objects,
-    section,
-    strings,
-    text,
-)
+from gpushared.gate.api.body import Body, objects, section, strings, text
 from gpushared.gate.api.site import SitePolicy
 
 _DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")

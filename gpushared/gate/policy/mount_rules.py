@@ -6,19 +6,8 @@ import posixpath
 from collections.abc import Iterable, Sequence
 
 from gpushared.domain.model.errors import PermissionRefused
-from gpushared.gate.api.body import (
-    Body,
-    check_keys,
-    objects,
-    section,
-    strings,
-)
-from gpushared.gate.api.fields import (
-    BIND_OPTIONS,
-    MOUNT,
-    TMPFS_OPTIONS,
-    VOLUME_OPTIONS,
-)
+from gpushared.gate.api.body import Body, check_keys, objects, section, strings
+from gpushared.gate.api.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
 from gpushared.gate.mounts.held_mounts import HeldMount
 from gpushared.net.accounts import PathWish
 

@@ -7,14 +7,7 @@ import re
 from gpushared.config.gate_settings import Network, Publish
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import (
-    HOST_NETWORK,
-    Body,
-    Json,
-    objects,
-    section,
-    text,
-)
+from gpushared.gate.api.body import HOST_NETWORK, Body, Json, objects, section, text
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy.field_rules import Context
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import (
-    Json,
-    objects,
-    section,
-    strings,
-    text,
-)
+from gpushared.gate.api.body import Json, objects, section, strings, text
 from gpushared.gate.policy.field_rules import Context, matches
 
 NO_NEW_PRIVILEGES = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})

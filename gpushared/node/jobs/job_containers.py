@@ -13,13 +13,7 @@ from gpushared.domain.leases.job_attempts import start_failure
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import ContainerId, Lease
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import (
-    HOST_NETWORK,
-    Body,
-    parse_object,
-    section,
-    serialise,
-)
+from gpushared.gate.api.body import HOST_NETWORK, Body, parse_object, section, serialise
 from gpushared.gate.containers.create import CREATE_SECONDS
 from gpushared.gate.containers.ownership import inspect
 from gpushared.net.http_client import EngineAnswer, EngineSocket

@@ -14,27 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.jobs.coordinator_events import (
-    AttemptReported,
-    NodeRegistered,
-    PoolInstruction,
-    Send,
-)
+from gpushared.domain.jobs.coordinator_events import AttemptReported, NodeRegistered, PoolInstruction, Send
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.job import (
-    HERE,
-    AttemptState,
-    Ending,
-    EndKind,
-)
+from gpushared.domain.jobs.job import HERE, AttemptState, Ending, EndKind
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
-from gpushared.domain.model.errors import (
-    GpushareError,
-    LimitReached,
-    TimedOut,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, LimitReached, TimedOut, Unavailable
 from gpushared.domain.model.lease import AttemptKey
 from gpushared.jobs.archive import Archive
 from gpushared.jobs.coordinator_loop import PoolLoop

@@ -27,12 +27,7 @@ from gpushared.domain.jobs.job import Ending, EndKind, Owner
 from gpushared.domain.jobs.node_messages import Contact, ContactMade, FencesLooked, OrderTaken
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, moved
 from gpushared.domain.leases.job_attempts import due_containers
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NotFound,
-    PermissionRefused,
-    RequestError,
-)
+from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.lease import AttemptKey, ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown

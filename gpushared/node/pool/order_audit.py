@@ -21,13 +21,7 @@ from gpushared.domain.jobs.protocol import (
     Report,
     StaleEpoch,
 )
-from gpushared.domain.model.errors import (
-    Code,
-    GpushareError,
-    RequestError,
-    StateConflict,
-    http_status,
-)
+from gpushared.domain.model.errors import Code, GpushareError, RequestError, StateConflict, http_status
 from gpushared.storage.audit.line import (
     MAX_NAME,
     MAX_TEXT,

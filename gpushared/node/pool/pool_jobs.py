@@ -16,13 +16,7 @@ from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.jobs.job import NodeName, Owner
-from gpushared.domain.model.errors import (
-    GpushareError,
-    NotFound,
-    RequestError,
-    TimedOut,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, TimedOut, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec, describe

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from gpushared.domain.model.lease import (
-    Active,
-    Lease,
-    LeaseId,
-    Paused,
-)
+from gpushared.domain.model.lease import Active, Lease, LeaseId, Paused
 from gpushared.ports import GpuProcess, GpuReading
 
 

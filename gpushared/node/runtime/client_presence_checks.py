@@ -13,12 +13,7 @@ from contextlib import contextmanager
 
 from gpushared.domain.leases.events import RequestMissed
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.lease import (
-    Lease,
-    LeaseId,
-    Queued,
-    Reserved,
-)
+from gpushared.domain.model.lease import Lease, LeaseId, Queued, Reserved
 from gpushared.node.runtime.process_watch import Processes
 
 STEP_SECONDS = 5

@@ -10,21 +10,10 @@ from pathlib import Path
 from gpushared.daemon.systemd import is_machine_going_down
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.node_messages import MachineGoesDown
-from gpushared.domain.leases.events import (
-    Condition,
-    ContainerSeen,
-    EngineSurveyed,
-    Means,
-    MeansKnown,
-)
+from gpushared.domain.leases.events import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import GpushareError, JournalUnavailable
-from gpushared.domain.model.lease import (
-    Active,
-    ContainerId,
-    Draining,
-    Paused,
-)
+from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused
 from gpushared.gate.containers.inject import binds_late, is_unnamed
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (

@@ -21,12 +21,7 @@ from gpushared.domain.leases.events import ContainerRefuted
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import ContainerId, Lease
-from gpushared.gate.containers.verify import (
-    Deviation,
-    Expected,
-    findings,
-    unchecked,
-)
+from gpushared.gate.containers.verify import Deviation, Expected, findings, unchecked
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (
     LABEL_DEVICE,

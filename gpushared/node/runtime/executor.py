@@ -34,12 +34,7 @@ from gpushared.domain.leases.instructions import (
     SuspendContainer,
 )
 from gpushared.domain.leases.stop_order import AskedEnd
-from gpushared.domain.model.errors import (
-    EngineUnavailable,
-    GpushareError,
-    SharingUnavailable,
-    TimedOut,
-)
+from gpushared.domain.model.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
 from gpushared.domain.model.lease import ContainerId, Lease, LeaseId
 from gpushared.engine.processes import began_with, place_of
 from gpushared.node.runtime.container_queues import ContainerQueues, InTurn

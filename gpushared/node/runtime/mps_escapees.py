@@ -14,12 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpushared.domain.model.gpu import GpuId
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    Lease,
-    LeaseId,
-    MemoryWall,
-)
+from gpushared.domain.model.lease import ComputeCap, Lease, LeaseId, MemoryWall
 from gpushared.ports import GpuProcess, SharingStatus
 
 _HELD_BY_MPS = (MemoryWall.MPS_CLIENT, MemoryWall.MPS_SERVER)

@@ -19,12 +19,7 @@ from gpushared.engine.processes import ProcessHandles, ProcessTable
 from gpushared.gpus.mig import MPS_RESERVE_BYTES
 from gpushared.node.runtime.activity import activity
 from gpushared.node.runtime.loop import Loop
-from gpushared.node.runtime.mps_escapees import (
-    Leavers,
-    MpsEscapees,
-    Sighting,
-    held_by_mps,
-)
+from gpushared.node.runtime.mps_escapees import Leavers, MpsEscapees, Sighting, held_by_mps
 from gpushared.ports import GpuReading, Gpus, ServerFault, Sharing, SharingStatus
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,7 @@ from gpushared.config.load import Loaded
 from gpushared.config.model import Config
 from gpushared.config.show import settings
 from gpushared.daemon.troubles import Troubles
-from gpushared.doctor.machine_facts import (
-    DaemonView,
-    KnownGpu,
-    PoolView,
-    UnmanagedProcess,
-)
+from gpushared.doctor.machine_facts import DaemonView, KnownGpu, PoolView, UnmanagedProcess
 from gpushared.doctor.probe import DaemonPaths, Doctor, MachineProbe
 from gpushared.domain.model.checkup import CheckOutcome
 from gpushared.domain.model.gpu import Gpu

@@ -15,12 +15,7 @@ from google.protobuf.message import Message
 
 import gpushared
 from gpushared.api.v1 import jobs_pb2
-from gpushared.domain.jobs.job import (
-    Job,
-    Owner,
-    Placing,
-    Running,
-)
+from gpushared.domain.jobs.job import Job, Owner, Placing, Running
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.offers import offer
 from gpushared.domain.model.errors import (
@@ -31,13 +26,7 @@ from gpushared.domain.model.errors import (
     StateConflict,
     Unavailable,
 )
-from gpushared.domain.model.lease import (
-    JobId,
-    LeaseId,
-    Queued,
-    Requeued,
-    Suspended,
-)
+from gpushared.domain.model.lease import JobId, LeaseId, Queued, Requeued, Suspended
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.projects import project_of
@@ -47,12 +36,7 @@ from gpushared.jobs.job_reasons import Why
 from gpushared.jobs.job_requests import Wanted
 from gpushared.jobs.job_search import LISTED
 from gpushared.jobs.job_views import OVER, JobViews
-from gpushared.jobs.jobs_service import (
-    MAX_WAIT_SECONDS,
-    JobsService,
-    bounded_seconds,
-    in_batch,
-)
+from gpushared.jobs.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_seconds, in_batch
 from gpushared.jobs.node_views import lone_node
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.container_names import check_names

@@ -11,13 +11,7 @@ from typing import get_args
 from gpushared.api.v1 import leases_pb2
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import RequestError
-from gpushared.domain.model.lease import (
-    Ended,
-    Lease,
-    LeaseState,
-    Outcome,
-    state_name,
-)
+from gpushared.domain.model.lease import Ended, Lease, LeaseState, Outcome, state_name
 from gpushared.domain.model.units import shown
 from gpushared.ports import Journal, PastLeases
 from gpushared.storage.records import kind_of

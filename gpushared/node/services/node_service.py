@@ -15,12 +15,7 @@ from gpushared.domain.leases.offers import offer
 from gpushared.domain.leases.prospects import when_others_need_it
 from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.gpu import GpuId, check_any
-from gpushared.domain.model.lease import (
-    Ended,
-    Lease,
-    LeaseId,
-    state_name,
-)
+from gpushared.domain.model.lease import Ended, Lease, LeaseId, state_name
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import RequestSpec, read_size
 from gpushared.domain.model.units import parse_duration, shown

@@ -7,12 +7,7 @@ import json
 import pwd
 
 from gpushared.api.v1 import policy_pb2
-from gpushared.domain.model.errors import (
-    NotFound,
-    PermissionRefused,
-    RequestError,
-    TimedOut,
-)
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError, TimedOut
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.field_kinds import Json, Version, version_of

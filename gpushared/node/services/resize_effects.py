@@ -6,14 +6,7 @@ from collections.abc import Iterator
 
 from gpushared.domain.leases.node_rules import Action
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.lease import (
-    ComputeCap,
-    Grant,
-    Lease,
-    MemoryWall,
-    Queued,
-    Reserved,
-)
+from gpushared.domain.model.lease import ComputeCap, Grant, Lease, MemoryWall, Queued, Reserved
 from gpushared.domain.model.request_spec import describe
 from gpushared.domain.model.units import format_memory, format_percent
 from gpushared.ports import EngineFacts

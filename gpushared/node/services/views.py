@@ -14,12 +14,7 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.offers import Offer, WouldGiveWay, fits_instead
 from gpushared.domain.leases.requeue import step_of
 from gpushared.domain.leases.suspension import why_not
-from gpushared.domain.model.gpu import (
-    WHOLE_PERMILLE,
-    Drained,
-    Gpu,
-    GpuId,
-)
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
 from gpushared.domain.model.lease import (
     Active,
     Ended,

@@ -12,12 +12,7 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import staleness_claims
 from gpushared.domain.jobs.coordinator_events import NodeDrainAsked, NodeForgotten, PoolEvent
 from gpushared.domain.jobs.coordinator_state import PoolState
-from gpushared.domain.jobs.job import (
-    Job,
-    NodeName,
-    Queued,
-    Running,
-)
+from gpushared.domain.jobs.job import Job, NodeName, Queued, Running
 from gpushared.domain.jobs.liveness import presence
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.model.errors import NotFound, RequestError, StateConflict

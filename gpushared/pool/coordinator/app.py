@@ -19,31 +19,16 @@ from gpushared.config.model import HostMode
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.config.queue_rules import EVERYBODY
-from gpushared.daemon.clocks import (
-    CLOCK_NAME,
-    SteadyClock,
-    keep,
-    keep_always,
-)
+from gpushared.daemon.clocks import CLOCK_NAME, SteadyClock, keep, keep_always
 from gpushared.daemon.process import until_one_ends
 from gpushared.daemon.systemd import Notifier, feed_watchdog
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled, PoolTick
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
-from gpushared.domain.jobs.job import (
-    HERE,
-    Ended,
-    Job,
-    NodeName,
-)
+from gpushared.domain.jobs.job import HERE, Ended, Job, NodeName
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import (
-    ConfigError,
-    GpushareError,
-    NotFound,
-    Unavailable,
-)
+from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
@@ -54,12 +39,7 @@ from gpushared.jobs.restore import restored
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator
 from gpushared.net.front import Front, listen
-from gpushared.net.http_server import (
-    Exchange,
-    Routes,
-    WebReply,
-    WebRequest,
-)
+from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, Peer
 from gpushared.net.intake import Intake
 from gpushared.net.selftest import check_identity
@@ -67,12 +47,7 @@ from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.coordinator.running_parts import (
-    CoordinatorParts,
-    Listener,
-    Room,
-    Service,
-)
+from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Room, Service
 from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
     admin_services,

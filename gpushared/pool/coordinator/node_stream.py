@@ -24,13 +24,7 @@ from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import Job, NodeName, Owner
 from gpushared.domain.jobs.liveness import beat_seconds
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import (
-    GpushareError,
-    LimitReached,
-    RequestError,
-    TimedOut,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError, TimedOut, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds

@@ -22,12 +22,7 @@ from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.member.dial import Backoff, Dial, Retry
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
-from gpushared.pool.member.node_ports import (
-    Guests,
-    NodeFacts,
-    OrderPort,
-    OutboxPort,
-)
+from gpushared.pool.member.node_ports import Guests, NodeFacts, OrderPort, OutboxPort
 
 log = logging.getLogger(__name__)
 

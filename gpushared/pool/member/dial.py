@@ -15,12 +15,7 @@ import grpc
 from cryptography import x509
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
-from gpushared.domain.model.errors import (
-    GpushareError,
-    PermissionRefused,
-    TimedOut,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, TimedOut, Unavailable
 from gpushared.net.call_checks import MAX_MESSAGE_BYTES
 from gpushared.net.identity import peer_of
 from gpushared.pool.trust.certificates import TOLERANCE_SECONDS, Address, digest_of, offset_words, pem_of

@@ -17,24 +17,14 @@ from gpushared.api.v1 import link_pb2
 from gpushared.daemon.clocks import boottime
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
-from gpushared.domain.model.errors import (
-    GpushareError,
-    StateConflict,
-    TimedOut,
-    Unavailable,
-)
+from gpushared.domain.model.errors import GpushareError, StateConflict, TimedOut, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.pool.link import codec
 from gpushared.pool.member.heartbeats import Beats
-from gpushared.pool.member.node_ports import (
-    Guests,
-    NodeFacts,
-    OrderPort,
-    OutboxPort,
-)
+from gpushared.pool.member.node_ports import Guests, NodeFacts, OrderPort, OutboxPort
 
 log = logging.getLogger(__name__)
 

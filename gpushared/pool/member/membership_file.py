@@ -10,13 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gpushared.daemon.files import (
-    make_private_folder,
-    read_private,
-    sync_folder,
-    telling,
-    write_private,
-)
+from gpushared.daemon.files import make_private_folder, read_private, sync_folder, telling, write_private
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
 

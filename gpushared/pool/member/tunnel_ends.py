@@ -29,20 +29,8 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller
-from gpushared.pool.tunnels.tunnel_frames import (
-    Data,
-    Frame,
-    frame,
-    from_wire,
-    pump,
-    to_wire,
-)
-from gpushared.pool.tunnels.tunnel_streams import (
-    CALL_ERRORS,
-    CallCarrier,
-    KeptBytes,
-    TunnelStream,
-)
+from gpushared.pool.tunnels.tunnel_frames import Data, Frame, frame, from_wire, pump, to_wire
+from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, KeptBytes, TunnelStream
 
 log = logging.getLogger(__name__)
 

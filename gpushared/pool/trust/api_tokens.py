@@ -8,12 +8,7 @@ from dataclasses import replace
 
 from gpushared.config.job_settings import is_realm
 from gpushared.domain.leases.project_settings import is_user_name
-from gpushared.domain.model.errors import (
-    LimitReached,
-    NotFound,
-    PermissionRefused,
-    RequestError,
-)
+from gpushared.domain.model.errors import LimitReached, NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.token_records import (
     ApiRecord,

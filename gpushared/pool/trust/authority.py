@@ -24,13 +24,7 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import ConfigError, RequestError, StateConflict
 from gpushared.pool.trust import certificates
 from gpushared.pool.trust.certificates import ASSERTION_KEY_BYTES, ASSERTION_KEY_OID, BACKDATED_SECONDS
-from gpushared.pool.trust.people import (
-    coordinator_host,
-    coordinator_uri,
-    node_uri,
-    pool_name,
-    realm_uri,
-)
+from gpushared.pool.trust.people import coordinator_host, coordinator_uri, node_uri, pool_name, realm_uri
 
 DAY_SECONDS = 24 * 3600
 NODE_SECONDS = 30 * DAY_SECONDS

@@ -18,20 +18,9 @@ from dataclasses import dataclass, replace
 from gpushared.config.job_settings import AuditConfig
 from gpushared.daemon.journald import Journald, is_logged_to
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.model.errors import (
-    AuditUnavailable,
-    ConfigError,
-    GpushareError,
-    TimedOut,
-    http_status,
-)
+from gpushared.domain.model.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut, http_status
 from gpushared.storage.audit.audit_file import Keep, Numbered, Search, SqliteAudit
-from gpushared.storage.audit.line import (
-    MAX_TEXT,
-    AuditLine,
-    Origin,
-    bounded,
-)
+from gpushared.storage.audit.line import MAX_TEXT, AuditLine, Origin, bounded
 
 WINDOW_SECONDS = 60.0
 MAX_FOLDS = 1000

@@ -13,14 +13,7 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import JournalUnavailable
 from gpushared.domain.model.gpu import Drained, GpuId
-from gpushared.domain.model.lease import (
-    STORY_KEPT_IN_MEMORY,
-    Ended,
-    Lease,
-    LeaseId,
-    StoryEntry,
-    state_name,
-)
+from gpushared.domain.model.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry, state_name
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.journal.rows import (
     load_attempts,

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
-from gpushared.domain.model.lease import (
-    Grant,
-    Lease,
-    LeaseId,
-    Queued,
-    Reserved,
-)
+from gpushared.domain.model.lease import Grant, Lease, LeaseId, Queued, Reserved
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
 from gpushared.domain.model.units import format_share, parse_duration
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
@@ -30,13 +24,7 @@ from gpushared.domain.scheduling.pass_records import (
 )
 from gpushared.domain.scheduling.placement.free_capacity import rooms_of
 from gpushared.domain.scheduling.plan import plan
-from gpushared.domain.scheduling.projects import (
-    DEFAULT_CLASSES,
-    GivesWay,
-    Policy,
-    Project,
-    Quota,
-)
+from gpushared.domain.scheduling.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
 from tests.cases.reading import cases_in
 

@@ -24,11 +24,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.net.call_checks import OPTIONS
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
-from gpushared.pool.trust.certificates import (
-    ASSERTION_KEY_OID,
-    pem_of,
-    read_node_certificate,
-)
+from gpushared.pool.trust.certificates import ASSERTION_KEY_OID, pem_of, read_node_certificate
 from gpushared.pool.trust.people import People, coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
 from gpushared.testing.fake_job_store import MemoryStore

@@ -13,13 +13,7 @@ from gpushared.api.v1 import link_pb2
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs.attempt_log import AttemptLog
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    Ending,
-    JobSpec,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import AttemptState, Ending, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch

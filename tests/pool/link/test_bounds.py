@@ -15,13 +15,7 @@ from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import Gpu, GpuId
-from gpushared.jobs.bounds import (
-    MESSAGES,
-    RECORDS,
-    Bounds,
-    check_message,
-    check_record,
-)
+from gpushared.jobs.bounds import MESSAGES, RECORDS, Bounds, check_message, check_record
 from gpushared.jobs.job_records import member_bytes, read_member
 from gpushared.pool.link import codec
 from gpushared.storage.records import to_json

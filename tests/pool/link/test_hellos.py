@@ -11,13 +11,7 @@ import pytest
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import NodeRegistered
-from gpushared.domain.jobs.job import (
-    MAX_TEXT,
-    AttemptState,
-    Ending,
-    EndKind,
-    NodeName,
-)
+from gpushared.domain.jobs.job import MAX_TEXT, AttemptState, Ending, EndKind, NodeName
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.staleness_claims import refused
 from gpushared.domain.model.lease import AttemptKey, JobId

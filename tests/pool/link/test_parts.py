@@ -14,16 +14,7 @@ from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.gpu import MIB, Drained
-from gpushared.domain.model.lease import (
-    Active,
-    AttemptKey,
-    ContainerId,
-    Grant,
-    JobId,
-    Lease,
-    LeaseId,
-    Queued,
-)
+from gpushared.domain.model.lease import Active, AttemptKey, ContainerId, Grant, JobId, Lease, LeaseId, Queued
 from gpushared.domain.model.request import Isolation, Request
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.pool.link import codec

@@ -8,13 +8,7 @@ import pytest
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs import coordinator_events as m
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    Ending,
-    EndKind,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind, NodeName, Owner
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Report
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId

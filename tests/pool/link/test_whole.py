@@ -18,14 +18,7 @@ from gpushared.daemon.systemd import Notifier
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.attempt_log import Attempt
-from gpushared.domain.jobs.job import (
-    Ended,
-    Job,
-    Owner,
-    Placing,
-    Running,
-    Succeeded,
-)
+from gpushared.domain.jobs.job import Ended, Job, Owner, Placing, Running, Succeeded
 from gpushared.domain.jobs.node_messages import (
     AttemptInstruction,
     AttemptPrepared,

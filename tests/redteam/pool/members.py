@@ -20,22 +20,12 @@ from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
 from gpushared.config.queue_rules import UserConfig
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled
-from gpushared.domain.jobs.job import (
-    Job,
-    JobSpec,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import Job, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool.coordinator.app import (
-    ROOMS,
-    STORE_NAME,
-    PoolDaemon,
-    real_pool_parts,
-)
+from gpushared.pool.coordinator.app import ROOMS, STORE_NAME, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.link import codec
 from gpushared.pool.member.link_session import Call

@@ -14,14 +14,7 @@ import psutil
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.client.pipeline import Job, Pool
-from gpushared.domain.jobs.job import (
-    AttemptState,
-    Ending,
-    EndKind,
-    JobSpec,
-    NodeName,
-    Owner,
-)
+from gpushared.domain.jobs.job import AttemptState, Ending, EndKind, JobSpec, NodeName, Owner
 from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Place, Report
 from gpushared.domain.model.gpu import Gpu, GpuId

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpushared.storage.audit.audit_log import (
-    ALL,
-    DONE,
-    MAX_FOLDS,
-    REFUSED,
-    WINDOW_SECONDS,
-    Folding,
-)
+from gpushared.storage.audit.audit_log import ALL, DONE, MAX_FOLDS, REFUSED, WINDOW_SECONDS, Folding
 from gpushared.storage.audit.line import NOBODY_HERE, AuditLine, Origin
 
 DID = AuditLine(0.0, 1000, "alice", Origin(), "POST", "/containers/x/start", status=204)

@@ -9,16 +9,7 @@ import sys
 from pathlib import Path
 
 from gpushared.domain.jobs.attempt_log import Attempt
-from gpushared.domain.jobs.job import (
-    After,
-    AfterKind,
-    AttemptState,
-    Ending,
-    EndKind,
-    JobSpec,
-    Owner,
-    Pull,
-)
+from gpushared.domain.jobs.job import After, AfterKind, AttemptState, Ending, EndKind, JobSpec, Owner, Pull
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Gang
 from gpushared.domain.model.gpu import MIB, Drained, GpuId
@@ -58,12 +49,7 @@ from gpushared.domain.model.lease import (
     Suspending,
     Walls,
 )
-from gpushared.domain.model.request import (
-    Caller,
-    Isolation,
-    LeaseClass,
-    Request,
-)
+from gpushared.domain.model.request import Caller, Isolation, LeaseClass, Request
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
 from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.ports import JournalWrite
