@@ -8,7 +8,7 @@ from typing import TypeVar
 from gpushared.doctor import engine_checks as engine
 from gpushared.doctor import gpu_checks as gpu
 from gpushared.doctor import host_checks as host
-from gpushared.doctor import pool_checks as pool
+from gpushared.doctor import host_checks as pool
 from gpushared.doctor.machine_facts import DoctorFacts, Unread
 from gpushared.domain.model.checkup import Check, CheckFinding, skipped, warning
 

@@ -22,8 +22,7 @@ from gpushared.domain.model.errors import EngineUnavailable, NotFound, StateConf
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine import engine_probe, reality
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
-from gpushared.engine.container_facts import facts_of_inspect, ids_of_list
-from gpushared.engine.engine_events import EventFeed
+from gpushared.engine.engine_events import EventFeed, facts_of_inspect, ids_of_list
 from gpushared.engine.reality import memory_used
 from gpushared.engine.workers import Connector, Workers
 from gpushared.ports import (

@@ -40,12 +40,13 @@ from gpushared.jobs.job_records import (
     RECOVERING,
     SIGN_OF_LIFE,
     Changes,
+    Chunk,
+    cut,
     job_changes,
     member_bytes,
     standing_changes,
     without,
 )
-from gpushared.jobs.write_batches import Chunk, cut
 from gpushared.ports import Clock
 from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Transaction
 

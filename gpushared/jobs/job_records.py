@@ -1,4 +1,4 @@
-"""A pool's records: what is kept under which key, and jobs, members and projects as bytes and back.
+"""Write a pool's records as bytes and read them back, and cut writes into transactions that a store takes.
 
 ``job/ID`` is a job that is not over, ``ended/ID`` one that is, ``over/TIME-ID`` where it stands among those
 that are; ``ended/ID`` without a value is one of which only that is still known, and ``gone/TIME-ID`` where it
@@ -8,8 +8,8 @@ stands among those. ``member/NAME`` is a node; ``usage/``, ``turn/`` and ``proje
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpushared.domain.jobs.job import Ended, Job
 from gpushared.domain.jobs.member import Member
@@ -18,7 +18,13 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange, UsageRow
 from gpushared.domain.scheduling.projects import Project
 from gpushared.jobs.bounds import check_record
-from gpushared.ports.job_store import Record, StoreUnavailable
+from gpushared.ports.job_store import (
+    MAX_OPERATIONS,
+    MAX_TRANSACTION_BYTES,
+    Record,
+    StoreUnavailable,
+    Transaction,
+)
 from gpushared.storage.journal.rows import project_from_json, project_to_json
 from gpushared.storage.records import RecordError, from_json, to_json
 
@@ -132,3 +138,48 @@ def unreadable(key: str, error: Exception) -> StoreUnavailable:
         f"the store's record {key} is not one that this version can read: {error}",
         hint="install the version that wrote it",
     )
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One transaction. ``concludes``: so many steps of the batch are wholly written with it."""
+
+    changes: dict[str, bytes | None] = field(default_factory=dict)
+    concludes: int = 0
+    size: int = 0
+
+    def takes(self, more: Sequence[Changes]) -> bool:
+        """Return True if all of these changes fit in, too."""
+        keys = self.changes.keys() | {key for changes in more for key in changes}
+        size = self.size + sum(map(_size, more))
+        return len(keys) <= MAX_OPERATIONS and size <= MAX_TRANSACTION_BYTES
+
+    def add(self, changes: Changes) -> None:
+        self.changes.update(changes)
+        self.size += _size(changes)
+
+    def transaction(self, epoch: int) -> Transaction:
+        puts = {key: value for key, value in self.changes.items() if value is not None}
+        deletes = tuple(key for key, value in self.changes.items() if value is None)
+        return Transaction(epoch, puts, deletes)
+
+
+def cut(steps: Sequence[Sequence[Changes]]) -> list[Chunk]:
+    """The fewest that keep the order, each record's last change winning; each ``Changes`` in one of them.
+
+    A step that fits in one transaction is not divided. The last one concludes them all; it may be empty.
+    """
+    chunks = [Chunk()]
+    for number, step in enumerate(steps, start=1):
+        if chunks[-1].changes and not chunks[-1].takes(step):
+            chunks.append(Chunk(concludes=number - 1))
+        for changes in step:
+            if chunks[-1].changes and not chunks[-1].takes([changes]):
+                chunks.append(Chunk(concludes=number - 1))
+            chunks[-1].add(changes)
+        chunks[-1].concludes = number
+    return chunks
+
+
+def _size(changes: Changes) -> int:
+    return sum(len(value or b"") for value in changes.values())

@@ -1,14 +1,16 @@
-"""Turn a SubmitRequest into the jobs that it asks for, and check each job on its own."""
+"""Turn requests of the API into checked requests of the domain: leases, jobs, and the ids of jobs."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from typing import Any, cast
 
-from gpushared.api.v1 import jobs_pb2
+from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.domain.jobs.job import HERE, After, JobSpec, NodeName, Owner, Pull
 from gpushared.domain.jobs.job_commands import MAX_NODES
 from gpushared.domain.jobs.submit_limits import (
@@ -21,10 +23,8 @@ from gpushared.domain.jobs.submit_limits import (
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.domain.model.units import shown
-from gpushared.jobs.job_ids import id_for, id_in_array, new_request_id
-from gpushared.jobs.lease_requests import check_request_id, read_lease_request
+from gpushared.domain.model.request_spec import RequestSpec, read_request
+from gpushared.domain.model.units import LATEST_SECONDS, shown
 
 MAX_BODY_BYTES = 96 * 1024
 """The create body takes at most this much: with the rest of the job it must fit in one record of the
@@ -35,6 +35,20 @@ MAX_NAME = 128
 MAX_IMAGE = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Docker allows the same names for containers."""
+MAX_REQUEST_ID = 128
+_CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
+"""Docker allows these names."""
+_ON_THE_WIRE = {"lease_class": "class"}
+_ASKED = tuple(one.name for one in fields(RequestSpec) if one.name != "max_wait")
+"""The client itself waits no longer than ``max_wait``."""
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""
+BITS = 5
+LENGTH = 13
+"""65 bits: nobody finds a request of their own that gives the id of another's."""
+OLDER_LENGTH = 10
+"""Of ids of the releases up to 0.1, which also gave ids by chance."""
+REQUEST_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +236,122 @@ def _stop_after(message: jobs_pb2.SubmitRequest) -> int | None:
         LONGEST_STOP_AFTER_SECONDS,
         "seconds without the pool's word",
     )
+
+
+def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, RequestSpec]) -> Request:
+    """Read and check a request for a lease. Raises RequestError, NotFound."""
+    check_request_id(message.request_id)
+    request = read_request(_ask(message), presets)
+    if message.begin_at:
+        request = replace(request, begin_at=_moment(message.begin_at))
+    return replace(request, requeue=message.requeue) if message.HasField("requeue") else request
+
+
+def read_container(message: leases_pb2.LeaseRequest) -> tuple[str, str]:
+    """Return the container's future name and its image. Raises RequestError if no engine would take them."""
+    name, image = message.container_name, message.image
+    if name and not is_container_name(name):
+        raise RequestError(
+            f"{shown(name)} is no name of a container",
+            hint="letters, digits, and behind the first of these also _ . and -",
+        )
+    if len(image) > MAX_IMAGE or not image.isprintable():
+        raise RequestError(f"{shown(image)} is no image", hint="name it as for docker run")
+    return name, image
+
+
+def is_container_name(text: str) -> bool:
+    """Return True if an engine takes the name."""
+    return _CONTAINER_NAME.fullmatch(text) is not None
+
+
+def check_request_id(text: str) -> None:
+    if len(text) > MAX_REQUEST_ID:
+        raise RequestError(
+            f"the request id has {len(text)} characters",
+            hint=f"use at most {MAX_REQUEST_ID}, a UUID for example",
+        )
+
+
+def _ask(message: leases_pb2.LeaseRequest) -> RequestSpec:
+    return RequestSpec(**{name: _word(getattr(message, _ON_THE_WIRE.get(name, name))) for name in _ASKED})
+
+
+def _word(value: object) -> str:
+    """Return a field's value as people type it; a field left out is empty."""
+    if isinstance(value, str):
+        return value
+    return str(value or "") if isinstance(value, int) else ",".join(cast("Iterable[str]", value))
+
+
+def _moment(seconds: float) -> float:
+    if not 0 < seconds < LATEST_SECONDS:
+        raise RequestError("the time to begin is no time", hint="give seconds since the epoch")
+    return seconds
+
+
+def new_request_id() -> str:
+    """For a request that has none, so that each job's id is what its owner and its request give."""
+    return secrets.token_hex(REQUEST_ID_BYTES)
+
+
+def id_of(principal: str, request_id: str) -> JobId:
+    """The id of the job of a request, or of its array.
+
+    A request that is repeated names the same jobs, also where the first one was half kept, and through
+    whichever node it comes. Nobody else's request names them.
+    """
+    return _id(principal, request_id, LENGTH)
+
+
+def older_id_of(principal: str, request_id: str) -> JobId:
+    """The same as releases up to 0.1 gave it."""
+    return _id(principal, request_id, OLDER_LENGTH)
+
+
+def id_for(principal: str, request_id: str, is_known: Callable[[JobId], bool]) -> JobId:
+    """The id that a request had from an older release, where a job is known by that id, else the new one."""
+    older = older_id_of(principal, request_id)
+    return older if is_known(older) else id_of(principal, request_id)
+
+
+def _id(principal: str, request_id: str, length: int) -> JobId:
+    digest = sha256(f"{principal}\0{request_id}".encode()).digest()
+    number = int.from_bytes(digest, "big") >> (len(digest) * 8 - length * BITS)
+    places = range((length - 1) * BITS, -1, -BITS)
+    return JobId("".join(ALPHABET[number >> place & (1 << BITS) - 1] for place in places))
+
+
+def id_in_array(array: JobId, index: int) -> JobId:
+    return JobId(f"{array}_{index}")
+
+
+def is_own_id(job: JobId, spec: JobSpec) -> bool:
+    """Return True if a request of the job's owner gives the job that id.
+
+    An id that an older release gave by chance counts as well: no newer request can be given one of that form.
+    """
+    base = spec.array or job
+    if job != (base if spec.index is None else id_in_array(base, spec.index)):
+        return False
+    if (spec.array is None) != (spec.index is None):
+        return False
+    principal, request_id = spec.owner.principal, spec.request_id
+    if not request_id:
+        return _looks_as(base, OLDER_LENGTH)
+    return base in {id_of(principal, request_id), older_id_of(principal, request_id)}
+
+
+def is_array_id(text: str) -> bool:
+    """Return True if the text looks like the id of an array, or of a job in none."""
+    return any(_looks_as(text, length) for length in (LENGTH, OLDER_LENGTH))
+
+
+def is_job_id(text: str) -> bool:
+    """Return True if the text looks like the whole id of a job."""
+    array, underscore, number = text.partition("_")
+    return is_array_id(array) and (not underscore or (number.isascii() and number.isdecimal()))
+
+
+def _looks_as(text: str, length: int) -> bool:
+    return len(text) == length and all(letter in ALPHABET for letter in text)

@@ -16,8 +16,8 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestEr
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs.archive import Page
-from gpushared.jobs.job_ids import is_array_id
 from gpushared.jobs.job_records import OVER, over_key
+from gpushared.jobs.job_requests import is_array_id
 from gpushared.jobs.job_views import default_name
 
 MAX_NAMED = 3

@@ -29,8 +29,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.model.units import shown
 from gpushared.jobs import job_search as search
-from gpushared.jobs.job_ids import is_array_id
-from gpushared.jobs.job_requests import Wanted, read_submit
+from gpushared.jobs.job_requests import Wanted, is_array_id, read_submit
 from gpushared.jobs.job_search import JobArchive, JobQuery
 from gpushared.jobs.job_views import OVER, JobViews
 from gpushared.net.intake import Admitted, CallerTurns

@@ -1,21 +1,24 @@
-"""The state of a coordinator's rules out of its store, at the start of an epoch."""
+"""Read the state of a coordinator's rules from its store, and detect an old copy of the store by a mark beside it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.errors import ConfigError, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.jobs.archive import Archive
-from gpushared.jobs.high_water import HighWater
 from gpushared.jobs.job_records import (
     JOB,
     MEMBER,
@@ -24,12 +27,12 @@ from gpushared.jobs.job_records import (
     TURN,
     USAGE,
     Changes,
+    cut,
     member_bytes,
     read_job,
     read_member,
     read_standing,
 )
-from gpushared.jobs.write_batches import cut
 from gpushared.ports.job_store import JobStore, Record
 
 log = logging.getLogger(__name__)
@@ -202,3 +205,44 @@ async def _newest_over(archive: Archive, limit: int) -> list[Job]:
         if not token:
             break
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class HighWater:
+    """The highest epoch and revision that are known to have been.
+
+    The mark may lie behind the store, never before it: it is written now and then, after the store.
+
+    ``doubted``: the store was found to be from before them, and does not say so itself yet.
+    """
+
+    epoch: int = 0
+    revision: int = 0
+    doubted: bool = False
+
+
+def read_high_water(path: Path) -> HighWater:
+    """Nothing where there is no file. Raises ConfigError."""
+    try:
+        told = json.loads(path.read_bytes())
+        return HighWater(int(told["epoch"]), int(told["revision"]), bool(told.get("doubted", False)))
+    except FileNotFoundError:
+        return HighWater()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}",
+            hint="put it back, or remove it: then only nodes tell whether the store is an old copy",
+        ) from error
+
+
+def write_high_water(path: Path, mark: HighWater) -> None:
+    """Whole or not at all, and durably. Raises Unavailable."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w") as file:
+            json.dump(asdict(mark), file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be written: {error.strerror}") from error

@@ -1,7 +1,8 @@
-"""Share the work of every gRPC server: identify callers, limit them, turn errors into gRPC status."""
+"""Share the work of every gRPC server: identify callers, check that gRPC reports them, limit them, map errors."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -12,7 +13,14 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from gpushared.domain.model.errors import Code, GpushareError, PermissionRefused, kind_of_code
+from gpushared.domain.model.errors import (
+    Code,
+    ConfigError,
+    GpushareError,
+    PermissionRefused,
+    Unavailable,
+    kind_of_code,
+)
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.identity import Identities, Peer
@@ -55,6 +63,9 @@ STATUS = {
 Context = grpc.aio.ServicerContext
 _Asked = TypeVar("_Asked")
 _Answered = TypeVar("_Answered")
+NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+SECONDS = 60.0
+"""A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""
 
 
 def peer_name(secret: str, number: int, peer: Peer) -> str:
@@ -144,9 +155,6 @@ async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
     await context.abort(STATUS[error.code], error.message, metadata)
 
 
-NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-
-
 def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
     """Return the other side's error, or, if it could not be reached, that ``who`` does not answer."""
     kind = kind_of_code(error.code().name.lower())
@@ -173,3 +181,25 @@ def unary_handler(
         request_deserializer=GetMessageClass(method.input_type).FromString,
         response_serializer=GetMessageClass(method.output_type).SerializeToString,
     )
+
+
+async def check_identity(socket_path: str, ask: Callable[[grpc.aio.Channel], Awaitable[object]]) -> None:
+    """Call the daemon itself through the front with ``ask``, as its own user, who is let in.
+
+    Raises ConfigError when we are not, and Unavailable where there is no answer in time.
+    The peer's name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
+    """
+    async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
+        try:
+            async with asyncio.timeout(SECONDS):
+                await ask(channel)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the daemon did not answer itself within {SECONDS:.0f} s",
+                hint="is the machine overloaded? systemd starts the daemon again",
+            ) from error
+        except grpc.aio.AioRpcError as error:
+            raise ConfigError(
+                f"gRPC does not tell who is calling, so nobody can be let in: {error}",
+                hint="install the grpcio version that this gpushared was tested with",
+            ) from error

@@ -3,19 +3,23 @@
 Each connection's caller is read from the kernel (SO_PEERCRED). HTTP/2 is passed on, byte by byte, to the
 gRPC server's inner socket, from a socket whose abstract name gives the caller: grpcio does not tell peer
 credentials, but it does tell the peer's socket name, and only this process can reach the inner socket.
+
+All users share the kernel's queue of waiting connections: while it is full, others' connects fail. So the
+queue is emptied before any other work, and a user with too many connections costs only a word and a close.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
@@ -28,7 +32,6 @@ from gpushared.domain.model.errors import (
     http_status,
 )
 from gpushared.domain.model.request import Caller
-from gpushared.net.acceptor import BACKLOG, Acceptor
 from gpushared.net.call_checks import peer_name
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_server import Routes, linger, serve_http
@@ -45,6 +48,14 @@ COPY_BYTES = 64 * 1024
 NUMBER_BITS = 63
 HEARD_AT_ONCE = 64
 """Connections beyond users' bounds of which each is told so in peace; those beyond hear it in passing."""
+
+BACKLOG = 4096
+"""The system may allow fewer (net.core.somaxconn)."""
+ACCEPTS_A_PASS = 128
+"""One pass of the event loop accepts so many; each costs the loop more afterwards than its accept."""
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+REST_SECONDS = 1.0
+"""The rest after the system had no room for another connection."""
 
 
 class Front:
@@ -275,3 +286,50 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+class Acceptor:
+    """``arrived`` owns the sockets that it gets."""
+
+    def __init__(self, listener: socket.socket, arrived: Callable[[socket.socket], None]) -> None:
+        self._listener = listener
+        self._arrived = arrived
+        self._rest: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Accept as long as the block runs, then close the listening socket."""
+        self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)
+        self._begin()
+        try:
+            yield
+        finally:
+            if self._rest is not None:
+                self._rest.cancel()
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+
+    def _begin(self) -> None:
+        asyncio.get_running_loop().add_reader(self._listener, self._accept_some)
+
+    def _accept_some(self) -> None:
+        for _ in range(ACCEPTS_A_PASS):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            sock.setblocking(False)
+            self._arrived(sock)
+
+    def _pause(self, error: OSError) -> None:
+        """Stop accepting for a while: the socket stays readable, and looking on would take a whole CPU."""
+        log.error("no connection is accepted for %g s: %s", REST_SECONDS, error)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        self._rest = loop.call_later(REST_SECONDS, self._begin)

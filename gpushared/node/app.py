@@ -32,14 +32,12 @@ from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.guard.fences import GuardProcess
 from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_audit import CallAudit
-from gpushared.net.call_checks import CallAuthenticator
+from gpushared.net.call_checks import CallAuthenticator, check_identity
 from gpushared.net.front import Front, listen
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import Identities
+from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares
-from gpushared.net.selftest import check_identity
-from gpushared.net.subordinate_ids import SubordinateIds
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost

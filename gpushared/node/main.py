@@ -13,8 +13,13 @@ import click
 import gpushared
 from gpushared.config.load import DEFAULT_PATH, load
 from gpushared.config.model import Config
-from gpushared.daemon.polite_loop import new_polite_loop
-from gpushared.daemon.process import allow_many_files, complain, run_with_signals, set_up_logging
+from gpushared.daemon.process import (
+    allow_many_files,
+    complain,
+    new_polite_loop,
+    run_with_signals,
+    set_up_logging,
+)
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import GpushareError
 from gpushared.node.app import Daemon

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.errors import EngineUnavailable
-from gpushared.engine.container_facts import (
+from gpushared.engine.engine_events import (
     START_ERROR_CHARACTERS,
     facts_of_death,
     facts_of_inspect,

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import h11
 import pytest
 
-from gpushared.net.chunked_bodies import CHUNKS_AT_ONCE, FIRST_BYTES, PlainChunks
 from gpushared.net.flow import BUFFER_BYTES, MUCH_BYTES, End, Flow
-from gpushared.net.http_parser import Incoming
+from gpushared.net.http_parser import CHUNKS_AT_ONCE, FIRST_BYTES, Incoming, PlainChunks
 from gpushared.net.limits import UserLimits, UserShare
 from gpushared.net.socket_wire import Wire, taken_over
 

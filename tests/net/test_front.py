@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.request import Caller
-from gpushared.net import acceptor
+from gpushared.net import front
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.front import HEARD_AT_ONCE, Front, listen
 from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
-from gpushared.net.identity import Identities
+from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares, UserLimits
-from gpushared.net.subordinate_ids import SubordinateIds
 from gpushared.storage.audit.line import Origin
 from tests.node.daemon import connected, make_directory
 
@@ -138,7 +137,7 @@ async def test_thousands_who_come_at_once_fill_no_queue() -> None:
 async def test_where_the_system_has_no_more_files_connections_wait_until_it_has(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceptor, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(front, "REST_SECONDS", 0.01)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connected(house.socket, OWNER) as channel:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

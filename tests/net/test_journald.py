@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from gpushared.daemon.journald import Journald, encoded
+from gpushared.daemon.systemd import Journald, encoded
 
 
 def test_an_entry_is_written_as_journald_reads_it() -> None:

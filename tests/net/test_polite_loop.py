@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from gpushared.daemon.polite_loop import new_polite_loop
+from gpushared.daemon.process import new_polite_loop
 
 CALLS = 50
 PASS_SECONDS = 0.0001

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused
-from gpushared.net import subordinate_ids
-from gpushared.net.identity import Identities, Peer
-from gpushared.net.subordinate_ids import SubordinateIds
+from gpushared.net import identity
+from gpushared.net.identity import Identities, Peer, SubordinateIds
 
 FIRST = 3_000_000_000
 SYSTEM_USER = pwd.getpwuid(1).pw_name
@@ -93,13 +92,13 @@ def test_a_file_that_cannot_be_read_leaves_all_as_it_was(file: Path) -> None:
 def test_of_an_endless_file_the_whole_lines_of_its_beginning_are_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subordinate_ids, "MAX_FILE_BYTES", 20)
+    monkeypatch.setattr(identity, "MAX_FILE_BYTES", 20)
     ids = ranges(file, "ada:1000:10", "eve:5000:10")
     assert (owner_of(ids, 1000), owner_of(ids, 5000)) == ("ada", None)
 
 
 async def test_the_file_is_looked_at_again_and_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subordinate_ids, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(identity, "LOOK_SECONDS", 0.001)
     ids = SubordinateIds(file)
     looking = asyncio.create_task(ids.keep())
     file.write_text("ada:1000:10\n")

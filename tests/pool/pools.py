@@ -23,8 +23,7 @@ from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.jobs.coordinator_loop import PoolLoop
-from gpushared.jobs.high_water import HighWater
-from gpushared.jobs.restore import restored
+from gpushared.jobs.restore import HighWater, restored
 from gpushared.testing import GIB, ManualClock, MemoryStore, StoreWorld, fake_gpu
 
 SECONDS = 10

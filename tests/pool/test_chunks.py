@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.jobs.job_records import Changes
-from gpushared.jobs.write_batches import cut
+from gpushared.jobs.job_records import Changes, cut
 from gpushared.ports.job_store import MAX_OPERATIONS, MAX_TRANSACTION_BYTES
 
 values = st.one_of(st.none(), st.integers(0, 200_000).map(bytes))

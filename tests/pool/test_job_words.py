@@ -15,8 +15,17 @@ from gpushared.domain.jobs.job import JobSpec, Owner, Pull
 from gpushared.domain.jobs.submit_limits import MAX_ARRAY, read_array
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
-from gpushared.jobs.job_ids import ALPHABET, id_in_array, id_of, is_job_id, is_own_id, older_id_of
-from gpushared.jobs.job_requests import MAX_BODY_BYTES, Wanted, read_submit
+from gpushared.jobs.job_requests import (
+    ALPHABET,
+    MAX_BODY_BYTES,
+    Wanted,
+    id_in_array,
+    id_of,
+    is_job_id,
+    is_own_id,
+    older_id_of,
+    read_submit,
+)
 
 ADA = Owner("ada@lab", "ada")
 BOB = Owner("bob@lab", "bob")

@@ -51,8 +51,8 @@ from gpushared.domain.model.lease import AttemptKey, LeaseId
 from gpushared.jobs import coordinator_loop as loop_module
 from gpushared.jobs.archive import GONE_KEPT_SECONDS
 from gpushared.jobs.coordinator_loop import MAX_PENDING
-from gpushared.jobs.high_water import HighWater
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, OVER, RECOVERING
+from gpushared.jobs.restore import HighWater
 from gpushared.ports.job_store import MAX_OPERATIONS, Conflict, Deposed, StoreUnavailable, Transaction
 from gpushared.testing import StoreWorld
 from tests.pool.pools import ADA, INVENTORY, NODE, REQUEST, SECONDS, Pool, coordinator, job_id, spec

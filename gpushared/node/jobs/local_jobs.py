@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from gpushared.daemon.process import no_collection
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import AttemptReported, NodeRegistered, PoolInstruction, Send
 from gpushared.domain.jobs.coordinator_rules import PoolRules
@@ -23,7 +24,6 @@ from gpushared.domain.model.errors import GpushareError, LimitReached, TimedOut,
 from gpushared.domain.model.lease import AttemptKey
 from gpushared.jobs.archive import Archive
 from gpushared.jobs.coordinator_loop import PoolLoop
-from gpushared.jobs.garbage import no_collection
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.jobs.restore import restored
 from gpushared.node.jobs.order_handler import OrderHandler

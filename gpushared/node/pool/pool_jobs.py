@@ -21,8 +21,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec, describe
 from gpushared.domain.model.units import shown
-from gpushared.jobs.job_ids import is_array_id, is_job_id
-from gpushared.jobs.job_requests import Wanted, read_submit
+from gpushared.jobs.job_requests import Wanted, is_array_id, is_job_id, read_submit
 from gpushared.jobs.job_search import LISTED, SHORTEST_BEGINNING
 from gpushared.jobs.job_views import OVER, default_name, token_of
 from gpushared.jobs.jobs_service import MAX_AFTER, read_after

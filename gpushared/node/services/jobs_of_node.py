@@ -30,14 +30,12 @@ from gpushared.domain.model.lease import JobId, LeaseId, Queued, Requeued, Suspe
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.projects import project_of
-from gpushared.jobs.job_logs import job_logs
-from gpushared.jobs.job_nodes import no_attempt, output_of
+from gpushared.jobs.job_logs import job_logs, no_attempt, output_of
 from gpushared.jobs.job_reasons import Why
 from gpushared.jobs.job_requests import Wanted
 from gpushared.jobs.job_search import LISTED
-from gpushared.jobs.job_views import OVER, JobViews
+from gpushared.jobs.job_views import OVER, JobViews, lone_node
 from gpushared.jobs.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_seconds, in_batch
-from gpushared.jobs.node_views import lone_node
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.container_names import check_names
 from gpushared.node.jobs.job_host import JobHost

@@ -19,7 +19,7 @@ from gpushared.domain.model.lease import Ended, Lease, LeaseId, state_name
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import RequestSpec, read_size
 from gpushared.domain.model.units import parse_duration, shown
-from gpushared.jobs.lease_requests import read_container, read_lease_request
+from gpushared.jobs.job_requests import read_container, read_lease_request
 from gpushared.net.unary_json import Unary
 from gpushared.node.pool.membership_service import Memberships
 from gpushared.node.runtime.client_presence_checks import Attendance

@@ -20,7 +20,7 @@ from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.config.queue_rules import EVERYBODY
 from gpushared.daemon.clocks import CLOCK_NAME, SteadyClock, keep, keep_always
-from gpushared.daemon.process import until_one_ends
+from gpushared.daemon.process import keep_aside, no_collection, until_one_ends
 from gpushared.daemon.systemd import Notifier, feed_watchdog
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled, PoolTick
@@ -32,17 +32,14 @@ from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, 
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
-from gpushared.jobs.garbage import keep_aside, no_collection
-from gpushared.jobs.high_water import HighWater, read_high_water, write_high_water
 from gpushared.jobs.job_views import JobViews
-from gpushared.jobs.restore import restored
+from gpushared.jobs.restore import HighWater, read_high_water, restored, write_high_water
 from gpushared.net.call_audit import CallAudit
-from gpushared.net.call_checks import CallAuthenticator
+from gpushared.net.call_checks import CallAuthenticator, check_identity
 from gpushared.net.front import Front, listen
 from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, Peer
 from gpushared.net.intake import Intake
-from gpushared.net.selftest import check_identity
 from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here

@@ -29,8 +29,7 @@ from gpushared.domain.model.errors import (
     TimedOut,
     Unavailable,
 )
-from gpushared.jobs.job_logs import job_logs
-from gpushared.jobs.job_nodes import JobPlace, output_of, place_of
+from gpushared.jobs.job_logs import JobPlace, job_logs, output_of, place_of
 from gpushared.net.http_client import EngineConnection, EngineSocket
 from gpushared.pool.link import codec
 from gpushared.pool.tunnels.tunnel_frames import Chunk, Data, Frame, frame, pump

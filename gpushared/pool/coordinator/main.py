@@ -12,8 +12,13 @@ import click
 
 import gpushared
 from gpushared.config.pool_settings import POOL, CoordinatorConfig, load_pool
-from gpushared.daemon.polite_loop import new_polite_loop
-from gpushared.daemon.process import allow_many_files, complain, run_with_signals, set_up_logging
+from gpushared.daemon.process import (
+    allow_many_files,
+    complain,
+    new_polite_loop,
+    run_with_signals,
+    set_up_logging,
+)
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts

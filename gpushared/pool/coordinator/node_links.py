@@ -39,7 +39,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
-from gpushared.jobs.job_ids import is_own_id
+from gpushared.jobs.job_requests import is_own_id
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import abort
 from gpushared.net.limits import host_of

@@ -28,7 +28,7 @@ from gpushared.domain.model.errors import GpushareError, LimitReached, RequestEr
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds
-from gpushared.jobs.job_ids import is_own_id
+from gpushared.jobs.job_requests import is_own_id
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.pool.link import codec

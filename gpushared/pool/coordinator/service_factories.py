@@ -17,9 +17,8 @@ from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.archive import Archive
-from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
 from gpushared.jobs.jobs_service import JobsService
-from gpushared.jobs.node_views import has_simulated, nodes_of, notices_of
 from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_checks import OPTIONS, Context
 from gpushared.net.intake import Intake

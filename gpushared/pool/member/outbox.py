@@ -22,8 +22,7 @@ from gpushared.domain.jobs.job_commands import name_taken
 from gpushared.domain.model.errors import GpushareError, LimitReached, NotFound
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Process
-from gpushared.jobs.job_records import Changes
-from gpushared.jobs.write_batches import cut
+from gpushared.jobs.job_records import Changes, cut
 from gpushared.pool.link.codec import refused
 from gpushared.pool.member.node_ports import OutboxJob
 from gpushared.pool.trust.assertions import Asserter

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.config.job_settings import AuditConfig
-from gpushared.daemon.journald import Journald, is_logged_to
+from gpushared.daemon.systemd import Journald, is_logged_to
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut, http_status
 from gpushared.storage.audit.audit_file import Keep, Numbered, Search, SqliteAudit

@@ -35,7 +35,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.jobs.job_reasons import why
-from gpushared.jobs.node_views import notices_of
+from gpushared.jobs.job_views import notices_of
 from tests.domain.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, WHOLE, J, Pool, exited, held
 
 S = AttemptState

@@ -17,7 +17,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.member import Holding
 from gpushared.domain.model.lease import JobId, LeaseId
-from gpushared.jobs.node_views import notices_of
+from gpushared.jobs.job_views import notices_of
 from tests.domain.jobs.pool_world import RULES, Pool, exited
 
 A, B = NodeName("a"), NodeName("b")

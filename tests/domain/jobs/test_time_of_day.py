@@ -18,8 +18,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.liveness import presence
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.model.lease import JobId
-from gpushared.jobs.job_views import JobViews
-from gpushared.jobs.node_views import nodes_of
+from gpushared.jobs.job_views import JobViews, nodes_of
 from tests.domain.jobs.pool_world import HALF, START, WHOLE, J, Pool, exited
 
 HOUR = 3600.0

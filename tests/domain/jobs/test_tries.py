@@ -18,7 +18,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.model.errors import RequestError, StateConflict
 from gpushared.domain.model.lease import AttemptKey
-from gpushared.jobs.job_nodes import output_of, place_of
+from gpushared.jobs.job_logs import output_of, place_of
 from gpushared.jobs.job_views import JobViews
 from tests.domain.jobs.pool_world import RULES, START, J, Pool, exited
 

@@ -15,7 +15,7 @@ from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import Place, StaleEpoch
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import Grant, JobId, LeaseId
-from gpushared.jobs.job_ids import id_of
+from gpushared.jobs.job_requests import id_of
 from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Call

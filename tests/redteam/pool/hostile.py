@@ -15,7 +15,7 @@ from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.jobs.job_ids import id_of
+from gpushared.jobs.job_requests import id_of
 from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import new_key

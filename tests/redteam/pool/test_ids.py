@@ -30,7 +30,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
-from gpushared.jobs.job_ids import id_in_array, id_of, older_id_of
+from gpushared.jobs.job_requests import id_in_array, id_of, older_id_of
 from gpushared.pool.link import codec
 from tests.redteam.pool.members import Answer, Link, Member, Scene, pool_scene, spec_of, submit_request
 
