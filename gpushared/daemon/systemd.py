@@ -17,7 +17,7 @@ JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 
 
 class Notifier:
-    """Send notifications if systemd wants them, and do nothing elsewhere."""
+    """Send notifications (sd_notify(3)) if systemd wants them, and do nothing elsewhere."""
 
     def __init__(self, address: str | None = None) -> None:
         address = os.environ.get("NOTIFY_SOCKET") if address is None else address
@@ -103,7 +103,7 @@ async def feed_watchdog(notifier: Notifier) -> None:
 
 
 class Journald:
-    """Send each line as one datagram, at once and without any wait."""
+    """Send each line as one datagram (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/), at once and without any wait."""
 
     def __init__(self, path: Path = JOURNAL_SOCKET) -> None:
         self._path = str(path)

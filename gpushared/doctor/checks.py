@@ -8,7 +8,6 @@ from typing import TypeVar
 from gpushared.doctor import engine_checks as engine
 from gpushared.doctor import gpu_checks as gpu
 from gpushared.doctor import host_checks as host
-from gpushared.doctor import host_checks as pool
 from gpushared.doctor.machine_facts import DoctorFacts, Unread
 from gpushared.domain.model.checkup import Check, CheckFinding, skipped, warning
 
@@ -91,10 +90,10 @@ CHECKS: tuple[Check[DoctorFacts], ...] = (
     _check("runtime-directory", _of(lambda f: f.runtime_dir, host.runtime_directory)),
     _check("journal-disk", _of(lambda f: f.state_dir, host.journal_disk)),
     _check("journal", _of(lambda f: f.daemon, host.journal), "journal-disk"),
-    _check("pool-certificate", _of(lambda f: f.daemon, pool.certificate)),
-    _check("pool-link", _of(lambda f: f.daemon, pool.link), "pool-certificate"),
-    _check("pool-clock", _of(lambda f: f.daemon, pool.clock)),
-    _check("pool-realm", _of(lambda f: f.daemon, pool.realm)),
+    _check("pool-certificate", _of(lambda f: f.daemon, host.certificate)),
+    _check("pool-link", _of(lambda f: f.daemon, host.link), "pool-certificate"),
+    _check("pool-clock", _of(lambda f: f.daemon, host.clock)),
+    _check("pool-realm", _of(lambda f: f.daemon, host.realm)),
     _check("daemon-parts", host.daemon_parts),
     _check("config", _of(lambda f: f.config, host.config)),
 )

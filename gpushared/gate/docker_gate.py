@@ -7,24 +7,20 @@ from typing import assert_never
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.endpoints import BUILD_OF_NOBODY, match_route
-from gpushared.gate.api.routes import Payload, RouteAction
+from gpushared.gate.api.routes import Payload, RouteAction, parse_target
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.api.target import parse_target
 from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.explain_create import Explainer
 from gpushared.gate.handlers.archives import Archives
 from gpushared.gate.handlers.call import Call, check_confined, drop_body, expect_nothing
-from gpushared.gate.handlers.containers import ContainerHandlers
+from gpushared.gate.handlers.containers import ContainerHandlers, Execs, Listings
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.creates import Creates
-from gpushared.gate.handlers.execs import Execs
 from gpushared.gate.handlers.images import ImageHandlers
-from gpushared.gate.handlers.listings import Listings
-from gpushared.gate.handlers.networks import Networks
+from gpushared.gate.handlers.networks_and_volumes import Networks, Volumes
 from gpushared.gate.handlers.request_audit import Recording, line_of_refusal, recording
 from gpushared.gate.handlers.shared import Shared
-from gpushared.gate.handlers.volumes import Volumes
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_client import EngineSocket

@@ -14,14 +14,13 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.gate.api.body import Body, check_create, parse_object, section, text
+from gpushared.gate.api.body import Body, check_create, parse_object, ports_of, section, text
 from gpushared.gate.api.field_kinds import Version
-from gpushared.gate.api.published_ports import ports_of
-from gpushared.gate.containers.count_limits import CreatesUnderWay
 from gpushared.gate.containers.create import ROOT_USER
 from gpushared.gate.containers.gpu_request import ClaimWish, Wish, take_wish, with_dev_meaning
-from gpushared.gate.containers.homes import put_home
 from gpushared.gate.containers.ownership import find_image, find_network, find_volume
+from gpushared.gate.containers.passwd import put_home
+from gpushared.gate.containers.user_limits import CreatesUnderWay
 from gpushared.gate.handlers.context import HandlerContext
 from gpushared.gate.policy.admission import HOST_PREFIX, judge_create, networks_of
 from gpushared.gate.policy.field_findings import WHY_SET, FieldFinding, Notes

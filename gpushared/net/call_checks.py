@@ -64,7 +64,7 @@ Context = grpc.aio.ServicerContext
 _Asked = TypeVar("_Asked")
 _Answered = TypeVar("_Answered")
 NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 """A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""
 
 
@@ -191,11 +191,11 @@ async def check_identity(socket_path: str, ask: Callable[[grpc.aio.Channel], Awa
     """
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 await ask(channel)
         except TimeoutError as error:
             raise Unavailable(
-                f"the daemon did not answer itself within {SECONDS:.0f} s",
+                f"the daemon did not answer itself within {ANSWER_SECONDS:.0f} s",
                 hint="is the machine overloaded? systemd starts the daemon again",
             ) from error
         except grpc.aio.AioRpcError as error:

@@ -19,8 +19,8 @@ from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import MAX_DEPTH, check_create, parse_object, serialise
 from gpushared.gate.api.fields import CONFIG, HOST_CONFIG
 from gpushared.gate.api.parameters import own_only
+from gpushared.gate.api.routes import parse_target
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.api.target import parse_target
 from gpushared.gate.containers.gpu_request import (
     ClaimWish,
     docker_words,

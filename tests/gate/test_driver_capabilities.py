@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.config.gate_settings import DRIVER_CAPABILITIES, GateConfig
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
-from gpushared.gate.api.driver_capabilities import VARIABLE, check_driver_capabilities, driver_capabilities
+from gpushared.gate.api.body import VARIABLE, check_driver_capabilities, driver_capabilities
 from gpushared.gate.containers.gpu_request import take_wish
 from gpushared.gate.containers.inject import strip_env
 from gpushared.gate.docker_gate import Gate

@@ -19,8 +19,14 @@ import pytest
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.containers.homes import USERS_FILE_BYTES, passwd_line, put_home, with_line
-from gpushared.gate.containers.passwd import PasswdFiles, is_small_file
+from gpushared.gate.containers.passwd import (
+    USERS_FILE_BYTES,
+    PasswdFiles,
+    is_small_file,
+    passwd_line,
+    put_home,
+    with_line,
+)
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.accounts import Account, PathWish
 from gpushared.net.http_client import EngineAnswer, EngineSocket

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpushared.gate.docker_gate import Gate
-from gpushared.gate.policy.image_rules import pulled_from
+from gpushared.gate.policy.field_rules import pulled_from
 from gpushared.ports import EngineFacts
 from tests.bed import parts
 from tests.bed.engine import UnifiedEngine

@@ -12,7 +12,7 @@ import pytest
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from gpushared.gate.handlers.interim import MOST, reads_on
+from gpushared.gate.handlers.call import MOST, reads_on
 from gpushared.net.http_server import Exchange, Limits, Routes
 from tests.gate.desks import FakeDesk, facts
 from tests.gate.docker import Docker

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused
-from gpushared.gate.api.published_ports import LABEL_PORTS, check_counted, counted, ports_of
+from gpushared.gate.api.body import LABEL_PORTS, check_counted, counted, ports_of
 from gpushared.gate.api.site import NO_LIMIT, SitePolicy
 from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk

@@ -1,4 +1,4 @@
-"""Request bodies: parsed once, strictly, and written anew from what was judged.
+"""Parse request bodies once, strictly, and write them anew from the judged values.
 
 The engine's own parser is lenient (https://pkg.go.dev/encoding/json#Unmarshal): it takes a key in any case,
 lets a later duplicate win or merge, and reads HostConfig fields at the top level too. What is refused here
@@ -8,10 +8,13 @@ is what the engine might read differently from us.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from gpushared.domain.model.errors import RequestError
+from gpushared.config.gate_settings import COMMON_DRIVER_CAPABILITIES, DRIVER_CAPABILITIES
+from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.units import shown
 from gpushared.gate.api.field_kinds import fit
 from gpushared.gate.api.fields import CONFIG, CREATE_TABLE, HOST_CONFIG
 
@@ -31,6 +34,11 @@ CPU_PERIOD_US = 100_000
 Json = Any
 """A decoded JSON value; whoever reads one checks its type."""
 Body = dict[str, Json]
+LABEL_PORTS: Final = "gpushare.published-ports"
+"""This label has the gate's count of the ports at the container's create."""
+_PORT: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/[a-z]+)?")
+VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
+ALL = "all"
 
 
 def parse_object(raw: bytes) -> Body:
@@ -143,3 +151,80 @@ def _check_depth(value: Json, left: int) -> None:
     for child in children:
         if isinstance(child, dict | list):
             _check_depth(child, left - 1)
+
+
+def ports_of(host: Body, exposed: Iterable[str]) -> int:
+    """Count the ports of a HostConfig and the exposed ports; each port of a range counts."""
+    bound = section(host, "PortBindings")
+    named = sum(_size(port) * max(1, len(bindings or ())) for port, bindings in bound.items())
+    if not host.get("PublishAllPorts"):
+        return named
+    return named + sum(_size(port) for port in {*exposed} - bound.keys())
+
+
+def counted(labels: Mapping[str, str]) -> int:
+    """Return the gate's count at a container's create; 0 for a container that the gate did not make."""
+    said = labels.get(LABEL_PORTS, "")
+    return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+
+
+def check_counted(name: str, ports: int, labels: Mapping[str, str], most: int) -> None:
+    """Raise ``PermissionRefused`` where a container would publish more than it was created for.
+
+    Its image may have been another when it was looked at; one from before ports were counted has what a user
+    may have.
+    """
+    given = counted(labels) if LABEL_PORTS in labels else most
+    if most and ports > given:
+        raise PermissionRefused(
+            f"the container {name} would publish {ports} ports, and was created for {given}",
+            hint="create it again",
+        )
+
+
+def _size(port: str) -> int:
+    match = _PORT.fullmatch(port)
+    if match is None or match[2] is None:
+        return 1  # where it is no port, the engine says so
+    return max(1, int(match[2]) - int(match[1]) + 1)
+
+
+def named_in(env: Sequence[str]) -> str | None:
+    """Return the variable's value, None if it is not there; the engine takes the last of several.
+
+    A bare name, which takes back the image's value, is an empty value.
+    """
+    found = [value for name, _, value in (entry.partition("=") for entry in env) if name == VARIABLE]
+    return found[-1] if found else None
+
+
+def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_CAPABILITIES) -> None:
+    """Raise if the user's variables name a capability that is unknown, or that the site does not give.
+
+    NVIDIA's container toolkit reads ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over an unknown word.
+    """
+    for word in _words(named_in(env) or ""):
+        if word not in {ALL, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
+            raise RequestError(f"NVIDIA's driver has no capability {shown(word)}", hint=_hint(given))
+        if word not in {ALL, *COMMON_DRIVER_CAPABILITIES, *given}:
+            raise PermissionRefused(
+                f"the capability {word} of NVIDIA's driver is not given here", hint=_hint(given)
+            )
+
+
+def driver_capabilities(named: str, given: Sequence[str] = DRIVER_CAPABILITIES) -> str:
+    """Return the variable's value for a container: the named capabilities that the site gives."""
+    words = _words(named)
+    if ALL in words and set(given) >= set(DRIVER_CAPABILITIES):
+        return ALL
+    have = [*COMMON_DRIVER_CAPABILITIES, *given]
+    kept = have if ALL in words else [word for word in words if word in have]
+    return ",".join(kept or COMMON_DRIVER_CAPABILITIES)
+
+
+def _hint(given: Sequence[str]) -> str:
+    return f"name {ALL}, or some of {', '.join([*COMMON_DRIVER_CAPABILITIES, *given])}, in {VARIABLE}"
+
+
+def _words(value: str) -> list[str]:
+    return list(dict.fromkeys(word for part in value.split(",") if (word := part.strip())))

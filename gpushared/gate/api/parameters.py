@@ -11,8 +11,7 @@ from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import parse_object, serialise
-from gpushared.gate.api.routes import Route, RouteAction
-from gpushared.gate.api.target import Target
+from gpushared.gate.api.routes import Route, RouteAction, Target
 from gpushared.ports import LABEL_OWNER
 
 REPEATABLE = frozenset({"names", "platform", "type", "changes"})

@@ -6,17 +6,24 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import quote
 
-from gpushared.domain.model.errors import EngineUnavailable, GpushareError, RequestError
+from gpushared.domain.model.errors import (
+    EngineUnavailable,
+    GpushareError,
+    RequestError,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import Body, objects, section, serialise, strings
-from gpushared.gate.api.target import Target
+from gpushared.gate.api.routes import Target
 from gpushared.gate.containers.gpu_request import (
     WISH_LABELS,
     ClaimWish,
@@ -34,8 +41,8 @@ from gpushared.gate.containers.inject import (
     merge_env,
 )
 from gpushared.gate.containers.lease_port import Claim, LeasePort
-from gpushared.gate.containers.new_volumes import NewVolumes
-from gpushared.gate.containers.ownership import NOT_FOUND, ContainerLocks, find_volume, inspect
+from gpushared.gate.containers.ownership import NOT_FOUND, ContainerLocks, find_owned, find_volume, inspect
+from gpushared.gate.mounts.helper_process import run_helper
 from gpushared.gate.policy.mount_rules import volumes_of
 from gpushared.net.error_answers import docker_error
 from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
@@ -54,6 +61,9 @@ NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
 """An image may carry these labels, if committed from a leased container, and they would be believed."""
 NO_WISH = dict.fromkeys(WISH_LABELS, "")
 """An image may carry these labels too; they are cleared for containers that get a lease by their labels."""
+
+GIVING_SECONDS = 120.0
+"""An image's directory can have some hundred thousand files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +267,51 @@ def _check_restarts(body: Body, *, wanted: bool) -> None:
             "Docker's restart policy and restarts on a fault exclude each other",
             hint="the policy starts the container again after faults too: leave out one of them",
         )
+
+
+class NewVolumes:
+    """Find new volumes, and give them to the confined caller that made them, before a container runs with them.
+
+    The engine makes a volume root's, and the first container with it copies the image's directory in, owner
+    and all. Programs of a confined caller run as the caller, and could write to no volume otherwise.
+    """
+
+    def __init__(self, engine: EngineSocket, desk: LeasePort) -> None:
+        self._engine = engine
+        self._desk = desk
+
+    async def used(self, volumes: Iterable[Body]) -> frozenset[str]:
+        """Return the names of the volumes that have files already; the engine leaves these as they are."""
+        looked = _places(volumes)
+        if not looked or not (found := await self._help("empty-volumes", looked)):
+            return frozenset(each["name"] for each in looked)
+        return frozenset(each["name"] for each in looked) - {*found["empty"]}
+
+    async def give(self, container: str, caller: Caller, used: frozenset[str]) -> None:
+        """Make the container's volumes the caller's, but for the used. Raises ``NotFound`` for another's."""
+        found = await inspect(self._engine, "containers", container, suffix="/json") or {}
+        names = [str(each["Name"]) for each in objects(found, "Mounts") if each.get("Type") == "volume"]
+        volumes = [await find_owned(self._engine, "volumes", name, caller) for name in names]
+        if places := _places(each for each in volumes if each["Name"] not in used):
+            await self._help("give-volumes", places, uid=caller.uid, gid=caller.gid)
+
+    async def _help(self, deed: str, places: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
+        """Return the helper's answer, empty if nothing can be done: then the volumes stay root's."""
+        try:
+            if self._desk.engine_facts().maps_users:
+                return {}
+            engine = await self._engine.peer_pid()
+            order = {"deed": deed, "volumes": places, "engine": engine, **more}
+            return await run_helper(order, seconds=GIVING_SECONDS)
+        except (EngineUnavailable, TimedOut, Unavailable) as error:
+            log.warning("new volumes stay root's: %s", error)
+            return {}
+
+
+def _places(volumes: Iterable[Body]) -> list[Mapping[str, str]]:
+    """Return the volumes that are the engine's own directories: options can lead a volume anywhere."""
+    return [
+        {"name": str(each["Name"]), "path": str(each["Mountpoint"])}
+        for each in volumes
+        if each.get("Driver") == "local" and not each.get("Options")
+    ]

@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Mapping
 
 from gpushared.domain.model.errors import RequestError
+from gpushared.gate.api.body import VARIABLE as DRIVER_CAPABILITIES
 from gpushared.gate.api.body import Body, Json, objects, section, strings
-from gpushared.gate.api.driver_capabilities import VARIABLE as DRIVER_CAPABILITIES
 from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
 from gpushared.sharing.cgroups import SLICE
 from gpushared.sharing.lease_edits import CONTAINER_DIRECTORY

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 from weakref import WeakValueDictionary
@@ -19,12 +19,12 @@ from weakref import WeakValueDictionary
 from gpushared.domain.model.errors import EngineUnavailable, NotFound, RequestError, StateConflict
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import CPU_PERIOD_US, OWN_NETWORKS, Body, objects, section, strings
-from gpushared.gate.api.published_ports import ports_of
+from gpushared.gate.api.body import CPU_PERIOD_US, OWN_NETWORKS, Body, objects, ports_of, section, strings
 from gpushared.gate.api.site import root_mark
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
 from gpushared.net.accounts import PathWish
-from gpushared.net.http_client import EngineSocket
+from gpushared.net.error_answers import docker_error
+from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
@@ -38,6 +38,10 @@ NEW = "created"
 STILL = frozenset({NEW, "exited"})
 VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
+LIKE_AN_ID = re.compile(r"/?[0-9a-f]{12,64}")
+LISTINGS = {"containers": b"/containers/json?all=1", "networks": b"/networks"}
+"""The listings of the ids for which a name of a container or network could be taken."""
+HOLDER = re.compile(r'container "?([0-9a-f]{64})')
 
 
 class NotYours(NotFound):
@@ -345,3 +349,45 @@ class ContainerLocks:
             for name in sorted(set(names)):
                 await held.enter_async_context(self.of(name))
             yield
+
+
+async def check_name(name: str, engine: EngineSocket, caller: Caller) -> None:
+    """Raise ``RequestError`` for a name that is another's id, or the beginning of one as listings show it.
+
+    The engine looks for a name before the beginning of an id: whoever has such a name gets what others,
+    root among them, mean for somebody else. Ids are random, so that nobody can have a name before the id.
+    """
+    if not LIKE_AN_ID.fullmatch(name):
+        return
+    for kind, listing in LISTINGS.items():
+        answer = await engine.call("GET", listing)
+        for found in answer.json() if answer.status == OK else ():
+            is_meant = str(found["Id"]).startswith(name.lstrip("/"))
+            if is_meant and not await _is_own(engine, kind, str(found["Id"]), caller):
+                raise RequestError(
+                    f"the name {name} could be taken for an id", hint="choose one with other letters"
+                )
+
+
+async def _is_own(engine: EngineSocket, kind: str, identity: str, caller: Caller) -> bool:
+    try:
+        if kind == "containers":
+            await find_container(engine, identity, caller)
+        else:
+            await find_owned(engine, kind, identity, caller)
+    except NotFound:
+        return False
+    return True
+
+
+async def hide_holder(answer: EngineAnswer, name: str, engine: EngineSocket, caller: Caller) -> EngineAnswer:
+    """Return the answer to a create or rename without the id of another user's container with the name."""
+    holder = HOLDER.search(message_of(answer)) if answer.status == CONFLICT else None
+    if holder is None:
+        return answer
+    try:
+        await find_container(engine, holder[1], caller)
+    except NotFound:
+        said = f"Conflict. The container name {name} is taken by somebody else's container (choose another)"
+        return replace(answer, body=docker_error(said))
+    return answer

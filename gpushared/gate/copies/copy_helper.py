@@ -12,8 +12,13 @@ import stat
 from typing import Any
 
 from gpushared.gate.copies import entering
-from gpushared.gate.copies.order import AGAIN, BLOCK_BYTES, STAT, CopyRefusedError, Deed, Order
-from gpushared.gate.copies.paths import (
+from gpushared.gate.copies.order import (
+    AGAIN,
+    BLOCK_BYTES,
+    STAT,
+    CopyRefusedError,
+    Deed,
+    Order,
     check_uncovered,
     cleaned,
     first_of,

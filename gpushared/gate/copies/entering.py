@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpushared.gate.copies.order import START, CopyRefusedError, Order, RefusalKind
-from gpushared.gate.mounts import kernel, mount_table
+from gpushared.gate.mounts import kernel
 from gpushared.gate.mounts import mount_helper as pins
 from gpushared.mountinfo import parse_line
 
@@ -85,7 +85,7 @@ def enter(pid: int, container: str) -> View:
     own_files = os.open("fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
     for descriptor in (handle, namespace, root, own):
         os.close(descriptor)
-    barren = {each.point for each in mounts if each.kind in mount_table.KERNELS_OWN}
+    barren = {each.point for each in mounts if each.kind in kernel.KERNELS_OWN}
     return View(frozenset({*barren, DEVICES}), own_files)
 
 

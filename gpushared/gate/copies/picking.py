@@ -11,9 +11,12 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from gpushared.gate.copies.order import BLOCK_BYTES, CopyRefusedError, Order, RefusalKind
-from gpushared.gate.copies.paths import (
+from gpushared.gate.copies.order import (
+    BLOCK_BYTES,
     NANOSECONDS,
+    CopyRefusedError,
+    Order,
+    RefusalKind,
     cleaned,
     covered,
     go_mode,

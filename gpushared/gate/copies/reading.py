@@ -12,8 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from gpushared.gate.copies.order import BLOCK_BYTES
-from gpushared.gate.copies.paths import Told, first_of, refusal_of
+from gpushared.gate.copies.order import BLOCK_BYTES, Told, first_of, refusal_of
 
 ENTRIES_AT_ONCE = 1024
 """Between two signs of progress."""

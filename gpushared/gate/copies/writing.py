@@ -16,8 +16,14 @@ import tarfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gpushared.gate.copies.order import BLOCK_BYTES, CopyRefusedError, RefusalKind
-from gpushared.gate.copies.paths import check_uncovered, first_of, refusal_of
+from gpushared.gate.copies.order import (
+    BLOCK_BYTES,
+    CopyRefusedError,
+    RefusalKind,
+    check_uncovered,
+    first_of,
+    refusal_of,
+)
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 IMPLIED_MASK = 0o022

@@ -1,4 +1,4 @@
-"""Handle requests about containers: their owners, starts and ends, and the data in and out of them."""
+"""Handle requests about containers: lists of them, starts and ends, programs that join, the data in and out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from gpushared.domain.model.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import HOST_NETWORK, section, serialise
-from gpushared.gate.api.fields import UPDATE_TABLE
-from gpushared.gate.api.parameters import check_ps
-from gpushared.gate.api.published_ports import check_counted
-from gpushared.gate.api.routes import RouteAction
-from gpushared.gate.api.target import asked_end, asked_stop
+from gpushared.gate.api.body import HOST_NETWORK, check_counted, section, serialise, strings
+from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE, UPDATE_TABLE
+from gpushared.gate.api.parameters import check_ps, own_only, parse_filters, with_own, write_filters
+from gpushared.gate.api.routes import Payload, RouteAction, asked_end, asked_stop
 from gpushared.gate.containers.gpu_request import docker_words
-from gpushared.gate.containers.names import check_name, hide_holder
-from gpushared.gate.containers.ownership import Container, find_container, find_network, find_owned
-from gpushared.gate.handlers.call import Call
+from gpushared.gate.containers.inject import merge_env, strip_env
+from gpushared.gate.containers.ownership import (
+    STILL,
+    Container,
+    check_name,
+    find_container,
+    find_exec,
+    find_network,
+    find_owned,
+    hide_holder,
+    own_containers,
+)
+from gpushared.gate.handlers.call import Call, as_output, while_waiting
 from gpushared.gate.handlers.context import Handler, HandlerContext
-from gpushared.gate.handlers.interim import as_output, while_waiting
-from gpushared.gate.policy.admission import judge_update
+from gpushared.gate.policy.admission import judge_exec, judge_update
 from gpushared.net.accounts import look_up
 from gpushared.ports import LABEL_JOB
 
@@ -191,3 +198,75 @@ class ContainerHandlers:
                 "a job's container is not restarted by docker",
                 hint="`gpushare submit --retries N` runs it again",
             )
+
+
+class Execs:
+    """Handle ``docker exec``: a program gets the settings of its container's lease."""
+
+    def __init__(self, ground: HandlerContext) -> None:
+        self._ground = ground
+
+    def everybody(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.EXEC_CREATE: self._create}
+
+    def confined(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.EXEC: self._exec}
+
+    async def _create(self, call: Call) -> None:
+        body = await self._ground.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)
+        container = await find_container(self._ground.engine, call.match.name, call.caller)
+        if self._ground.judges(call.caller):
+            body = judge_exec(body, self._ground.unnamed(call))
+        if container.device_name:
+            env = await self._ground.desk.lease_env(container.id)
+            body["Env"] = merge_env(strip_env(strings(body, "Env")), env)
+        await self._ground.send(call, call.renamed(container.id), serialise(body))
+
+    async def _exec(self, call: Call) -> None:
+        name = await find_exec(self._ground.engine, call.match.name, call.caller)
+        body = None
+        if call.match.route.payload is Payload.STREAM:
+            body = serialise(await self._ground.read(call, EXEC_START_TABLE, call.version))
+        await self._ground.send(call, call.renamed(name), body)
+
+
+class Listings:
+    """Handle requests about all containers."""
+
+    def __init__(self, ground: HandlerContext) -> None:
+        self._ground = ground
+        self._engine = ground.engine
+
+    def confined(self) -> dict[RouteAction, Handler]:
+        return {RouteAction.CONTAINER_LIST: self._list, RouteAction.CONTAINER_PRUNE: self._prune}
+
+    async def _list(self, call: Call) -> None:
+        """List containers. ``before`` and ``since`` may name only the caller's own.
+
+        For other names the engine would tell if such a container exists.
+        """
+        filters = parse_filters(call.target.get("filters"))
+        for name in ("before", "since"):
+            found = [await find_container(self._engine, each, call.caller) for each in filters.get(name, ())]
+            filters |= {name: [each.id for each in found]} if found else {}
+        own = write_filters(with_own(filters, call.caller))
+        await self._ground.send(call, call.target.with_query(filters=own))
+
+    async def _prune(self, call: Call) -> None:
+        for each in await own_containers(self._engine, call.caller):
+            if each.get("State") in STILL:
+                await self._check_prunable(str(each["Id"]), call.caller)
+        filters = own_only(call.target.get("filters"), call.caller)
+        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+
+    async def _check_prunable(self, container: str, caller: Caller) -> None:
+        """Refuse a prune that would remove another user's container.
+
+        The engine prunes by labels, and others' containers can have the caller's label from their image.
+        """
+        try:
+            await find_container(self._engine, container, caller)
+        except NotFound:
+            raise StateConflict(
+                "somebody else's container bears your mark", hint="`docker rm` yours by name"
+            ) from None

@@ -14,13 +14,12 @@ from gpushared.gate.api.body import Body, Json, check_create, section
 from gpushared.gate.api.field_kinds import Table, Version, fit, readable, respelled, version_of
 from gpushared.gate.api.fields import NEWEST
 from gpushared.gate.api.parameters import drop_unknown
-from gpushared.gate.api.routes import Payload, Route
+from gpushared.gate.api.routes import Payload, Route, Target
 from gpushared.gate.api.site import SitePolicy
-from gpushared.gate.api.target import Target
 from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.ownership import ContainerLocks, find_container
 from gpushared.gate.containers.passwd import PasswdFiles
-from gpushared.gate.containers.together import UserContainers
+from gpushared.gate.containers.user_limits import UserContainers
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.proxy import Farewell, forward, nothing
 from gpushared.gate.mounts.held_mounts import HeldMounts

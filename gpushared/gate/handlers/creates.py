@@ -1,11 +1,18 @@
-"""Handle a container's create: judge its body, take out its wish for a GPU, put in its lease."""
+"""Handle a container's create: judge its body, read its request for GPUs, put in its lease."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
 
 from gpushared.config.gate_settings import DRIVER_CAPABILITIES
 from gpushared.domain.model.errors import (
@@ -14,42 +21,52 @@ from gpushared.domain.model.errors import (
     NotFound,
     PermissionRefused,
     RequestError,
+    TimedOut,
 )
 from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.gate.api.body import Body, section, strings, text
-from gpushared.gate.api.driver_capabilities import (
+from gpushared.engine.reality import DRIVER_OF_DISPLAYS, machine
+from gpushared.gate.api.body import (
+    LABEL_PORTS,
     VARIABLE,
+    Body,
     check_driver_capabilities,
     driver_capabilities,
     named_in,
+    objects,
+    ports_of,
+    section,
+    strings,
+    text,
 )
-from gpushared.gate.api.published_ports import LABEL_PORTS, ports_of
 from gpushared.gate.api.routes import RouteAction
-from gpushared.gate.containers.count_limits import CreatesUnderWay
 from gpushared.gate.containers.create import CREATED, ROOT_USER, CreateOrder, Creator
-from gpushared.gate.containers.gpu_nodes import check_devices
-from gpushared.gate.containers.gpu_request import ClaimWish, Wish, take_wish, with_dev_meaning
-from gpushared.gate.containers.homes import USERS_FILE, passwd_line, put_home
+from gpushared.gate.containers.gpu_request import SIZE_HINT, ClaimWish, Wish, take_wish, with_dev_meaning
 from gpushared.gate.containers.inject import merge_env
-from gpushared.gate.containers.names import check_name, hide_holder
 from gpushared.gate.containers.ownership import (
     LABEL_HOST_PATHS,
+    check_name,
     find_image,
     find_network,
     find_volume,
+    hide_holder,
     image_config,
 )
-from gpushared.gate.containers.passwd import LABEL_USERS
-from gpushared.gate.handlers.call import Call
+from gpushared.gate.containers.passwd import LABEL_USERS, USERS_FILE, passwd_line, put_home
+from gpushared.gate.containers.user_limits import CreatesUnderWay
+from gpushared.gate.handlers.call import Call, while_waiting
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.images import check_no_builder
-from gpushared.gate.handlers.interim import while_waiting
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
 from gpushared.gate.policy.admission import judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.net.accounts import PathWish, look_up
 from gpushared.net.http_client import EngineAnswer
+
+LOOK_SECONDS = 5.0
+MOST_NODES = 4096
+PROC = "/proc"
+_RULE = re.compile(r"\s*(?P<kind>[abc])\s+(?P<major>\d+|\*):(\d+|\*)\s+(?P<access>[rwm]+)\s*")
 
 
 class Creates:
@@ -163,3 +180,56 @@ class Creates:
                 labels[LABEL_USERS] = passwd.name
         judged["Labels"] = {**section(judged, "Labels"), **labels}
         return judged
+
+
+async def check_devices(body: Body) -> None:
+    """Raise ``RequestError`` where devices or device rules of a create body would give a GPU.
+
+    Trusted callers may name any path, so the file at the path is looked at, by the kernel's numbers of devices.
+    """
+    host = section(body, "HostConfig")
+    paths = [path for device in objects(host, "Devices") if isinstance(path := device.get("PathOnHost"), str)]
+    rules = strings(host, "DeviceCgroupRules")
+    if not paths and not rules:
+        return
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            found = await asyncio.to_thread(_first, paths, rules)
+    except TimeoutError:
+        raise TimedOut(f"{', '.join(paths)} could not be looked at", hint="try again later") from None
+    if found:
+        raise RequestError(f"{found} would be a GPU without a lease", hint=SIZE_HINT)
+
+
+def _first(paths: list[str], rules: list[str]) -> str:
+    majors = frozenset(number for number, driver in machine().majors.items() if driver != DRIVER_OF_DISPLAYS)
+    for rule in rules:
+        if _covers(rule, majors):
+            return f"the device rule {rule!r}"
+    return next((path for path in paths if _gives_gpu(path, majors)), "")
+
+
+def _covers(rule: str, majors: frozenset[int]) -> bool:
+    """Return True if the rule lets a program read or write such devices; only making nodes does no harm."""
+    found = _RULE.fullmatch(rule)
+    if found is None or found["kind"] == "b" or not set(found["access"]) & {"r", "w"}:
+        return False
+    return found["kind"] == "a" or found["major"] == "*" or int(found["major"]) in majors
+
+
+def _gives_gpu(path: str, majors: frozenset[int]) -> bool:
+    real = os.path.realpath(path)
+    # A path in /proc means different files to different processes, and the engine is another process.
+    if path.startswith(PROC + "/") or real.startswith(PROC + "/"):
+        return True
+    return any(stat.S_ISCHR(each.st_mode) and os.major(each.st_rdev) in majors for each in _at(Path(real)))
+
+
+def _at(path: Path) -> Iterator[os.stat_result]:
+    """Yield the file and, for a directory, the files in it: the engine gives each device in it."""
+    # If a file cannot be looked at, the engine finds that out, and says so.
+    with contextlib.suppress(OSError):
+        yield path.stat()
+        for each in islice(path.rglob("*"), MOST_NODES):
+            with contextlib.suppress(OSError):
+                yield each.stat()

@@ -10,7 +10,7 @@ from gpushared.gate.containers.filtered_views import shown_image, shown_images
 from gpushared.gate.containers.ownership import OK, inspect
 from gpushared.gate.handlers.call import Call, drop_body
 from gpushared.gate.handlers.context import Handler, HandlerContext, showing
-from gpushared.gate.policy.image_rules import check_image, full_names, pulled_from
+from gpushared.gate.policy.field_rules import check_image, full_names, pulled_from
 
 BUILDER = "docker.io/moby/buildkit"
 PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,9 +30,9 @@ from gpushared.domain.model.errors import (
     TimedOut,
     Unavailable,
 )
+from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import serialise
 from gpushared.gate.api.site import HOME, SitePolicy
-from gpushared.gate.mounts.held_paths import HeldPaths, HeldPathsLog
 from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
 from gpushared.net.accounts import Account, PathWish, look_up
 from gpushared.net.http_client import EngineSocket
@@ -324,3 +325,69 @@ def _usable(wish: PathWish, found: dict[str, str], prefixes: Sequence[str]) -> P
             f"{wish.path} cannot be mounted: {found['trouble']}", hint="see `ls -ld` on it"
         )
     return replace(wish, path=found["path"])
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPaths:
+    """List the paths that a pin holds, in the order of their numbers, and the caller who may use them."""
+
+    uid: int
+    gid: int
+    user: str
+    wishes: tuple[PathWish, ...]
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.uid, self.gid, self.user)
+
+
+class HeldPathsLog:
+    """Keep one file a pin, in a directory that only root can read. Without a directory keep nothing."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    async def write(self, name: str, entry: HeldPaths) -> None:
+        """Write an entry; it is on disk when the call returns. Raises ``Unavailable``."""
+        try:
+            await asyncio.to_thread(self._write, name, entry)
+        except OSError as error:
+            raise Unavailable(f"what is mounted cannot be noted: {error.strerror}") from error
+
+    async def read(self) -> dict[str, HeldPaths]:
+        """Return all entries by name; a file that cannot be read is left out, and named in the log."""
+        return await asyncio.to_thread(self._read)
+
+    async def forget(self, names: Sequence[str]) -> None:
+        await asyncio.to_thread(self._forget, names)
+
+    def _write(self, name: str, entry: HeldPaths) -> None:
+        if self._directory is None:
+            return
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._directory / f".{name}"
+        with new.open("w") as file:
+            json.dump(asdict(entry), file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self._directory / name)
+
+    def _read(self) -> dict[str, HeldPaths]:
+        entries = {}
+        for path in self._directory.glob("[!.]*") if self._directory is not None else ():
+            try:
+                said = json.loads(path.read_text())
+                wishes = tuple(PathWish(**wish) for wish in said.pop("wishes"))
+                entries[path.name] = HeldPaths(**said, wishes=wishes)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.warning("pin not read name=%s error=%r", path.name, error)
+        return entries
+
+    def _forget(self, names: Sequence[str]) -> None:
+        if self._directory is None:
+            return
+        for name in names:
+            try:
+                (self._directory / name).unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("pin not forgotten name=%s error=%r", name, error)

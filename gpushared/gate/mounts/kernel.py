@@ -1,4 +1,4 @@
-"""Make the kernel's calls on mounts by number: neither Python nor older C libraries have names for them.
+"""Read the kernel's mounts, and make its calls on them by number, for which older C libraries have no names.
 
 A program without site packages loads this module: standard library only. All functions raise ``OSError``.
 Numbers of 424 and above are the same on all architectures. Sources: open_tree(2), move_mount(2),
@@ -9,7 +9,11 @@ import ctypes
 import errno
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpushared.mountinfo import Mount, is_under, parse_line
 
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
@@ -44,6 +48,17 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_VERSION = 0x20080522
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
+KERNELS_OWN = frozenset(
+    {
+        *("autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs"),
+        *("efivarfs", "fusectl", "mqueue", "nfsd", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs"),
+        *("selinuxfs", "smackfs", "sysfs", "tracefs"),
+    }
+)
+"""These file systems hold no users' files."""
+
+NOBODY = -1
+"""This uid stands for the user of a FUSE file system that does not name one."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -192,3 +207,68 @@ def _checked(result: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
+
+
+class Location(NamedTuple):
+    """Hold a path within a file system, and the name by which it is reached.
+
+    One file can have many names, by mounts of one directory in several places. Barred paths are therefore
+    compared by file system and by the path within it.
+    """
+
+    device: str
+    inner: str
+    path: str
+
+    def touches(self, other: "Location") -> bool:
+        """Return True if one location is the other, or lies in it."""
+        if self.device == other.device and _related(self.inner, other.inner):
+            return True
+        return _related(self.path, other.path)
+
+
+def read_table() -> list[Mount]:
+    """Read the mounts that this process sees."""
+    with Path("/proc/self/mountinfo").open("rb") as lines:
+        return [parse_line(os.fsdecode(line)) for line in lines]
+
+
+def mount_of(descriptor: int, table: list[Mount]) -> Mount | None:
+    """Return the mount on which an open file lies, None for a mount of another mount namespace."""
+    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("mnt_id:"):
+            identity = int(line.partition(":")[2])
+            return next((mount for mount in table if mount.identity == identity), None)
+    return None
+
+
+def user_of(mount: Mount) -> int | None:
+    """Return the user whose program answers for a FUSE file system; None for root's and other kinds."""
+    if not mount.kind.startswith("fuse") or "user_id=0" in mount.options:
+        return None
+    said = [option.removeprefix("user_id=") for option in mount.options if option.startswith("user_id=")]
+    return int(said[0]) if said and said[0].isdecimal() else NOBODY
+
+
+def location(path: str, mount: Mount) -> Location:
+    """Return the location of a path on that mount."""
+    rest = path.removeprefix(mount.point if mount.point != "/" else "")
+    return Location(mount.device, (mount.root.rstrip("/") + rest) or "/", path)
+
+
+def below(path: str, table: list[Mount]) -> list[Mount]:
+    """Return the mounts at places below a path, which come with it."""
+    return [mount for mount in table if mount.point != path and is_under(mount.point, path)]
+
+
+def outermost(points: Iterable[str]) -> list[str]:
+    """Return the points that lie in none of the others."""
+    kept: list[str] = []
+    for point in sorted(points, key=lambda each: each.split("/")):
+        if not kept or not is_under(point, kept[-1]):
+            kept.append(point)
+    return kept
+
+
+def _related(one: str, other: str) -> bool:
+    return is_under(one, other) or is_under(other, one)

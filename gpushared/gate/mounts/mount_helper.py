@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpushared.gate.mounts import kernel, mount_table, volume_owners
+from gpushared.gate.mounts import kernel, volume_owners
 from gpushared.mountinfo import Mount, is_under
 
 Order = dict[str, Any]
@@ -139,14 +139,14 @@ class Judge:
 
     def __init__(self, order: Order, prefixes: list[str]) -> None:
         self._uid = order["uid"]
-        self._table = mount_table.read_table()
+        self._table = kernel.read_table()
         self._prefixes = prefixes
         self._barred = [found for path in order["barred"] if (found := self._locate(path))]
 
     def look(self, descriptor: int, refusal: str, *, again: bool) -> dict[str, str]:
         """Return the file's real path, with a mark if it is outside all prefixes, or the refusal."""
         path = _name_of(descriptor)
-        if (mount := mount_table.mount_of(descriptor, self._table)) is None:
+        if (mount := kernel.mount_of(descriptor, self._table)) is None:
             return _found(path, FOREIGN)
         if not any(prefix != "/" and is_under(path, prefix) for prefix in self._prefixes):
             return {**_found(path), "outside": "yes"}
@@ -158,39 +158,39 @@ class Judge:
 
         Others' FUSE file systems are left out too, but the caller does not look for these.
         """
-        for each in mount_table.below(path, self._table):
-            if mount_table.user_of(each) == self._uid:
+        for each in kernel.below(path, self._table):
+            if kernel.user_of(each) == self._uid:
                 return f"{each.point} in it is a file system of your own (FUSE): mount what is beside it"
         return ""
 
     def _trouble(self, descriptor: int, path: str, mount: Mount) -> str:
         # This check comes before any question to the file itself: a user's file system need not answer.
-        if mount_table.user_of(mount) is not None:
+        if kernel.user_of(mount) is not None:
             return OF_A_USER
         found = os.fstat(descriptor)
         if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
             return "it is neither a file nor a directory"
         if found.st_nlink == 0 or path.endswith(DELETED):
             return GONE
-        inside = mount_table.below(path, self._table)
+        inside = kernel.below(path, self._table)
         places = [
-            mount_table.location(path, mount),
-            *(mount_table.location(each.point, each) for each in inside),
+            kernel.location(path, mount),
+            *(kernel.location(each.point, each) for each in inside),
         ]
         for place in places:
             if barred := next((each for each in self._barred if each.touches(place)), None):
                 return f"{barred.path} is for the system only"
         for each in (mount, *inside):
-            if each.kind in mount_table.KERNELS_OWN:
+            if each.kind in kernel.KERNELS_OWN:
                 return f"{each.point} is the kernel's own ({each.kind})"
         return ""
 
-    def _locate(self, path: str) -> mount_table.Location | None:
+    def _locate(self, path: str) -> kernel.Location | None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
-                mount = mount_table.mount_of(descriptor, self._table)
-                return None if mount is None else mount_table.location(_name_of(descriptor), mount)
+                mount = kernel.mount_of(descriptor, self._table)
+                return None if mount is None else kernel.location(_name_of(descriptor), mount)
             finally:
                 os.close(descriptor)
         return None
@@ -266,14 +266,14 @@ def _place(leaf: Path, source: os.stat_result, tree: int) -> bool:
 def _leave_out_users_own(leaves: list[str]) -> None:
     """Detach users' own mounts below: one that does not answer would hold up the engine at a start."""
     for _ in range(MOST_ON_EACH_OTHER):
-        mounts = mount_table.read_table()
-        own = [mount for mount in mounts if mount_table.user_of(mount) is not None]
-        points = {leaf: {each.point for each in mount_table.below(leaf, own)} for leaf in leaves}
+        mounts = kernel.read_table()
+        own = [mount for mount in mounts if kernel.user_of(mount) is not None]
+        points = {leaf: {each.point for each in kernel.below(leaf, own)} for leaf in leaves}
         if not any(points.values()):
             return
         for leaf in leaves:
             # The way to a mount in another mount leads through that one, and both go with the outer one.
-            for point in mount_table.outermost(points[leaf]):
+            for point in kernel.outermost(points[leaf]):
                 _detach_users_own(leaf, point.removeprefix(f"{leaf}/"), mounts)
     raise HelperRefusedError("a file system of a user's own (FUSE) could not be left out")
 
@@ -283,8 +283,8 @@ def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
     try:
         # Directories on the way are the user's, who could put a link to anywhere in the place of one.
         found = kernel.open_below(held, path)
-        top = mount_table.mount_of(found, mounts)
-        if top is not None and mount_table.user_of(top) is not None:
+        top = kernel.mount_of(found, mounts)
+        if top is not None and kernel.user_of(top) is not None:
             kernel.detach_opened(found)
         os.close(found)
     finally:
@@ -334,7 +334,7 @@ def _root(path: str, engine: int | None) -> Path:
     try:
         # If two helpers look at the same time, the second finds the mount of the first.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not any(mount.point == path for mount in mount_table.read_table()):
+        if not any(mount.point == path for mount in kernel.read_table()):
             kernel.mount_private_tmpfs(path, ROOT_OPTIONS)
     finally:
         os.close(lock)

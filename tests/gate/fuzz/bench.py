@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.target import Target, parse_target
+from gpushared.gate.api.routes import Target, parse_target
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_server import Exchange, Limits
 from gpushared.storage.audit.line import AuditLine

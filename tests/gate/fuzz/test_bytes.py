@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.target import parse_target
+from gpushared.gate.api.routes import parse_target
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.bench import Bench, Seen

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.gate.api.endpoints import match_route
-from gpushared.gate.api.target import parse_target
+from gpushared.gate.api.routes import parse_target
 from gpushared.gate.docker_gate import Gate
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz.depth import fuzzed
