@@ -41,13 +41,12 @@ from gpushared.net.limits import Shares
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
-from gpushared.node.journal_restore import remembered
 from gpushared.node.parts import Parts
 from gpushared.node.pool.allowance_file import AllowanceFile, StoredAllowance, load_kept
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment, pool_folder
-from gpushared.node.pool_services import PoolServices
+from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.configured import limits_of, policy_of, rules_of
+from gpushared.node.runtime.configured import limits_of, policy_of, remembered, rules_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
 from gpushared.node.runtime.executor import Executor
@@ -55,7 +54,6 @@ from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
-from gpushared.node.services.jobs_factory import JobsRoom
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.node_service import Api
@@ -157,6 +155,29 @@ class Daemon:
         return kept.allowance(self._realm(), away=True, ended=ended)
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
+        self._make_observers(loop)
+        performer = Executor(
+            loop,
+            self._parts.sharing,
+            self._parts.engine,
+            self._parts.checkpoints,
+            self._follower,
+            self._sampler,
+        )
+        self._verify(loop, stack)
+        self._jobs = self._job_host(loop, performer)
+        watchdog = asyncio.create_task(feed_watchdog(self._notifier))
+        stack.callback(watchdog.cancel)
+        stack.push_async_callback(performer.close)
+        loop.perform = performer.perform
+        loop.after_recovery = self._follower.ask_survey
+        stack.callback(self._attendance.processes.close)
+        await self._pulse.take_back()  # before anybody is granted what they would hold for nobody
+        await self._first_look(loop, performer)
+        await self._serve(loop, performer, stack, listener)
+
+    def _make_observers(self, loop: Loop) -> None:
+        """Make the parts that tell the loop of clients, containers and GPUs."""
         self._attendance = Attendance(loop.now())
         self._pulse = Pulse(
             loop,
@@ -182,16 +203,9 @@ class Daemon:
             self._config.gpus.sample_seconds,
             self._config.gpus.exclusive_process,
         )
-        performer = Executor(
-            loop,
-            self._parts.sharing,
-            self._parts.engine,
-            self._parts.checkpoints,
-            self._follower,
-            self._sampler,
-        )
-        self._verify(loop, stack)
-        self._jobs = JobHost(
+
+    def _job_host(self, loop: Loop, performer: Executor) -> JobHost:
+        return JobHost(
             self._config,
             self._node_name(),
             loop,
@@ -205,15 +219,6 @@ class Daemon:
             ),
             self._troubles,
         )
-        watchdog = asyncio.create_task(feed_watchdog(self._notifier))
-        stack.callback(watchdog.cancel)
-        stack.push_async_callback(performer.close)
-        loop.perform = performer.perform
-        loop.after_recovery = self._follower.ask_survey
-        stack.callback(self._attendance.processes.close)
-        await self._pulse.take_back()  # before anybody is granted what they would hold for nobody
-        await self._first_look(loop, performer)
-        await self._serve(loop, performer, stack, listener)
 
     def _verify(self, loop: Loop, stack: AsyncExitStack) -> None:
         config = self._config

@@ -110,7 +110,7 @@ def serve(path: Path | None, flags: Mapping[str, str]) -> int:
 
 def restore(path: Path | None, flags: Mapping[str, str]) -> int:
     """Put compute modes back and return the exit code."""
-    from gpushared.node.restore_modes import restore_modes
+    from gpushared.node.parts import restore_modes
 
     try:
         said = asyncio.run(restore_modes(read_config(path, flags)))

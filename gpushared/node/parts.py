@@ -1,7 +1,8 @@
-"""Make the parts of a node's daemon: real ones, or simulated ones if the configuration says so."""
+"""Make the parts of a node's daemon, real or simulated ones, and put compute modes back when no daemon does."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -12,12 +13,13 @@ from pathlib import Path
 from gpushared.config.model import CheckpointMode, Config
 from gpushared.daemon.clocks import CLOCK_NAME, SteadyClock
 from gpushared.domain.leases.node_rules import Action, MpsMode
+from gpushared.domain.model.errors import GpushareError
 from gpushared.engine.docker_engine import DockerEngine
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_settings import NvmlComputeModes, NvmlMemoryLimits
 from gpushared.gpus.simulated import SimulatedCheckpoints, SimulatedGpus
 from gpushared.node.runtime.configured import watchdog_of
-from gpushared.ports import Checkpoints, Clock, Engine, Gpus, Journal, Sharing
+from gpushared.ports import Checkpoints, Clock, ContainerStatus, Engine, Gpus, Journal, Sharing
 from gpushared.ports.job_store import JobStore
 from gpushared.sharing.canary_watch import CanaryTiming
 from gpushared.sharing.checkpoint import CudaCheckpoints, NoCheckpoints
@@ -35,6 +37,9 @@ AUDIT_NAME = "audit.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
 """Helper programs that use the driver get these variables besides PATH: they lead to its libraries."""
 MPS_BINARY = "nvidia-cuda-mps-control"
+LONGEST_SECONDS = 20.0
+"""The limit is less than systemd's own."""
+UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +113,34 @@ def _checkpoints(config: Config, gpus: Gpus, environ: Mapping[str, str]) -> Chec
     if isinstance(gpus, SimulatedGpus):
         return SimulatedCheckpoints(gpus)
     return CudaCheckpoints(environ)
+
+
+async def restore_modes(config: Config) -> str | None:
+    """Put the modes back, and return a sentence on the result, None if there was nothing to do.
+
+    The unit runs this after every end of the daemon, restarts included. Containers outlive the daemon, so a
+    mode stays while the container of a lease that it was set for is up, or might be. If the engine does not
+    answer, the next start of the daemon puts the other modes right. Errors of the engine and the GPUs become
+    a sentence too.
+    """
+    path = Path(config.node.state_dir) / LEDGER_NAME
+    if not path.exists():
+        return None
+    engine, gpus = DockerEngine(f"unix://{config.engine.socket}"), NvmlGpus()
+    modes = ExclusiveModes(NvmlComputeModes(gpus), path)
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            before = await modes.known()
+            up = {one.device_name for one in await engine.containers() if one.status in UP}
+            await modes.put_right(up)
+            after = await modes.known()
+    except TimeoutError:
+        return f"not done in {LONGEST_SECONDS:g} s; the daemon does it at its next start"
+    except GpushareError as error:
+        return f"left for the daemon's next start: {error.message}"
+    finally:
+        modes.close()
+        await engine.close()
+        await gpus.close()
+    done = len(before) - len(after)
+    return f"compute mode put back on {done} of the {len(before)} GPUs that it was set on"

@@ -1,11 +1,11 @@
-"""Build the parts of a member of a pool: the link, the view of the pool's jobs for users here, tunnels."""
+"""Build the parts for jobs of users here, and of a member of a pool: link, view of the pool's jobs, tunnels."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from gpushared.api.v1 import jobs_pb2
@@ -13,6 +13,7 @@ from gpushared.config.model import Config
 from gpushared.daemon.troubles import Troubles
 from gpushared.doctor.machine_facts import PoolView
 from gpushared.domain.jobs.attempt_log import Attempt
+from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.lease import AttemptKey
@@ -20,22 +21,29 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import error_of
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
-from gpushared.node.pool.admin_forwarding import admin_calls
+from gpushared.node.jobs.local_jobs import LocalBook
 from gpushared.node.pool.allowance_file import AllowanceFile
 from gpushared.node.pool.client_ends import PoolClients
+from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.node.runtime.loop import Loop
-from gpushared.node.services.jobs_factory import JobsRoom
+from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls, Metadata
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.outbox import OUTBOX, Outbox
 from gpushared.pool.member.tunnel_endpoints import TunnelEndpoints
 from gpushared.pool.member.tunnel_ends import TunnelEnds
+from gpushared.pool.trust.assertions import Asserter
+from gpushared.ports import Clock
+from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.line import Sink
 
 DOORS_FOLDER = "doors"
+MAX_AT_ONCE = 50
+"""At most so many jobs of one person are in the node's queue at a time."""
 
 
 class PoolServices:
@@ -77,6 +85,13 @@ class PoolServices:
             lambda _: (),
             time.time,
         )
+        self._make_tunnels(runtime_dir, host, orders)
+        self.link.guests.allowance = self.allowance.told
+        loop.due = self.allowance.due
+        room.outbox.teller = self.link
+        self._take_up()
+
+    def _make_tunnels(self, runtime_dir: Path, host: JobHost, orders: OrderAudit) -> None:
         self._ends = TunnelEnds(
             self.link.channel,
             self._attempt,
@@ -92,10 +107,6 @@ class PoolServices:
             lambda error: error_of(error, "the pool's coordinator"),
         )
         self.link.guests.open_tunnel = self._ends.open
-        self.link.guests.allowance = self.allowance.told
-        loop.due = self.allowance.due
-        room.outbox.teller = self.link
-        self._take_up()
 
     def calls(self) -> dict[str, Unary]:
         """Return the calls, besides those about jobs, that go to the coordinator unchanged."""
@@ -165,3 +176,70 @@ class PoolServices:
 
     async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
         return self._calls.word(first, caller)
+
+
+def book_rules_of(config: Config) -> PoolRules:
+    """Return the rules of the node's own book; half of one user's part of the queue is left for ``run``."""
+    return PoolRules(
+        here=True,
+        stop_grace_seconds=config.engine.stop_grace_seconds,
+        here_at_once=min(MAX_AT_ONCE, max(1, config.queue.max_queued_per_user // 2)),
+    )
+
+
+def _in_no_pool() -> Asserter:
+    raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+
+
+class JobsRoom:
+    """``jobs`` has the calls; ``outbox`` what the link to a pool needs. Both only while it is ``open``."""
+
+    jobs: NodeJobs
+    outbox: Outbox
+
+    def __init__(
+        self,
+        store: JobStore,
+        clock: Clock,
+        troubles: Troubles,
+        asserter: Callable[[], Asserter] = _in_no_pool,
+    ) -> None:
+        """``asserter`` speaks for this node's users; it raises StateConflict where there is no pool."""
+        self._store = store
+        self._clock = clock
+        self._troubles = troubles
+        self._asserter = asserter
+
+    @asynccontextmanager
+    async def open(
+        self,
+        config: Callable[[], Config],
+        loop: Loop,
+        api: Api,
+        host: JobHost,
+        *,
+        node_name: str,
+        socket: str,
+    ) -> AsyncIterator[NodeJobs]:
+        """``socket``: the path of the node's own. Raises ConfigError, StoreUnavailable, TimedOut."""
+        book = LocalBook(self._store, book_rules_of(config()), host.desk, self._clock, self._troubles)
+        async with book.running():
+            kept = await self._store.load(OUTBOX)
+            self.outbox = Outbox(
+                {key: record.value for key, record in kept.records.items()},
+                book.loop.write,
+                self._asserter,
+                lambda: self._clock.now() + self._clock.ahead(),
+            )
+            self.jobs = NodeJobs(
+                book,
+                loop,
+                api.views,
+                host,
+                node_name=node_name,
+                realm=lambda: config().pool.realm or node_name,
+                presets=lambda: api.presets,
+                stop_grace_seconds=config().engine.stop_grace_seconds,
+                socket=socket,
+            )
+            yield self.jobs

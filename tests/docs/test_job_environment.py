@@ -10,7 +10,7 @@ from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.jobs.protocol import Gang
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.node.jobs.job_terms import environment_of, labels_of, launcher_defaults
+from gpushared.node.jobs.job_containers import environment_of, labels_of, launcher_defaults
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Active, ContainerId, Grant, Lease, LeaseId, Paused, Starting
-from gpushared.node.runtime.activity import activity
+from gpushared.node.runtime.sampler import activity
 from gpushared.ports import GpuProcess, GpuReading
 from gpushared.testing import fake_lease
 

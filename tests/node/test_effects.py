@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import LeaseClass, Request
-from gpushared.node.services.resize_effects import resize_effects
+from gpushared.node.services.lease_views import resize_effects
 
 GIB = 1024 * MIB
 GPU = Gpu(GpuId("GPU-0"), 0, "H100", 80 * GIB, 80 * GIB)

@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ComputeCap, LeaseId, MemoryWall, Walls
-from gpushared.node.runtime.mps_escapees import Leavers, Sighting, held_by_mps
+from gpushared.node.runtime.mps_detach import Leavers, Sighting, held_by_mps
 from gpushared.ports import GpuProcess, SharingStatus
 from gpushared.testing.leases import fake_lease
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import PermissionRefused, TimedOut
-from gpushared.pool.member import job_accounts as module
-from gpushared.pool.member.job_accounts import AccountRules, LocalAccounts
+from gpushared.node.jobs import job_host as module
+from gpushared.node.jobs.job_host import AccountRules, LocalAccounts
 
 GAMES = pwd.getpwnam("games")
 RULES = AccountRules(

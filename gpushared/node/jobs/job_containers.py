@@ -1,22 +1,30 @@
-"""Make one attempt's container through the gate as its account. The gate's refusals become endings."""
+"""Make one attempt's container through the gate as its account: its name, labels and variables. Refusals end it."""
 
 from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from urllib.parse import quote, urlencode
 
+import psutil
+
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import Ending, EndKind, JobSpec
+from gpushared.domain.jobs.protocol import Gang
 from gpushared.domain.leases.job_attempts import start_failure
-from gpushared.domain.model.errors import RequestError
-from gpushared.domain.model.lease import ContainerId, Lease
+from gpushared.domain.model.errors import RequestError, StateConflict, TimedOut, Unavailable
+from gpushared.domain.model.lease import ContainerId, JobId, Lease
+from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import HOST_NETWORK, Body, parse_object, section, serialise
 from gpushared.gate.containers.create import CREATE_SECONDS
 from gpushared.gate.containers.ownership import inspect
+from gpushared.jobs.job_requests import Wanted
 from gpushared.net.http_client import EngineAnswer, EngineSocket
+from gpushared.net.loopback import LoopbackGate
 from gpushared.node.jobs.job_images import check_away, message_of
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_JOB, LABEL_LEASE
 
@@ -25,6 +33,9 @@ STARTED = (204, 304)
 NOT_FOUND, CONFLICT = 404, 409
 START_SECONDS = 120.0
 MAX_EXIT_CODE = 255
+OK = 200
+LIST_SECONDS = 10.0
+_ROOT = Caller(0, 0, "root", trusted=True)
 
 
 class AttemptRefused(Exception):
@@ -147,3 +158,105 @@ def is_free(port: int) -> bool:
 
 def _device_of(found: Body) -> object:
     return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)
+
+
+async def check_names(insider: LoopbackGate, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
+    """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
+
+    ``is_live`` returns True if a job is not over; the book of jobs guards the names of live jobs. If the
+    engine does not answer, nothing is refused here: the engine reports the conflict when the job runs.
+    """
+    names = {spec.name for _, spec in wanted.jobs if spec.name}
+    own = {job for job, _ in wanted.jobs}
+    if not names:
+        return
+    for name, job in (await _containers(insider)).items():
+        if name in names and job not in own and not is_live(job):
+            raise StateConflict(
+                f"a container on this node is called {shown(name)} already",
+                hint=f"use another --name, or, if it is yours and over: docker rm {name}",
+            )
+
+
+async def _containers(insider: LoopbackGate) -> dict[str, JobId]:
+    """Return the names of all containers, running or not, each with its job's id, empty for no job."""
+    with suppress(Unavailable, TimedOut):
+        gate = insider.gate_as(_ROOT)
+        answer = await gate.call("GET", b"/containers/json?all=1", timeout_seconds=LIST_SECONDS)
+        if answer.status == OK:
+            return {
+                name.removeprefix("/"): JobId((one.get("Labels") or {}).get(LABEL_JOB, ""))
+                for one in answer.json()
+                for name in one.get("Names") or ()
+            }
+    return {}
+
+
+def labels_of(attempt: Attempt) -> dict[str, str]:
+    """Return the labels of an attempt's container."""
+    return {LABEL_JOB: attempt.key.job, LABEL_ATTEMPT: str(attempt.key.number)}
+
+
+def environment_of(attempt: Attempt) -> dict[str, str]:
+    """Return the variables of an attempt's container, with the gang's variables if it is part of one."""
+    env = {"GPUSHARE_JOB_ID": str(attempt.key.job), "GPUSHARE_ATTEMPT": str(attempt.key.number)}
+    spec = attempt.spec
+    if spec is not None and spec.index is not None:
+        env |= {"GPUSHARE_ARRAY_ID": str(spec.array or ""), "GPUSHARE_ARRAY_INDEX": str(spec.index)}
+    return env if attempt.facts is None else {**env, **_of_gang(attempt.facts)}
+
+
+def _of_gang(gang: Gang) -> Mapping[str, str]:
+    """Return the gang's variables by the names that programs look for.
+
+    ``torch.distributed`` takes its rendezvous from the first two. ``WORLD_SIZE`` counts GPUs, for one process
+    on each GPU; launchers that count themselves set the variable anew.
+    """
+    return {
+        "MASTER_ADDR": gang.hosts[0],
+        "MASTER_PORT": str(gang.port),
+        "NODE_RANK": str(gang.rank),
+        "WORLD_SIZE": str(sum(gang.gpus)),
+        "GPUSHARE_HOSTS": ",".join(gang.hosts),
+        "GPUSHARE_NNODES": str(len(gang.hosts)),
+        "GPUSHARE_GPUS_BY_NODE": ",".join(map(str, gang.gpus)),
+    }
+
+
+def launcher_defaults(attempt: Attempt) -> dict[str, str]:
+    """Return the variables for launchers; a value of the user wins over each.
+
+    ``torchrun`` reads its arguments from ``PET_`` and the argument's name, so that ``torchrun train.py``
+    needs no arguments. An argument on its command line wins.
+    """
+    gang = attempt.facts
+    if gang is None:
+        return {}
+    own = gang.hosts[gang.rank]
+    # With one GPU, and so one process, on each node the rank is known: ``init_process_group`` needs no
+    # launcher.
+    rank = {"RANK": str(gang.rank)} if set(gang.gpus) == {1} else {}
+    return {
+        **rank,
+        "PET_NNODES": str(len(gang.hosts)),
+        "PET_NODE_RANK": str(gang.rank),
+        "PET_NPROC_PER_NODE": str(gang.gpus[gang.rank]),
+        "PET_MASTER_ADDR": gang.hosts[0],
+        "PET_MASTER_PORT": str(gang.port),
+        "PET_LOCAL_ADDR": own,
+        **(_interface(own) if _is_on_host_network(attempt) else {}),
+    }
+
+
+def _interface(address: str) -> Mapping[str, str]:
+    """Gloo would take the interface of the machine's own name, which on many systems is the loopback's."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def _is_on_host_network(attempt: Attempt) -> bool:
+    assert attempt.spec is not None, "only tombstones have none"
+    host = section(parse_object(attempt.spec.body.encode()), "HostConfig")
+    return host.get("NetworkMode") == HOST_NETWORK

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from gpushared.domain.model.lease import JobId
-from gpushared.node.runtime.process_watch import Processes
+from gpushared.node.runtime.client_presence_checks import Processes
 from gpushared.pool.member.outbox import Outbox, OutboxRecord
 
 LOOK_SECONDS = 2.0

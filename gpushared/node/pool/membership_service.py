@@ -1,27 +1,35 @@
-"""Serve the calls ``Node.Join`` and ``Node.Leave``, for this node's administrators."""
+"""Serve the administrators' calls about the pool: ``Node.Join`` and ``Node.Leave`` here, others by the coordinator."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from gpushared.api.v1 import node_pb2
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import node_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.config.job_settings import PoolConfig
 from gpushared.config.model import Config
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import ConfigError, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.net.unary_json import Unary
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.membership_file import Membership
 
 log = logging.getLogger(__name__)
 
-
 PART = "membership"
 """Troubles name the membership by this word."""
+ANSWER_SECONDS = 10.0
+_ASKED: dict[str, type[Message]] = {
+    "DrainNode": pool_pb2.DrainNodeRequest,
+    "ForgetNode": pool_pb2.ForgetNodeRequest,
+    "Status": pool_pb2.PoolStatusRequest,
+}
 
 
 def open_enrolment(config: Config, troubles: Troubles) -> Enrolment:
@@ -100,3 +108,25 @@ def _check(caller: Caller, what: str) -> None:
         raise PermissionRefused(
             f"only trusted callers may let this node {what}", hint="be root, or in the docker group"
         )
+
+
+def admin_calls(coordinator: CoordinatorCalls) -> dict[str, Unary]:
+    """Return the daily calls of a pool's administrators, forwarded to the coordinator, by their full names.
+
+    The node only states the caller, by its signed word. The coordinator judges by its own table of users if
+    the caller is an administrator. Tokens, certificates and the authority are for the coordinator's machine.
+    """
+    return {
+        f"gpushare.v1.PoolAdmin/{name}": Unary(kind, _forwarded(name, coordinator))
+        for name, kind in _ASKED.items()
+    }
+
+
+def _forwarded(name: str, coordinator: CoordinatorCalls) -> Callable[[Message, Caller], Awaitable[Message]]:
+    async def call(message: Message, caller: Caller) -> Message:
+        answer: Message = await coordinator.call(
+            name, message, caller, ANSWER_SECONDS, stub=pool_pb2_grpc.PoolAdminStub
+        )
+        return answer
+
+    return call

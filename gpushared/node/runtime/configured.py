@@ -1,8 +1,10 @@
-"""Turn configuration and machine into the figures that the core and the gate need."""
+"""Turn configuration, machine and journal into the state and the figures with which the core and the gate start."""
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections.abc import Sequence
 
 import psutil
 
@@ -16,6 +18,8 @@ from gpushared.config.idle import (
 )
 from gpushared.config.model import Config, HostMode
 from gpushared.config.queue_policy import queue_policy_of
+from gpushared.daemon.clocks import boot_id
+from gpushared.domain.leases.node_machine import restore
 from gpushared.domain.leases.node_rules import (
     Action,
     IdleAction,
@@ -24,11 +28,18 @@ from gpushared.domain.leases.node_rules import (
     Rules,
     WatchdogPolicy,
 )
+from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.host import HostSize
+from gpushared.domain.model.lease import Lease
 from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy import site_presets
 from gpushared.net.limits import UserLimits
+from gpushared.ports import Clock, JournalSnapshot
+
+FIRST_SEQUENCES = 2**19
+"""Half of the ids of four characters (see ``lease_id``)."""
 
 
 def rules_of(config: Config) -> Rules:
@@ -139,3 +150,42 @@ def is_quiet(quiet: IdleQuietConfig, now: float) -> bool:
     local = time.localtime(now)
     calendar = Calendar(read_hours(quiet.hours), read_days(quiet.days))
     return calendar.covers(local.tm_wday, local.tm_hour * 60 + local.tm_min)
+
+
+def remembered(
+    config: Config,
+    clock: Clock,
+    snapshot: JournalSnapshot,
+    ended: Sequence[Lease],
+    allowance: Allowance | None,
+) -> NodeState:
+    """``ended``: leases that are over, the newest first. ``allowance``: what the pool let it give last."""
+    now, ahead = clock.now(), clock.ahead()
+    state = NodeState(
+        rules=rules_of(config),
+        quiet=is_quiet(config.idle_quiet, now + ahead),
+        ahead_seconds=ahead,
+        host=host_size(),
+        boot_id=boot_id(),
+        allowance=allowance,
+    )
+    return restore(
+        state,
+        snapshot.leases,
+        first_sequence(snapshot),
+        reversed(ended),
+        snapshot.drained,
+        snapshot.standing,
+        snapshot.attempts,
+        snapshot.contacts,
+    )
+
+
+def first_sequence(snapshot: JournalSnapshot) -> int:
+    """Return the next lease's number; a new journal begins anywhere.
+
+    Containers bear the names of leases. Those of another journal, lost or on the same engine, must not pass
+    for those of ours.
+    """
+    new = snapshot.next_sequence == 1 and not snapshot.leases
+    return 1 + secrets.randbelow(FIRST_SEQUENCES) if new else snapshot.next_sequence

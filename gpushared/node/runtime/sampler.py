@@ -1,4 +1,4 @@
-"""Sample the GPUs again and again, and tell the core whose processes are on them and whom a fault hit."""
+"""Sample the GPUs again and again, and tell the core which leases use them and whom a fault hit."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.events import GpusSampled, GpusSurveyed, ServerFaulted
 from gpushared.domain.leases.memory_watchdog import UNSEEN, overlap
 from gpushared.domain.model.errors import GpushareError, JournalUnavailable, Unavailable
 from gpushared.domain.model.gpu import Gpu, GpuId
-from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.lease import Active, Lease, LeaseId, Paused
 from gpushared.domain.model.units import format_memory
 from gpushared.engine.processes import ProcessHandles, ProcessTable
 from gpushared.gpus.mig import MPS_RESERVE_BYTES
-from gpushared.node.runtime.activity import activity
 from gpushared.node.runtime.loop import Loop
-from gpushared.node.runtime.mps_escapees import Leavers, MpsEscapees, Sighting, held_by_mps
-from gpushared.ports import GpuReading, Gpus, ServerFault, Sharing, SharingStatus
+from gpushared.node.runtime.mps_detach import Leavers, MpsEscapees, Sighting, held_by_mps
+from gpushared.ports import GpuProcess, GpuReading, Gpus, ServerFault, Sharing, SharingStatus
 
 log = logging.getLogger(__name__)
-
 
 IDLE_FACTOR = 5
 MAX_XIDS = 64
@@ -335,3 +334,54 @@ def client_pids(status: Iterable[SharingStatus]) -> frozenset[int]:
         for fault in one.faults:
             found.update(fault.clients, () if fault.culprit is None else (fault.culprit,))
     return frozenset(found)
+
+
+class Sign(Enum):
+    """Classify one lease's activity on one GPU."""
+
+    WORKS = auto()
+    """The lease works, or may work: it cannot be told apart from other leases on the GPU."""
+    RESTS = auto()
+    UNKNOWN = auto()
+
+
+def activity(
+    readings: Iterable[GpuReading], lease_of: Mapping[int, LeaseId], leases: Iterable[Lease]
+) -> tuple[frozenset[LeaseId], frozenset[LeaseId]]:
+    """Return the running leases that work and the ones that rest; the look shows nothing about other leases.
+
+    ``lease_of``: the lease of each process, by host PID. A lease on several GPUs works when one of them shows
+    that, and rests when all of them do.
+    """
+    by_gpu = {reading.gpu: reading for reading in readings}
+    working, resting = set(), set()
+    for lease in leases:
+        if isinstance(lease.state, Active | Paused):
+            signs = {_sign(by_gpu.get(grant.gpu), lease.id, lease_of) for grant in lease.grants}
+            if Sign.WORKS in signs:
+                working.add(lease.id)
+            elif signs == {Sign.RESTS}:
+                resting.add(lease.id)
+    return frozenset(working), frozenset(resting)
+
+
+def _sign(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> Sign:
+    if reading is None or reading.lost:
+        return Sign.UNKNOWN
+    own = [process for process in reading.processes if lease_of.get(process.pid) == lease]
+    if any(process.utilization_ratio for process in own):
+        return Sign.WORKS
+    whole = reading.utilization_ratio
+    # An idle GPU needs no attribution of its use to processes.
+    if whole == 0 or _is_known_to_rest(own, reading, lease_of):
+        return Sign.RESTS
+    return Sign.UNKNOWN if whole is None else Sign.WORKS
+
+
+def _is_known_to_rest(own: list[GpuProcess], reading: GpuReading, lease_of: Mapping[int, LeaseId]) -> bool:
+    """Return True if each of the lease's processes rests, or if it has none and all processes are listed."""
+    if own:
+        return all(process.utilization_ratio == 0 for process in own)
+    lists_clients = any(process.mps_client is not None for process in reading.processes)
+    others = all(process.pid in lease_of for process in reading.processes)
+    return bool(reading.processes) and (lists_clients or others)

@@ -37,7 +37,7 @@ from gpushared.jobs.job_search import LISTED
 from gpushared.jobs.job_views import OVER, JobViews, lone_node
 from gpushared.jobs.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_seconds, in_batch
 from gpushared.net.unary_json import Unary
-from gpushared.node.jobs.container_names import check_names
+from gpushared.node.jobs.job_containers import check_names
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.jobs.local_jobs import OWN, LocalBook
 from gpushared.node.pool.pool_jobs import PoolJobs

@@ -46,7 +46,7 @@ from gpushared.gate.containers.gpu_request import LABEL_MAX_WAIT, wish_of
 from gpushared.gate.containers.inject import binds_late
 from gpushared.gate.containers.lease_port import Claim
 from gpushared.jobs.job_requests import MAX_IMAGE, is_container_name
-from gpushared.node.jobs.job_terms import environment_of, labels_of, launcher_defaults
+from gpushared.node.jobs.job_containers import environment_of, labels_of, launcher_defaults
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.executor import Executor

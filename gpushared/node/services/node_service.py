@@ -28,9 +28,8 @@ from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import views
 from gpushared.node.services.examination import Examination
-from gpushared.node.services.lease_list import listed
+from gpushared.node.services.lease_views import listed, resize_effects
 from gpushared.node.services.project_views import ProjectService
-from gpushared.node.services.resize_effects import resize_effects
 from gpushared.node.services.views import Views
 from gpushared.ports import Journal
 
