@@ -1,7 +1,7 @@
-"""Have the docker CLI itself read docker's words, with a small socket of ours in the place of the engine.
+"""Have the docker CLI itself read docker's words, and ask if the container would be refused.
 
 Files of variables, relative paths, options of the future: docker reads all of them, and no other program
-does. Nothing reaches the real engine. ``capture`` returns the body that docker would have created;
+does. A small socket of ours stands in the place of the engine: nothing reaches the real one. ``capture`` returns the body that docker would have created;
 ``read_run`` also finds out if docker would get so far.
 """
 
@@ -18,9 +18,10 @@ from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from gpushared.cli import docker_cli
-from gpushared.cli.docker_args import RUN, SUBMIT, DockerFlag, OurOptions, RunWords
+from gpushared.cli.docker_args import RUN, RUN_ALONE, SUBMIT, DockerFlag, OurOptions, RunWords
 from gpushared.cli.errors import say
-from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
+from gpushared.client import Client
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
 ALIKE = 0.75
@@ -276,3 +277,55 @@ def _private_folder() -> str:
     folder = f"{place}/gpushare-words-{os.urandom(6).hex()}"
     os.mkdir(folder, 0o700)  # noqa: PTH102 - as above
     return folder
+
+
+def check_run(client: Client, program: str, words: RunWords, captured: Captured | None) -> None:
+    """Ask what would become of a container. Raises PermissionRefused.
+
+    ``captured``: what docker would create, None where docker has not read the words yet.
+    """
+    captured = captured or _captured_if_repeatable(client, program, words)
+    if captured is None:
+        return
+    check_captured(client, captured)
+    if captured.name:
+        _warn_of_name(client, captured.name)
+
+
+def _captured_if_repeatable(client: Client, program: str, words: RunWords) -> Captured | None:
+    if not can_be_read_twice(words):
+        return None
+    try:
+        return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
+    except GpushareError:
+        return None  # docker tells when its turn comes
+
+
+def check_captured(client: Client, captured: Captured) -> None:
+    """Ask the daemon. Raises PermissionRefused. Without an answer the gate judges at the start.
+
+    A refusal that holds only at this moment, as for a missing directory, becomes a warning: it may be gone by
+    then.
+    """
+    try:
+        answer = client.explain_policy(captured.body, captured.version)
+    except GpushareError:
+        return
+    refused = [one for one in answer.findings if one.verdict == "refused"]
+    for one in refused:
+        if not one.may_change:
+            raise PermissionRefused(one.why, hint=one.hint)
+    for one in refused:
+        say(f"warning: as things are now, docker will refuse the container: {one.why}", one.hint)
+
+
+def _warn_of_name(client: Client, name: str) -> None:
+    try:
+        status = client.docker("GET", f"/containers/{name.removeprefix('/')}/json").status
+    except GpushareError:
+        return
+    if status == docker_cli.OK:
+        say(
+            f"warning: a container named {name} is there, and docker will refuse another one",
+            f"docker rm {name}, or give another --name",
+        )

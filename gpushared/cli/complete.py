@@ -1,4 +1,4 @@
-"""Complete a word in a shell with the names that the daemon knows.
+"""Complete a word in a shell with the names that the daemon knows, and read whole numbers.
 
 The daemon is asked once and not for long. If it does not answer, there is no completion and no message: the
 user is in the middle of a line. Descriptions have no comma, at which the script for fish cuts.
@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from gpushared.cli.text import printable
 from gpushared.client import Client, GpuList, Lease, LeaseList, ProjectList
-from gpushared.client.job_messages import Job, JobList, NodeList
+from gpushared.client.jobs import Job, JobList, NodeList
 from gpushared.client.messages import Message, PresetList
 from gpushared.domain.model.errors import GpushareError
 
@@ -133,3 +133,9 @@ projects = _completer(_projects)
 classes = _words("build train infer")
 isolations = _words("shared separate exclusive mig")
 listing_outputs = _words("table wide json jsonl ids columns=")
+
+
+class WholeNumber(click.IntRange):
+    """A range of whole numbers, which click's messages call so in place of an "integer range"."""
+
+    name = "whole number"

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from gpushared.cli.docker_args import RunWords
 from gpushared.client import Client
-from gpushared.client.error_answers import docker_message
-from gpushared.client.http import HttpAnswer
+from gpushared.client.http import HttpAnswer, docker_message
 from gpushared.domain.model.errors import EngineUnavailable, NotFound, PermissionRefused
 from gpushared.light import TYPE_CHECKING
 

@@ -8,8 +8,7 @@ from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs, PoolGpu, PoolNode
 
 SPLIT = "mig"
 

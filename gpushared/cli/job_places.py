@@ -7,8 +7,7 @@ from urllib.parse import quote
 
 from gpushared.cli import docker_cli
 from gpushared.client import Client
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Job, Jobs
 from gpushared.domain.model.errors import DaemonUnavailable, NotFound, StateConflict, Unavailable
 from gpushared.light import TYPE_CHECKING, NamedTuple
 

@@ -9,8 +9,7 @@ from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Job, Jobs
 
 
 def job_row(job: Job, now: float) -> Row:

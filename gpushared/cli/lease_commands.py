@@ -12,9 +12,9 @@ from typing import TypeVar
 import click
 
 from gpushared.cli import complete, text
+from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import report, say, wrong_values
 from gpushared.cli.references import lease_id, set_held, set_priority
-from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client, Lease
 from gpushared.domain.model.errors import GpushareError, StateConflict
 

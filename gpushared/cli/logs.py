@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import click
 
 from gpushared.cli import complete, docker_cli, job_places
+from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import say
 from gpushared.cli.references import container_named
 from gpushared.cli.relay import beside
 from gpushared.cli.result import run_as_child
-from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
-from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Job
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run
 
 from gpushared.cli.references import job_id
-from gpushared.client.job_calls import Jobs
+from gpushared.client.jobs import Jobs
 
 BROKEN = 1
 """``docker logs`` ends with this code for any failure."""

@@ -9,8 +9,7 @@ from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs, PoolGpu, PoolNode
 
 WHOLE_PERMILLE = 1000
 

@@ -10,11 +10,11 @@ from datetime import datetime
 import click
 
 from gpushared.cli import complete, text
+from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding
-from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client, OfferAnswer
 from gpushared.client.moment import read_moment
 from gpushared.client.submit_words import LeaseWish

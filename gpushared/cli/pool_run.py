@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.errors import UsageError, say
-from gpushared.cli.progress import Progress
 from gpushared.cli.relay import beside
 from gpushared.cli.start import (
     advice_of,
@@ -26,10 +25,9 @@ from gpushared.cli.start import (
     refusal_of,
     tell_of_doubts,
 )
-from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, signals_interrupt
+from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, Progress, signals_interrupt
 from gpushared.client import Client
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import DoorAnswer, Job
+from gpushared.client.jobs import DoorAnswer, Job, Jobs
 from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict, Unimplemented
 
 if TYPE_CHECKING:

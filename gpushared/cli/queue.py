@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Lease, Waiting
+from gpushared.cli.why import aside, container
+from gpushared.client import Client, Explanation, Lease, Project, Quota, Waiting
+from gpushared.domain.model.errors import NotFound
+
+HOUR_SECONDS = 3600
+ONE_GPU = 1000
 
 
 def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
@@ -44,7 +52,6 @@ def fetch(client: Client, options: Options) -> Screen:
     )
     if not options.explain or options.output == "ids":
         return screen
-    from gpushared.cli.queue_explanation import explained, in_words
 
     told = explained(client, screen.ids)
     return screen._replace(
@@ -88,3 +95,65 @@ Examples:
     fetch=fetch,
     explains=True,
 )
+
+
+class QueueExplanation(NamedTuple):
+    """Hold a waiting lease's explanation, and its project."""
+
+    explanation: Explanation
+    project: Project | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the lease, with the explanation of its wait beside it."""
+        said = self.explanation.to_json()
+        standing = self.project.to_json() if self.project is not None else None
+        beside = {name: said[name] for name in ("refusals", "kept", "fits_now")}
+        return {**said["lease"], **beside, "standing": standing}
+
+
+def explained(client: Client, ids: Sequence[str]) -> list[QueueExplanation]:
+    """Return the explanations of the leases that still wait, in the queue's order."""
+    projects = {one.name: one for one in client.projects().projects}
+    found = []
+    for lease in ids:
+        with suppress(NotFound):
+            explanation = client.explain(lease)
+            if explanation.lease.waiting is not None:
+                found.append(QueueExplanation(explanation, projects.get(explanation.lease.project)))
+    return sorted(found, key=_position)
+
+
+def _position(one: QueueExplanation) -> int:
+    waiting = one.explanation.lease.waiting
+    return waiting.position if waiting is not None else 0
+
+
+def in_words(one: QueueExplanation, now: float) -> Iterator[str]:
+    lease = one.explanation.lease
+    waiting = lease.waiting
+    if waiting is None:
+        return
+    waited = text.span(now - lease.created_at)
+    start = text.start(waiting.start_from, waiting.start_to, now)
+    facts = f"asks {lease.asks}, {lease.lease_class}, of {lease.owner}, waits for {waited}, start {start}"
+    yield f"{waiting.position} of {waiting.queue_length}: {lease.id}, {facts}"
+    yield from container(lease)
+    yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"
+    yield from aside(one.explanation, now)
+    if one.project is not None:
+        yield f"  project  {_standing(one.project)}"
+
+
+def _standing(project: Project) -> str:
+    quotas = "; ".join(filter(None, map(_quota, project.quotas)))
+    used = f"used {project.decayed_gpu_seconds / HOUR_SECONDS:.1f} GPU hours lately ({project.use_ratio:.0%})"
+    unit = "GPU" if project.held_permille == ONE_GPU else "GPUs"
+    holds = f"{project.name} holds {text.share(project.held_permille)} {unit}"
+    return ", ".join(filter(None, (holds, quotas, used)))
+
+
+def _quota(quota: Quota) -> str:
+    words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
+    words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
+    words += [f"at most {text.share(quota.limit_permille)}"] if quota.limit_permille is not None else []
+    return " and ".join(words) + (f" on {quota.model}" if quota.model else "")

@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from gpushared.client import Client, Lease
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Job, Jobs
 from gpushared.domain.model.errors import (
     GpushareError,
     NotFound,

@@ -14,7 +14,7 @@ from gpushared.cli.job_places import DockerEndpoint, docker_host_for
 from gpushared.cli.references import container_named, first_found
 from gpushared.client import Client
 from gpushared.client.http import exchange
-from gpushared.client.job_calls import Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import GpushareError, Unavailable
 
 LOOK_SECONDS = 0.3

@@ -7,8 +7,8 @@ import json
 import click
 
 from gpushared.cli import complete
+from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import UsageError, wrong_values
-from gpushared.cli.whole_number import WholeNumber
 from gpushared.client import Client
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.units import parse_memory, parse_percent, shown

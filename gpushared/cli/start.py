@@ -9,12 +9,10 @@ from contextlib import suppress
 from functools import partial
 
 from gpushared.cli import docker_cli, lease_values
-from gpushared.cli.docker_args import RUN, OurOptions, RunWords, refuse_ways_around, warnings
+from gpushared.cli.docker_args import RUN, OurOptions, RunWords, are_plain, refuse_ways_around, warnings
 from gpushared.cli.errors import UsageError, say, wrong_values
 from gpushared.cli.lease_values import check_values
-from gpushared.cli.plain_words import are_plain
-from gpushared.cli.progress import Progress
-from gpushared.cli.waiting import Interrupted, QueueWait
+from gpushared.cli.waiting import Interrupted, Progress, QueueWait
 from gpushared.client import Client
 from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimplemented
 from gpushared.light import TYPE_CHECKING
@@ -66,7 +64,7 @@ class Prepared:
             )
 
     def _check_before_waiting(self) -> None:
-        from gpushared.cli.foreseen import check_run
+        from gpushared.cli.capture import check_run
 
         check_run(self.client, self.docker, self.words, self._captured)
 
@@ -127,8 +125,6 @@ def advice_of(words: RunWords) -> str:
 
 
 PRIVILEGED = "HostConfig.Privileged"
-
-
 NOT_IN_A_POOL = (
     "privileged",
     "cgroup-parent",

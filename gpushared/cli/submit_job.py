@@ -9,10 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from gpushared.cli import docker_cli
-from gpushared.cli.capture import Captured, capture
+from gpushared.cli.capture import Captured, capture, check_captured
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
 from gpushared.cli.errors import UsageError, say, wrong_values
-from gpushared.cli.foreseen import check_captured
 from gpushared.cli.references import job_id
 from gpushared.cli.start import (
     asked,
@@ -23,8 +22,7 @@ from gpushared.cli.start import (
     with_lease_ids,
 )
 from gpushared.client import Client
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import SubmitAnswer
+from gpushared.client.jobs import Jobs, SubmitAnswer
 from gpushared.domain.model.errors import GpushareError, RequestError
 
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")

@@ -12,8 +12,7 @@ from gpushared.cli import complete
 from gpushared.cli.errors import say, wrong_values
 from gpushared.cli.references import first_found, jobs_of_array
 from gpushared.client import Client, Lease
-from gpushared.client.job_calls import Jobs
-from gpushared.client.job_messages import Job
+from gpushared.client.jobs import Job, Jobs
 
 TIMED_OUT = 124
 """timeout(1) has the same exit code."""

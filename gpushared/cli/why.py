@@ -1,4 +1,4 @@
-"""``gpushare why``: why a lease waits, and everything that happened to it."""
+"""``gpushare why``: why a lease or a job waits, how it ended, and everything that happened to it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from functools import partial
 
 import click
 
-from gpushared.cli import complete, text
+from gpushared.cli import complete, jobs, text
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding, state
 from gpushared.cli.references import first_found
-from gpushared.cli.why_job import show_job
 from gpushared.client import Client, Explanation, Lease
-from gpushared.client.job_calls import Jobs
+from gpushared.client.jobs import JobExplanation, JobPart, Jobs
 
 IDLE = "idle"
 
@@ -152,3 +151,52 @@ def _idle(lease: Lease, now: float) -> Iterator[str]:
     facts += ["gives way to others first"] if lease.lowered else []
     facts += [lease.notice.text] if lease.notice is not None and lease.notice.kind == IDLE else []
     yield f"  idle     {'; '.join(facts)}"
+
+
+def show_job(explanation: JobExplanation, output: str) -> int:
+    """Write the explanation as ``text`` or as ``json``."""
+    if output == "json":
+        envelope = {
+            "schema": "gpushare.job-explanation/1",
+            "simulated": explanation.simulated,
+            "items": [explanation.to_json()],
+        }
+        click.echo(json.dumps(envelope, indent=2))
+    else:
+        click.echo("\n".join(text.printable(line) for line in _job_lines(explanation, time.time())))
+    return 0
+
+
+def _job_lines(explanation: JobExplanation, now: float) -> Iterator[str]:
+    job = explanation.job
+    if explanation.simulated:
+        yield SIMULATED
+    facts = [
+        jobs.state(job),
+        f"asks {job.asks}",
+        job.job_class,
+        f"of {job.owner}",
+        "pool" if job.pool else "",
+    ]
+    yield f"{job.id}: " + ", ".join(fact for fact in facts if fact)
+    if explanation.sentence:
+        code = f" ({explanation.reason_code})" if explanation.reason_code else ""
+        yield f"  why      {explanation.sentence}{code}"
+    if explanation.hint:
+        yield f"  helps    {explanation.hint}"
+    if job.position:
+        yield f"  place    {job.position}"
+    if job.priority:
+        yield f"  priority {job.priority}"
+    for part in job.parts:
+        yield f"  on       {_part(part, now)}"
+    yield "  story"
+    for entry in explanation.story:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        yield f"    {moment}  {entry.text}"
+
+
+def _part(part: JobPart, now: float) -> str:
+    facts = [part.node, part.state or "not answered yet", part.lease_id, part.reason]
+    facts += [f"silent since {text.clock(part.silent_since, now)}"] if part.silent_since else []
+    return ", ".join(fact for fact in facts if fact)

@@ -10,7 +10,7 @@ Errors are those of ``gpushared.domain.model.errors``.
 """
 
 from gpushared.client.api import Client, socket_path
-from gpushared.client.error_answers import ConnectionLost
+from gpushared.client.http import ConnectionLost
 from gpushared.client.messages import (
     CheckResult,
     DoctorReport,

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from gpushared.client import error_answers, http
+from gpushared.client import http
 from gpushared.client.messages import (
     DoctorReport,
     DrainAnswer,
@@ -325,10 +325,10 @@ class Client:
         harmless = may_repeat(call, asked)
         try:
             return self._asked(lambda: self._call_once(call, asked, answer_seconds), may_repeat=harmless)
-        except error_answers.ConnectionLost as error:
+        except http.ConnectionLost as error:
             if call in READING:
                 raise
-            raise error_answers.ConnectionLost(
+            raise http.ConnectionLost(
                 f"{error.message}; nobody knows whether the daemon did what was asked",
                 hint="look with `gpushare ps`, `gpushare jobs` or `gpushare gpus` before you ask again",
             ) from error
@@ -345,13 +345,13 @@ class Client:
             timeout_seconds=answer_seconds,
         )
         if answer.status != OK:
-            raise error_answers.from_answer(answer.status, answer.body, self.path)
+            raise http.from_answer(answer.status, answer.body, self.path)
         try:
             data = json.loads(answer.body)
         except ValueError:
             data = None
         if not isinstance(data, dict):
-            raise error_answers.not_our_daemon(self.path, "no JSON object")
+            raise http.not_our_daemon(self.path, "no JSON object")
         return data
 
 
@@ -359,5 +359,5 @@ class _NotNow(Unavailable):
     """The gate says that the engine, or the way to another node's, is away."""
 
     def __init__(self, answer: http.HttpAnswer) -> None:
-        super().__init__(error_answers.docker_message(answer.status, answer.body))
+        super().__init__(http.docker_message(answer.status, answer.body))
         self.answer = answer

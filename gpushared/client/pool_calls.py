@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpushared.client.api import MAX_SOCKET_PATH_BYTES, Client
-from gpushared.client.error_answers import ConnectionLost
+from gpushared.client.http import ConnectionLost
 from gpushared.client.pool_messages import (
     ApiToken,
     JoinToken,

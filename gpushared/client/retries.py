@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 
-from gpushared.client.error_answers import ConnectionLost, NotOurDaemon
+from gpushared.client.http import ConnectionLost, NotOurDaemon
 from gpushared.domain.model.errors import ConfigError, DaemonUnavailable, GpushareError, TimedOut, Unavailable
 from gpushared.light import TYPE_CHECKING
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpushared.client.api import Client
-from gpushared.client.job_calls import Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import GpushareError
 from tests.bed import parts
 from tests.chaos.diary import Run, read_diaries

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from gpushared.cli.capture import capture, read_run
-from gpushared.cli.docker_args import split
-from gpushared.cli.plain_words import are_plain
+from gpushared.cli.docker_args import are_plain, split
 from gpushared.domain.model.errors import RequestError
 from tests.bed import parts
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.client import Client, ConnectionLost, socket_path
-from gpushared.client.error_answers import NotOurDaemon
-from gpushared.client.http import exchange
+from gpushared.client.http import NotOurDaemon, exchange
 from gpushared.domain.model import errors
 from tests.cli.standin import HANG_UP, Reply, StandIn, ok, refusal
 

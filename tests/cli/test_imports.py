@@ -54,12 +54,11 @@ BASE = {
 }
 BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.errors"}
 CLIENT = {"gpushared.client"} | {
-    f"gpushared.client.{name}"
-    for name in ("api", "error_answers", "http", "messages", "retries", "submit_words")
+    f"gpushared.client.{name}" for name in ("api", "http", "messages", "retries", "submit_words")
 }
 LISTING = BASE | CLIENT | {"gpushared.cli.listing", "gpushared.cli.table"}
-RUN = {"docker_args", "docker_cli", "lease_values", "plain_words"}
-RUN |= {"progress", "relay", "run_container", "start", "waiting"}
+RUN = {"docker_args", "docker_cli", "lease_values"}
+RUN |= {"relay", "run_container", "start", "waiting"}
 STANDARD = {
     *("abc", "array", "collections", "contextlib", "copyreg", "enum", "errno", "functools", "genericpath"),
     *("importlib", "itertools", "json", "keyword", "math", "operator", "os", "posixpath", "re", "reprlib"),
@@ -88,8 +87,8 @@ def imported(gpushare: Gpushare, *words: str, **environ: str) -> tuple[set[str],
 def test_a_listing_imports_what_it_needs(gpushare: Gpushare, standin: StandIn, words: list[str]) -> None:
     standin.answers |= {"Leases/List": ok({"leases": []}), "Gpus/List": ok({})}
     ours, others = imported(gpushare, *words)
-    commands = {f"gpushared.cli.{name}" for name in ("gpus", "ps", "queue", "queue_explanation")}
-    assert ours <= LISTING | commands | {"gpushared.client.job_calls", "gpushared.client.job_messages"}
+    commands = {f"gpushared.cli.{name}" for name in ("gpus", "ps", "queue")}
+    assert ours <= LISTING | commands | {"gpushared.client.jobs"}
     assert others <= STANDARD
 
 
@@ -112,7 +111,7 @@ def test_help_imports_no_command(gpushare: Gpushare, words: list[str]) -> None:
     ("line", "modules"),
     [
         ("gpushare st", set()),
-        ("gpushare preempt l-", CLIENT | {"gpushared.cli.complete", "gpushared.cli.whole_number"}),
+        ("gpushare preempt l-", CLIENT | {"gpushared.cli.complete"}),
         ("gpushare config ch", {"gpushared.cli.config"}),
     ],
 )
@@ -123,5 +122,5 @@ def test_a_completion_imports_one_command(
     words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPUSHARE_COMPLETE": "bash_complete"}
     ours, others = imported(gpushare, **words)
     rest = {"gpushared.cli.tree", "gpushared.cli.lease_commands", "gpushared.cli.references"}
-    assert ours <= BASE | rest | {"gpushared.client.job_messages", "gpushared.client.job_calls"} | modules
+    assert ours <= BASE | rest | {"gpushared.client.jobs"} | modules
     assert not others & {"subprocess", "dataclasses", "tomllib"}

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from gpushared.client import job_messages, messages, pool_messages
+from gpushared.client import jobs, messages, pool_messages
 from gpushared.client.messages import Lease, Message
 from gpushared.domain.model.errors import Unavailable
 from tests.cli.answers import GRANT, QUEUED, lease
@@ -25,7 +25,7 @@ PROTO_NAMES = {
 CLASSES = sorted(
     {
         value
-        for module in (messages, job_messages, pool_messages)
+        for module in (messages, jobs, pool_messages)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Message)
     },

@@ -11,7 +11,7 @@ import pytest
 from gpushared.cli import docker_cli, pool_run
 from gpushared.cli.docker_args import RUN, split
 from gpushared.cli.waiting import Interrupted
-from gpushared.client.job_messages import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
+from gpushared.client.jobs import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
 from gpushared.domain.model.errors import StateConflict, Unimplemented
 
 JOB = "0123456789"

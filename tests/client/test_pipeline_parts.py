@@ -15,12 +15,12 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.cli.submit import submit
-from gpushared.client.error_answers import ConnectionLost
-from gpushared.client.job_messages import Job
+from gpushared.client.http import ConnectionLost
+from gpushared.client.jobs import Job
 from gpushared.client.pipeline import AsyncPool, Pool
+from gpushared.client.pipeline.common import JobWatch, Position
 from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.pool_address import find_door, pool_of
-from gpushared.client.pipeline.stream_progress import JobWatch, Position
 from gpushared.client.retries import FIRST_SECONDS, RetryPatience
 from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
 from gpushared.domain.model.errors import (
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_at_once_with_what_to_do(what: str, anchors: Path,
 
 def test_the_commands_do_not_import_grpc() -> None:
     """It takes longer than a whole listing."""
-    code = "import gpushared.client, gpushared.client.job_calls, sys; sys.exit('grpc' in sys.modules)"
+    code = "import gpushared.client, gpushared.client.jobs, sys; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.client.error_answers import ConnectionLost
+from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline import AsyncPool, Job, JobRequest, Pool
 from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, RequestError, TimedOut
 from tests.node.daemon import make_directory

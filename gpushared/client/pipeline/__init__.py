@@ -11,8 +11,8 @@ There are synchronous and asyncio twins.
 Importing this module imports gRPC. Errors are those of ``gpushared.domain.model.errors``.
 """
 
-from gpushared.client.error_answers import ConnectionLost
-from gpushared.client.job_messages import (
+from gpushared.client.http import ConnectionLost
+from gpushared.client.jobs import (
     Job,
     JobExplanation,
     JobPart,
@@ -23,7 +23,7 @@ from gpushared.client.job_messages import (
     SubmitAnswer,
 )
 from gpushared.client.pipeline.async_pool import AsyncPool
-from gpushared.client.pipeline.grpc_errors import JobWarning
+from gpushared.client.pipeline.common import JobWarning
 from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.sync_pool import Pool
 from gpushared.domain.model.errors import NeverFits

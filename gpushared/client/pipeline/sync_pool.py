@@ -11,21 +11,25 @@ from typing import Any, Self
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
-from gpushared.client.error_answers import ConnectionLost
-from gpushared.client.job_messages import Job, JobExplanation, NodeList, SubmitAnswer
-from gpushared.client.pipeline import stream_progress
-from gpushared.client.pipeline.grpc_errors import (
+from gpushared.client.http import ConnectionLost
+from gpushared.client.jobs import Job, JobExplanation, NodeList, SubmitAnswer
+from gpushared.client.pipeline import common
+from gpushared.client.pipeline.common import (
     ADVICE_SECONDS,
     CALL_SECONDS,
     PAGE,
     PATIENCE_SECONDS,
+    STARTED,
     SUBMIT_SECONDS,
     WAIT_SECONDS,
     WAITS,
+    JobWatch,
+    Position,
     cancel_request,
     ended_early,
     error_of,
     hold_request,
+    job_of,
     never_fits,
     next_page,
     not_over,
@@ -34,7 +38,6 @@ from gpushared.client.pipeline.grpc_errors import (
 )
 from gpushared.client.pipeline.job_request import JobRequest
 from gpushared.client.pipeline.pool_address import find_door
-from gpushared.client.pipeline.stream_progress import STARTED, JobWatch, Position, job_of
 from gpushared.client.retries import RetryPatience
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 
@@ -101,7 +104,7 @@ class Pool:
         return self._submitted(submit_message(request, self._door, request_id, numbers))
 
     def _submitted(self, message: jobs_pb2.SubmitRequest) -> SubmitAnswer:
-        answer = stream_progress.read(SubmitAnswer, self._call("Submit", message, SUBMIT_SECONDS))
+        answer = common.read(SubmitAnswer, self._call("Submit", message, SUBMIT_SECONDS))
         assert isinstance(answer, SubmitAnswer)
         warn_of(answer, self._advice(answer.job_ids[0]))
         return answer
@@ -115,7 +118,7 @@ class Pool:
             return None
         asked = jobs_pb2.JobRef(job_id=job_id)
         try:
-            told = stream_progress.read(JobExplanation, self._try("Explain", asked, ADVICE_SECONDS))
+            told = common.read(JobExplanation, self._try("Explain", asked, ADVICE_SECONDS))
         except PermissionRefused:
             self._may_read = False  # a token for submitting alone; each refusal leaves a line in the audit
             return None
@@ -150,13 +153,13 @@ class Pool:
 
     def explain(self, job_id: str) -> JobExplanation:
         """Explain why a job waits or how it ended, with its story."""
-        found = stream_progress.read(JobExplanation, self._call("Explain", jobs_pb2.JobRef(job_id=job_id)))
+        found = common.read(JobExplanation, self._call("Explain", jobs_pb2.JobRef(job_id=job_id)))
         assert isinstance(found, JobExplanation)
         return found
 
     def nodes(self) -> NodeList:
         """Return the nodes of the pool, with their free capacity."""
-        found = stream_progress.read(NodeList, self._call("Nodes", jobs_pb2.NodesRequest()))
+        found = common.read(NodeList, self._call("Nodes", jobs_pb2.NodesRequest()))
         assert isinstance(found, NodeList)
         return found
 

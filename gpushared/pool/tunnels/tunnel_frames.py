@@ -57,8 +57,6 @@ class Frame:
 
 Chunk = Frame | jobs_pb2.TunnelChunk
 """Between whoever opens a tunnel and the coordinator."""
-
-
 Data = Frame | link_pb2.TunnelData
 """Between the coordinator and the node that was asked to call."""
 

@@ -54,11 +54,7 @@ class Rate:
 
 
 REFUSED = Rate(60, 1.0)
-
-
 DONE = Rate(600, 4.0)
-
-
 ALL = Rate(5000, 100.0)
 
 

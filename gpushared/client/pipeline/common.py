@@ -1,4 +1,4 @@
-"""Share the clients' messages and waits, and turn gRPC's errors into those of the tree."""
+"""Share the clients' messages, waits and errors, and track progress so that a new connection goes on from there."""
 
 from __future__ import annotations
 
@@ -7,20 +7,49 @@ import warnings
 from typing import Protocol, cast
 
 import grpc
+from google.protobuf import json_format
+from google.protobuf.message import Message as Wire
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.client.error_answers import ConnectionLost
-from gpushared.client.job_messages import Job, JobExplanation, SubmitAnswer
+from gpushared.client.http import ConnectionLost
+from gpushared.client.jobs import Job, JobExplanation, SubmitAnswer
+from gpushared.client.messages import Message
 from gpushared.client.pipeline.job_request import JobRequest
 from gpushared.client.pipeline.pool_address import PoolAddress
 from gpushared.domain.model import errors
-from gpushared.domain.model.errors import GpushareError, NeverFits, RequestError, TimedOut, kind_of_code
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NeverFits,
+    RequestError,
+    StateConflict,
+    TimedOut,
+    kind_of_code,
+)
 
 HINT_METADATA = "gpushare-hint-bin"
 """The daemons send an error's hint in this trailing metadata."""
 MAX_DETAILS = 300
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
+CALL_SECONDS = 30.0
+"""A call that waits for nothing may take so long."""
+SUBMIT_SECONDS = 120.0
+"""An array of thousands is written job by job."""
+WAIT_SECONDS = 60.0
+"""A daemon keeps a call waiting for a change no longer."""
+PATIENCE_SECONDS = 300.0
+"""A machine that is booted anew is back by then."""
+ADVICE_SECONDS = 5.0
+"""After a job was taken the client asks if the job could ever run; nobody waits for that for long."""
+PAGE = 1000
+NEVER_FITS = "never_fits"
+WAITS = "queued"
+_CALLER = 4
+"""The frames between the warning and the submitting program are ``warn_of``, the client's own two, the
+caller."""
+STARTED = frozenset({"running", "paused", "unknown", "cancelling", "succeeded", "failed", "cancelled"})
+"""In these states a job has, or had, or will never have a container to read from."""
+RUNNING = frozenset({"running", "paused", "unknown", "cancelling"})
 
 
 class _Status(Protocol):
@@ -66,24 +95,6 @@ def _one_line(details: str) -> str:
     """Return the end of gRPC's text, where the cause is."""
     cause = details.rpartition("last error: ")[2]
     return "".join(c if c.isprintable() else " " for c in cause)[-MAX_DETAILS:]
-
-
-CALL_SECONDS = 30.0
-"""A call that waits for nothing may take so long."""
-SUBMIT_SECONDS = 120.0
-"""An array of thousands is written job by job."""
-WAIT_SECONDS = 60.0
-"""A daemon keeps a call waiting for a change no longer."""
-PATIENCE_SECONDS = 300.0
-"""A machine that is booted anew is back by then."""
-ADVICE_SECONDS = 5.0
-"""After a job was taken the client asks if the job could ever run; nobody waits for that for long."""
-PAGE = 1000
-NEVER_FITS = "never_fits"
-WAITS = "queued"
-_CALLER = 4
-"""The frames between the warning and the submitting program are ``warn_of``, the client's own two, the
-caller."""
 
 
 class JobWarning(UserWarning):
@@ -138,3 +149,75 @@ def not_over(job: Job, seconds: float | None) -> TimedOut:
         f"job {job.id} is {job.state}, not over after {seconds:.0f} s",
         hint="it goes on; wait again, or cancel it",
     )
+
+
+def read(kind: type[Message], wire: Wire) -> Message:
+    """Return an answer as one of the client's typed objects."""
+    return kind(
+        json_format.MessageToDict(
+            wire, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+    )
+
+
+def job_of(wire: jobs_pb2.Job) -> Job:
+    job = read(Job, wire)
+    assert isinstance(job, Job)
+    return job
+
+
+class JobWatch:
+    """Tell one job's changes, each once, over however many connections."""
+
+    def __init__(self) -> None:
+        self._token = ""
+
+    def news(self, job: Job) -> bool:
+        """Return True if the job looks otherwise than the last time."""
+        if job.token and job.token == self._token:
+            return False
+        self._token = job.token
+        return True
+
+
+class Position:
+    """Count the output of one of a job's attempts that was handed on."""
+
+    def __init__(self, job: Job, tail: int) -> None:
+        self._attempt = job.attempt
+        self._tail = tail
+        self._bytes = 0
+        self._skip = 0
+
+    def resume(self, job: Job) -> None:
+        """Prepare for a new connection, which gives all output from the beginning.
+
+        Raises StateConflict if nobody knows how much was read. A job that was run again meanwhile has another
+        container, whose output is read from its beginning.
+        """
+        if job.attempt != self._attempt:
+            self._attempt, self._bytes = job.attempt, 0
+        elif self._tail and self._bytes:
+            raise StateConflict(
+                f"the connection was lost while the last lines of job {job.id} were read",
+                hint="read the output from its beginning (tail=0), which goes on by itself",
+            )
+        self._skip = self._bytes
+
+    def news(self, data: bytes) -> bytes:
+        """Return the part of the data that was not handed on yet."""
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        self._bytes += len(data) - skipped
+        return data[skipped:]
+
+    def is_complete(self, job: Job) -> bool:
+        """Return True if output that ended in order is all of it; ``job`` is its state after that end.
+
+        A daemon on its way down ends an answer, too. A container's end is known a moment after its output's.
+        """
+        return job.attempt != self._attempt or job.state not in RUNNING
+
+    def all_was_read(self, job: Job, error: GpushareError) -> bool:
+        """Return True if there is no more output because the container was removed after its end."""
+        return bool(self._bytes) and isinstance(error, StateConflict) and job.is_over
