@@ -31,10 +31,10 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.jobs.archive import Archive
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_records import job_changes
 from gpushared.jobs.job_requests import id_in_array, id_of, new_request_id
+from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.jobs.restore import restored

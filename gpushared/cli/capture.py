@@ -1,8 +1,8 @@
 """Have the docker CLI itself read docker's words, and ask if the container would be refused.
 
 Files of variables, relative paths, options of the future: docker reads all of them, and no other program
-does. A small socket of ours stands in the place of the engine: nothing reaches the real one. ``capture`` returns the body that docker would have created;
-``read_run`` also finds out if docker would get so far.
+does. A small socket of ours stands in the place of the engine: nothing reaches the real one. ``capture``
+returns the body that docker would have created; ``read_run`` also finds out if docker would get so far.
 """
 
 from __future__ import annotations

@@ -9,6 +9,13 @@ import click
 from click.shell_completion import ShellComplete, get_completion_class
 
 SHELLS = ("bash", "zsh", "fish")
+LAUNCHER = "usr/local/bin/gpushare"
+COMPLETIONS = {
+    "bash": "usr/local/share/bash-completion/completions/gpushare",
+    "zsh": "usr/local/share/zsh/site-functions/_gpushare",
+    "fish": "usr/local/share/fish/vendor_completions.d/gpushare.fish",
+}
+"""Each shell looks here for the machine's completions."""
 
 
 @click.command("completion", short_help="Print what lets a shell complete words.")
@@ -36,15 +43,6 @@ def script(shell: str) -> str:
     found = get_completion_class(shell)
     assert found is not None, shell
     return ShellComplete.source(found(cli, {}, "gpushare", COMPLETION_VARIABLE)).rstrip() + "\n"
-
-
-LAUNCHER = "usr/local/bin/gpushare"
-COMPLETIONS = {
-    "bash": "usr/local/share/bash-completion/completions/gpushare",
-    "zsh": "usr/local/share/zsh/site-functions/_gpushare",
-    "fish": "usr/local/share/fish/vendor_completions.d/gpushare.fish",
-}
-"""Each shell looks here for the machine's completions."""
 
 
 def command_files() -> dict[str, str]:

@@ -30,6 +30,12 @@ NARROWEST = 20
 """Each of the two columns with sentences is at least so wide: both fit into 80 columns beside the names."""
 GAPS = 6
 
+SCHEMA = "gpushare.report/1"
+STORIES = 20
+VARIABLES = ("GPUSHARE_HOST", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CONFIG")
+LEFT_OUT = "(left out)"
+_SECRET = re.compile(r"secret|token|password|passwd|credential|(?:^|[_-])key(?:$|[_-])", re.IGNORECASE)
+
 
 @click.command("doctor", short_help="Find what is wrong here and on the node.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also checks that were not made, and why.")
@@ -165,13 +171,6 @@ LISTING = Listing(
     ),
     fetch=_fetch,
 )
-
-
-SCHEMA = "gpushare.report/1"
-STORIES = 20
-VARIABLES = ("GPUSHARE_HOST", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CONFIG")
-LEFT_OUT = "(left out)"
-_SECRET = re.compile(r"secret|token|password|passwd|credential|(?:^|[_-])key(?:$|[_-])", re.IGNORECASE)
 
 
 def refuse_existing(path: str) -> None:

@@ -12,6 +12,7 @@ from gpushared.client.pool_calls import PoolClient
 
 _GPU = re.compile(r"all|\d+(:\d+)?|(GPU|MIG|SIM)-.*", re.IGNORECASE)
 """The names of GPUs have these forms; any other word is a node's name."""
+NO_LEASES = frozenset({"drained", "unhealthy"})
 
 
 def is_node(name: str) -> bool:
@@ -48,9 +49,6 @@ def _running(gpu: Gpu) -> str:
     if not gpu.leases:
         return ""
     return "; 1 lease there runs on" if gpu.leases == 1 else f"; {gpu.leases} leases there run on"
-
-
-NO_LEASES = frozenset({"drained", "unhealthy"})
 
 
 @click.command("undrain", short_help="Give leases on a GPU again, or work to a node.")

@@ -25,6 +25,7 @@ MOVES = {
 """The states in which a lease is on its way, and what happens there."""
 QUIET_SECONDS = 2.0
 POLL_SECONDS = 30.0
+_Begun = TypeVar("_Begun")
 
 
 def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
@@ -58,9 +59,6 @@ def not_so(client: Client, lease: Lease, wanted: str) -> StateConflict:
     return StateConflict(
         f"{lease.id} is {lease.state}, not {wanted}{why}", hint=f"its story: gpushare why {lease.id}"
     )
-
-
-_Begun = TypeVar("_Begun")
 
 
 def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:

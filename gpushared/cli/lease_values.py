@@ -14,11 +14,19 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpushared.cli.docker_args import RunWords
 
-
 _SIZES = ("gpu", "gpu_memory", "gpu_compute")
 _ANY_SIZE = "1"
 _MAX_PROJECT = 64
 _MAX_DIGITS = 9
+_NOT_READ = frozenset({"preset", "immediate", "held", "requeue", "begin_at", "ends_with_caller"})
+"""The daemon reads none of them as text, and knows alone what a preset is."""
+_CPUS = r"\d{1,6}(?:\.\d{1,9})?|\.\d{1,9}"
+_MICROSECONDS = r"\d{1,12}"
+_MEMORY = r"(\d{1,18}(?:\.\d{1,9})?) ?([kmgtp]?)(?:i?b)?"
+"""Compiled where they are needed: most commands say nothing of the host."""
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+DEFAULT_PERIOD = "100000"
+"""Docker's, in microseconds, where only ``--cpu-quota`` is given."""
 
 
 def check_values(said: Mapping[str, object]) -> None:
@@ -86,23 +94,12 @@ _PLAIN: Mapping[str, Callable[[str], bool]] = {
     "host_cpu_milli": _is_number,
     "host_memory_bytes": lambda word: word.isdigit() and len(word) <= _MAX_DIGITS + 3,
 }
-_NOT_READ = frozenset({"preset", "immediate", "held", "requeue", "begin_at", "ends_with_caller"})
-"""The daemon reads none of them as text, and knows alone what a preset is."""
 
 
 def _word(value: object) -> str:
     if isinstance(value, list):
         return ",".join(value)
     return str(value or "")
-
-
-_CPUS = r"\d{1,6}(?:\.\d{1,9})?|\.\d{1,9}"
-_MICROSECONDS = r"\d{1,12}"
-_MEMORY = r"(\d{1,18}(?:\.\d{1,9})?) ?([kmgtp]?)(?:i?b)?"
-"""Compiled where they are needed: most commands say nothing of the host."""
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
-DEFAULT_PERIOD = "100000"
-"""Docker's, in microseconds, where only ``--cpu-quota`` is given."""
 
 
 def cpu_milli(words: RunWords) -> int:

@@ -17,6 +17,20 @@ from gpushared.client.pool_messages import ApiToken, JoinToken
 from gpushared.domain.model.units import parse_duration
 
 _HELP = {"help_option_names": ["-h", "--help"]}
+_COLUMNS = (
+    Column("id"),
+    Column("kind"),
+    Column("for"),
+    Column("scopes"),
+    Column("state"),
+    Column("last used"),
+    Column("description"),
+)
+_PHASES = {
+    "normal": "places jobs",
+    "settling": "has just started: jobs from before wait until all nodes have reported",
+    "recovering": "recovers from a loss of memory: jobs from before wait until all nodes have reported",
+}
 
 
 @click.group("pool", context_settings=_HELP, short_help="Begin a pool of nodes and administer it.")
@@ -143,17 +157,6 @@ def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str
     return 0
 
 
-_COLUMNS = (
-    Column("id"),
-    Column("kind"),
-    Column("for"),
-    Column("scopes"),
-    Column("state"),
-    Column("last used"),
-    Column("description"),
-)
-
-
 @pool.command("tokens", context_settings=_HELP, short_help="List the tokens, without their secrets.")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form.", show_default=True
@@ -272,13 +275,6 @@ def rotate_ca(finish: bool) -> int:
     for sentence in PoolClient().rotate_ca(finish=finish):
         click.echo(text.printable(sentence))
     return 0
-
-
-_PHASES = {
-    "normal": "places jobs",
-    "settling": "has just started: jobs from before wait until all nodes have reported",
-    "recovering": "recovers from a loss of memory: jobs from before wait until all nodes have reported",
-}
 
 
 @pool.command("status", context_settings=_HELP, short_help="Say how the coordinator is.")

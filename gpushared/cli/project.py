@@ -22,6 +22,16 @@ from gpushared.domain.model.units import format_duration, parse_gpus, shown
 _HELP = {"help_option_names": ["-h", "--help"]}
 NO_LIMIT = "none"
 HOUR_SECONDS = 3600
+_SHARE_TROUBLES = {
+    "away": "its coordinator is away, so there is no more for now",
+    "ended": "its coordinator has been away for too long to give any of it",
+}
+_ORIGINS = {
+    "set": "set at run time",
+    "config": "as configured",
+    "user": "a user's own, with nothing guaranteed",
+}
+_ENDS = {"suspend": "suspended", "stop": "stopped"}
 
 
 @click.group("project", context_settings=_HELP, short_help="Show or set projects and their quotas.")
@@ -81,12 +91,6 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
     )
 
 
-_SHARE_TROUBLES = {
-    "away": "its coordinator is away, so there is no more for now",
-    "ended": "its coordinator has been away for too long to give any of it",
-}
-
-
 def _pool_share(one: PoolShare) -> str:
     """Word the share that the pool lets this node give by itself, with the age of the pool's message."""
     of = f" of model {one.model}" if one.model else ""
@@ -130,6 +134,8 @@ Examples:
     ),
     fetch=fetch,
 )
+
+
 project.add_command(listing_command(LISTING))
 
 
@@ -169,13 +175,6 @@ def show(name: str, output: str) -> int:
     return 0
 
 
-_ORIGINS = {
-    "set": "set at run time",
-    "config": "as configured",
-    "user": "a user's own, with nothing guaranteed",
-}
-
-
 def _facts(one: Project) -> Iterator[str]:
     yield f"{one.name}: {_ORIGINS.get(one.origin, one.origin)}"
     yield f"  members  {', '.join(one.users) or text.MISSING}"
@@ -194,9 +193,6 @@ def quota_words(quota: Quota) -> str:
     words.append("no limit" if limit is None else f"limit {text.share(limit)}")
     words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
     return ", ".join(words)
-
-
-_ENDS = {"suspend": "suspended", "stop": "stopped"}
 
 
 def _idle(word: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:

@@ -25,6 +25,8 @@ from gpushared.domain.model.errors import GpushareError, RequestError
 
 OUTCOME_SECONDS = 15.0
 """After docker's end the daemon has so long to tell the lease's outcome."""
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 class ResultFile:
@@ -102,10 +104,6 @@ def _until_over(client: Client, lease: Lease) -> Lease:
     while lease.outcome is None and (left := until - time.monotonic()) > 0:
         lease = client.wait(lease.id, lease.token, timeout_seconds=left)
     return lease
-
-
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 def run_as_child(command: Sequence[str], environ: Mapping[str, str]) -> int:

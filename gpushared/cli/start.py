@@ -23,6 +23,20 @@ if TYPE_CHECKING:
 
 WHOLE_GPU = "1"
 _SIZES = ("gpu", "gpu-memory", "gpu-compute", "preset")
+PRIVILEGED = "HostConfig.Privileged"
+NOT_IN_A_POOL = (
+    "privileged",
+    "cgroup-parent",
+    "device-cgroup-rule",
+    "link",
+    "oom-kill-disable",
+    "pid",
+    "storage-opt",
+    "userns",
+    "uts",
+    "volumes-from",
+)
+"""Options of docker that no policy gives to a user who is not trusted, as nobody is by a pool's order."""
 
 
 class Prepared:
@@ -122,22 +136,6 @@ def advice_of(words: RunWords) -> str:
         "" if "max-wait" in words.ours else "; with --max-wait 10m `gpushare run -d` gives up after that time"
     )
     return text + limit
-
-
-PRIVILEGED = "HostConfig.Privileged"
-NOT_IN_A_POOL = (
-    "privileged",
-    "cgroup-parent",
-    "device-cgroup-rule",
-    "link",
-    "oom-kill-disable",
-    "pid",
-    "storage-opt",
-    "userns",
-    "uts",
-    "volumes-from",
-)
-"""Options of docker that no policy gives to a user who is not trusted, as nobody is by a pool's order."""
 
 
 def may_go_elsewhere(client: Client, words: RunWords) -> bool:

@@ -18,6 +18,9 @@ from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
 from gpushared.client.jobs import Job, Jobs
 from gpushared.domain.model.errors import NotFound, Unavailable
 
+POLL_SECONDS = 30.0
+QUIET_SECONDS = 2.0
+
 
 @click.command("stop", short_help="End leases, with their containers.")
 @click.option(
@@ -53,10 +56,6 @@ def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
     except Interrupted as end:
         say("the leases end without this command", hint="`gpushare ps` shows how far they are")
         return end.exit_code
-
-
-POLL_SECONDS = 30.0
-QUIET_SECONDS = 2.0
 
 
 class Begun(NamedTuple):

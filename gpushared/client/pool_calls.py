@@ -23,6 +23,8 @@ from gpushared.domain.model.errors import ConfigError, DaemonUnavailable, Permis
 
 POOL_SOCKET_VARIABLE = "GPUSHARE_POOL_SOCKET"
 DEFAULT_POOL_SOCKET = "/run/gpushared-pool/gpushared-pool.sock"
+ON_NODES = frozenset({"Status", "DrainNode", "ForgetNode"})
+"""The nodes of a pool hand these calls on."""
 
 
 def pool_socket(path: str | None = None) -> str:
@@ -35,10 +37,6 @@ def pool_socket(path: str | None = None) -> str:
             hint=f"export {POOL_SOCKET_VARIABLE}={DEFAULT_POOL_SOCKET}",
         )
     return path
-
-
-ON_NODES = frozenset({"Status", "DrainNode", "ForgetNode"})
-"""The nodes of a pool hand these calls on."""
 
 
 class PoolClient:

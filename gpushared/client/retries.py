@@ -24,6 +24,33 @@ FIRST_SECONDS = 10.0
 """A peer that has never answered is perhaps not there at all: an address may be wrong."""
 SHORTEST_SECONDS = 0.2
 LONGEST_SECONDS = 5.0
+RETRY_SECONDS = 30.0
+"""The daemon keeps a place in the queue that nobody waits for as long."""
+SECONDS_VARIABLE = "GPUSHARE_RETRY_SECONDS"
+MAX_RETRY_SECONDS = 86_400
+LONGEST_PAUSE_SECONDS = 1.0
+INNER_DIRECTORY = "inner"
+"""Every daemon has this directory beside its socket, and leaves it there when it ends."""
+
+READING = frozenset(
+    {
+        *("Leases/Get", "Leases/List", "Leases/Wait", "Leases/Explain", "Leases/Offer"),
+        *("Gpus/List", "Projects/List", "Node/Status", "Node/Presets", "Node/Doctor"),
+        *("Audit/List", "Policy/Explain", "Policy/Show"),
+        *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Explain", "Jobs/Door", "Jobs/Nodes"),
+        *("PoolAdmin/Status", "PoolAdmin/ListJoinTokens", "PoolAdmin/ListApiTokens", "PoolAdmin/Anchors"),
+    }
+)
+SAME_WHEN_REPEATED = frozenset(
+    {
+        *("Leases/Release", "Leases/Stop", "Leases/Hold", "Leases/SetPriority"),
+        *("Leases/Pause", "Leases/Resume", "Gpus/Drain", "Gpus/Undrain", "Projects/Set"),
+        *("Jobs/Cancel", "Jobs/Hold", "Jobs/SetPriority", "PoolAdmin/DrainNode"),
+    }
+)
+"""These changes say how something is to be: a second call changes nothing more."""
+WITH_REQUEST_ID = frozenset({"Leases/Request", "Jobs/Submit", "Jobs/Reserve"})
+"""The daemon tells by the id that it was asked before, over restarts too."""
 
 
 class RetryPatience:
@@ -66,35 +93,6 @@ class RetryPatience:
         longest = min(self._longest_pause_seconds, SHORTEST_SECONDS * 2.0**self._tries)
         self._tries = min(self._tries + 1, 10)
         return self._chance.uniform(longest / 2, longest)
-
-
-RETRY_SECONDS = 30.0
-"""The daemon keeps a place in the queue that nobody waits for as long."""
-SECONDS_VARIABLE = "GPUSHARE_RETRY_SECONDS"
-MAX_RETRY_SECONDS = 86_400
-LONGEST_PAUSE_SECONDS = 1.0
-INNER_DIRECTORY = "inner"
-"""Every daemon has this directory beside its socket, and leaves it there when it ends."""
-
-READING = frozenset(
-    {
-        *("Leases/Get", "Leases/List", "Leases/Wait", "Leases/Explain", "Leases/Offer"),
-        *("Gpus/List", "Projects/List", "Node/Status", "Node/Presets", "Node/Doctor"),
-        *("Audit/List", "Policy/Explain", "Policy/Show"),
-        *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Explain", "Jobs/Door", "Jobs/Nodes"),
-        *("PoolAdmin/Status", "PoolAdmin/ListJoinTokens", "PoolAdmin/ListApiTokens", "PoolAdmin/Anchors"),
-    }
-)
-SAME_WHEN_REPEATED = frozenset(
-    {
-        *("Leases/Release", "Leases/Stop", "Leases/Hold", "Leases/SetPriority"),
-        *("Leases/Pause", "Leases/Resume", "Gpus/Drain", "Gpus/Undrain", "Projects/Set"),
-        *("Jobs/Cancel", "Jobs/Hold", "Jobs/SetPriority", "PoolAdmin/DrainNode"),
-    }
-)
-"""These changes say how something is to be: a second call changes nothing more."""
-WITH_REQUEST_ID = frozenset({"Leases/Request", "Jobs/Submit", "Jobs/Reserve"})
-"""The daemon tells by the id that it was asked before, over restarts too."""
 
 
 class Retries:

@@ -5,13 +5,16 @@ Each word has a name on the command line, one in a program's ``JobRequest``, and
 
 from __future__ import annotations
 
-from gpushared.light import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+
+from gpushared.light import TYPE_CHECKING, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from typing import Final
-from collections.abc import Mapping, Sequence
 
-from gpushared.light import TypedDict
+
+_ON_THE_WIRE = {"lease_class": "class"}
+"""Python keeps these words of the API for itself."""
 
 
 class SubmitWord(NamedTuple):
@@ -64,10 +67,6 @@ JOB_WORDS: Final = (
 ``submit_array``."""
 
 SUBMIT_WORDS: Final = (*LEASE_WORDS, *JOB_WORDS)
-
-
-_ON_THE_WIRE = {"lease_class": "class"}
-"""Python keeps these words of the API for itself."""
 
 
 class LeaseWish(TypedDict, total=False):

@@ -73,6 +73,29 @@ _SYSTEM_WORDS = (
     r"|infiniband($|/(umad|issm|ucm))"
 )
 _NEVER = re.compile(rf"/dev/({_GPU_WORDS}|{_MEMORY_WORDS}|{_DISK_WORDS}|{_SYSTEM_WORDS})")
+_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
+_PREFIX = Text(
+    "an absolute path, or one below `~`",
+    lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
+)
+_CAPABILITY = Text(f"one of {', '.join(f'`{name}`' for name in ADDABLE)}", lambda text: text in ADDABLE)
+_DRIVER_CAPABILITY = Text(
+    f"one of {', '.join(f'`{name}`' for name in DRIVER_CAPABILITIES)}",
+    lambda text: text in DRIVER_CAPABILITIES,
+)
+_SYSCTL = Text(
+    "a kernel parameter below `net.`, `kernel.shm`, `kernel.msg`, `kernel.sem` or `fs.mqueue.`, with `*` "
+    "for the rest",
+    lambda text: (
+        re.fullmatch(r"(net\.[a-z0-9_.]+|kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\.[a-z_]*)\*?", text)
+        is not None
+    ),
+)
+_PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
+_IMAGE = Text(
+    "an image's name such as `nvcr.io/nvidia/*`, with `*` for any letters",
+    lambda text: re.fullmatch(r"[a-z0-9*][A-Za-z0-9_.:/*-]*", text) is not None,
+)
 
 
 def may_be_passed(path: str) -> bool:
@@ -151,32 +174,9 @@ class OrPreset(ValueKind):
         return toml_string(PRESET) if value is None else self.kind.write(value)
 
 
-_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
-_PREFIX = Text(
-    "an absolute path, or one below `~`",
-    lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
-)
 _NETWORK = Text("`own`, `bridge`, `none` or `host`", lambda text: text in set(Network))
 _RESTART = Text("`no`, `on-failure`, `unless-stopped` or `always`", lambda text: text in set(Restart))
-_CAPABILITY = Text(f"one of {', '.join(f'`{name}`' for name in ADDABLE)}", lambda text: text in ADDABLE)
-_DRIVER_CAPABILITY = Text(
-    f"one of {', '.join(f'`{name}`' for name in DRIVER_CAPABILITIES)}",
-    lambda text: text in DRIVER_CAPABILITIES,
-)
-_SYSCTL = Text(
-    "a kernel parameter below `net.`, `kernel.shm`, `kernel.msg`, `kernel.sem` or `fs.mqueue.`, with `*` "
-    "for the rest",
-    lambda text: (
-        re.fullmatch(r"(net\.[a-z0-9_.]+|kernel\.(shm|msg)[a-z_]*|kernel\.sem|fs\.mqueue\.[a-z_]*)\*?", text)
-        is not None
-    ),
-)
 _DEVICE = Text("a device below `/dev`, with `*` for some letters; no GPU, disk or memory", may_be_passed)
-_PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
-_IMAGE = Text(
-    "an image's name such as `nvcr.io/nvidia/*`, with `*` for any letters",
-    lambda text: re.fullmatch(r"[a-z0-9*][A-Za-z0-9_.:/*-]*", text) is not None,
-)
 
 
 @dataclass(frozen=True, slots=True)

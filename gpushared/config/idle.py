@@ -18,6 +18,13 @@ from gpushared.domain.model.request import LeaseClass
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MINUTES_OF_A_DAY = 24 * 60
 _HOURS = re.compile(r"([0-9]{2}):([0-5][0-9])-([0-9]{2}):([0-5][0-9])")
+IDLE, QUIET = "idle", "quiet"
+
+_IDLE_SECONDS = Seconds(0, 366 * 24 * HOUR_SECONDS)
+_IDLE_ACTION_SECONDS = Seconds(1, 366 * 24 * HOUR_SECONDS)
+_IDLE_ACTION_OR_EMPTY = Text(
+    "`none`, `suspend`, `stop`, or empty for `action`", lambda text: not text or text in set(IdleAction)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +81,6 @@ def _reads(reader: Callable[[str], object], text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-IDLE, QUIET = "idle", "quiet"
-
-_IDLE_SECONDS = Seconds(0, 366 * 24 * HOUR_SECONDS)
-_IDLE_ACTION_SECONDS = Seconds(1, 366 * 24 * HOUR_SECONDS)
-_IDLE_ACTION_OR_EMPTY = Text(
-    "`none`, `suspend`, `stop`, or empty for `action`", lambda text: not text or text in set(IdleAction)
-)
 
 
 @dataclass(frozen=True, slots=True)

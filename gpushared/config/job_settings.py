@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gpushared.config.kinds import HOUR_SECONDS, Seconds, Table, Text, TextList, Whole, is_absolute, setting
 from gpushared.domain.leases.project_settings import is_user_name
 
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
+
 
 @dataclass(frozen=True, slots=True)
 class AuditConfig:
@@ -19,9 +21,6 @@ class AuditConfig:
         Whole(1000, 50_000_000),
         "Of more lines, the oldest of whoever has the most are forgotten; 500000 are about 250 MB.",
     )
-
-
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
 
 
 def is_realm(text: str) -> bool:

@@ -16,6 +16,13 @@ from gpushared.domain.model.units import format_memory, parse_duration, parse_gp
 
 WHOLE_PERCENT = 100
 NONE = "none"
+NO_LIMIT = "none"
+_TOML_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\"} | {
+    code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)
+}
+T = TypeVar("T")
+
+HOUR_SECONDS = 3600
 
 
 class Wrong(Exception):
@@ -330,9 +337,6 @@ class GpuNames(ValueKind):
         return name
 
 
-NO_LIMIT = "none"
-
-
 @dataclass(frozen=True)
 class GpuAmount(ValueKind):
     """Read GPUs and parts of them, such as ``2`` or ``1.5``; kept in permille, 1000 are one GPU.
@@ -361,11 +365,6 @@ class GpuAmount(ValueKind):
             return toml_string(NO_LIMIT)
         assert isinstance(value, int)
         return f"{value / WHOLE_PERMILLE:g}"
-
-
-_TOML_ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\"} | {
-    code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)
-}
 
 
 def toml_string(text: str) -> str:
@@ -405,11 +404,6 @@ def _described(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return shown(str(value))
-
-
-T = TypeVar("T")
-
-HOUR_SECONDS = 3600
 
 
 def setting(default: T, kind: ValueKind, doc: str, *, key: str = "") -> T:

@@ -34,6 +34,16 @@ from gpushared.domain.model.request_spec import read_request
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.projects import Policy, problems
 
+_PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
+POOL_PREFIX = "GPUSHARED_POOL_"
+ENVIRONMENT_SEPARATOR = "__"
+DEFAULT_ORIGIN = "default"
+MAX_PROBLEMS_TOLD = 20
+
+_DEPTH_OF_KEY = 2
+_DEPTH_OF_NAMED_KEY = 3
+Found = Mapping[tuple[str, ...], Mapping[str, Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -67,14 +77,12 @@ class ConfigSchema:
         return ".".join(at) in self.sections or (len(at) == 1 and at[0] in self.tables)
 
 
-_PRESET_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 PRESET_NAMED = Named(
     "preset",
     lambda name: _PRESET_NAME.fullmatch(name) is not None,
     "use up to 32 small letters, digits and _ . -",
     f'write [{PRESETS}.small] and below it gpu = "0.25"',
 )
-POOL_PREFIX = "GPUSHARED_POOL_"
 NODE = ConfigSchema(
     path=Path("/etc/gpushared/config.toml"),
     sections=SECTIONS,
@@ -87,14 +95,7 @@ NODE = ConfigSchema(
     foreign=tuple(f"{POOL_PREFIX}{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
 )
 
-
 DEFAULT_PATH = NODE.path
-ENVIRONMENT_SEPARATOR = "__"
-DEFAULT_ORIGIN = "default"
-MAX_PROBLEMS_TOLD = 20
-
-_DEPTH_OF_KEY = 2
-_DEPTH_OF_NAMED_KEY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,9 +282,6 @@ def sections_of(schema: ConfigSchema, found: Found) -> dict[str, Any]:
         attribute_of(section): cls(**found.get(tuple(section.split(".")), {}))
         for section, cls in schema.sections.items()
     }
-
-
-Found = Mapping[tuple[str, ...], Mapping[str, Any]]
 
 
 def named(table: str, found: Found) -> dict[str, Mapping[str, Any]]:

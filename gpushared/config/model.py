@@ -35,6 +35,10 @@ from gpushared.domain.scheduling.projects import PreemptionSetting
 
 _PATH = Text("an absolute path", is_absolute)
 _PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
+_ACTION_OR_EMPTY = Text(
+    "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
+)
+PRESETS = "presets"
 
 
 class CheckpointMode(StrEnum):
@@ -150,11 +154,6 @@ class SharingConfig:
         "A container that holds on for so long to an MPS server that met a fault is ended, because nobody "
         "gets anything of it before all have left.",
     )
-
-
-_ACTION_OR_EMPTY = Text(
-    "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +335,6 @@ class Config:
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
-PRESETS = "presets"
 TABLES: Mapping[str, type] = {PROJECTS: ProjectConfig, PRESETS: Preset}
 """There are as many of these sections as somebody names: ``[presets.small]``."""
 SECTIONS: Mapping[str, type] = {

@@ -57,6 +57,7 @@ from gpushared.domain.scheduling.projects import PreemptionSetting
 DAY_SECONDS = 24 * HOUR_SECONDS
 _PATH = Text("an absolute path", is_absolute)
 _POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
+_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 
 
 def is_listen_address(text: str) -> bool:
@@ -67,7 +68,6 @@ def is_listen_address(text: str) -> bool:
 
 
 _LISTEN = Text("`HOST:PORT`", is_listen_address)
-_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 
 
 @dataclass(frozen=True, slots=True)

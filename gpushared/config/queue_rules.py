@@ -28,6 +28,16 @@ PROJECTS = "projects"
 MODELS = "models"
 
 _USERS = TextList(Text("the name of a user", is_user_name))
+_ORDER = Whole(0, 100)
+_PRIORITY = Whole(0, 500)
+_ORDER_TEXT = "The lower goes first inside a project where priorities are equal."
+_PRIORITY_TEXT = "`--priority` is added to it; it counts inside a project only."
+MODEL_NAME = re.compile(r"[ -~]{1,96}")
+"""NVML's names are printable ASCII of at most 96 characters (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+
+USERS = "users"
+EVERYBODY = "*"
+"""With ``[users."*"]`` each user of these realms is the person of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +87,6 @@ class ProjectConfig:
         models = {model: one.quota for model, one in self.models.items()}
         quota = Quota(self.guaranteed, self.limit, self.fixed)
         return Project(name, self.weight, frozenset(self.users), quota, models)
-
-
-_ORDER = Whole(0, 100)
-_PRIORITY = Whole(0, 500)
-_ORDER_TEXT = "The lower goes first inside a project where priorities are equal."
-_PRIORITY_TEXT = "`--priority` is added to it; it counts inside a project only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +145,6 @@ class TrainConfig(ClassConfig):
 
     order: int = setting(2, _ORDER, _ORDER_TEXT)
     priority: int = setting(50, _PRIORITY, _PRIORITY_TEXT)
-
-
-MODEL_NAME = re.compile(r"[ -~]{1,96}")
-"""NVML's names are printable ASCII of at most 96 characters (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
-
-
-USERS = "users"
-EVERYBODY = "*"
-"""With ``[users."*"]`` each user of these realms is the person of the same name."""
 
 
 def is_principal(text: str) -> bool:

@@ -13,6 +13,14 @@ from gpushared.config.load import NODE, ConfigSchema, Loaded
 from gpushared.config.model import PRESETS, SECTIONS, attribute_of
 from gpushared.config.queue_rules import MODELS, PROJECTS, ProjectConfig, QuotaConfig
 
+_IDLE_OF_PROJECTS = """\
+## `[projects.NAME.idle]` and `[projects.NAME.idle.quiet]`
+
+Idle leases of one project: the keys of `[idle]`, and those of `[idle.quiet]` but `hours` and `days`,
+which are the same for everybody. What is not said here is as it is there. An `action` here holds for
+all classes that are not named beside it.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
@@ -105,15 +113,6 @@ def _tables(schema: ConfigSchema) -> Iterator[tuple[str, type]]:
         yield f"{name}.NAME", cls
         if cls is ProjectConfig:
             yield f'{name}.NAME.{MODELS}."MODEL"', QuotaConfig
-
-
-_IDLE_OF_PROJECTS = """\
-## `[projects.NAME.idle]` and `[projects.NAME.idle.quiet]`
-
-Idle leases of one project: the keys of `[idle]`, and those of `[idle.quiet]` but `hours` and `days`,
-which are the same for everybody. What is not said here is as it is there. An `action` here holds for
-all classes that are not named beside it.
-"""
 
 
 def _settings(loaded: Loaded) -> Iterator[ShownSetting]:

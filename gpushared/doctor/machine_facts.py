@@ -13,6 +13,8 @@ from typing import TypeVar
 from gpushared.ports import DeviceMechanism, DriverFacts
 
 T = TypeVar("T")
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
+Version = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +249,6 @@ class DoctorFacts:
     runtime_dir: Directory | Unread
     state_dir: Directory | Unread
     config: ConfigState | Unread
-
-
-_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
-Version = tuple[int, ...]
 
 
 def numbers(text: str) -> Version:

@@ -38,6 +38,26 @@ from gpushared.engine.workers import Connector
 
 T = TypeVar("T")
 READ_SECONDS = 8.0
+INIT_PID_NAMESPACE = "pid:[4026531836]"
+"""The number is ``PROC_PID_INIT_INO``, fixed in the kernel's include/linux/proc_ns.h."""
+NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+NO_LIMIT_BYTES = 2**60
+"""cgroup v1 writes no limit as the largest number of whole pages."""
+PROGRAM_SECONDS = 4.0
+OTHERS_ENTER = 0o001
+MPS_PROGRAM = "nvidia-cuda-mps-control"
+TOOLKIT_PROGRAM = "nvidia-ctk"
+TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
+ENV_SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MOST_PROGRAM_BYTES = 32 * 1024 * 1024
+ENGINE_SECONDS = 6.0
+
+_VERSION = re.compile(rb"\0(\d{3,4}\.\d{2,3}(?:\.\d{2,3})?)\0")
+_TOOLKIT_VERSION = re.compile(r"version (\d+\.\d+\.\d+\S*)")
+_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d{3,4}\.\d+(?:\.\d+)?)")
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SERVES_MANY = b"multiuser-server"
 
 
 class Readers:
@@ -77,15 +97,6 @@ class Readers:
 def _said(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-INIT_PID_NAMESPACE = "pid:[4026531836]"
-"""The number is ``PROC_PID_INIT_INO``, fixed in the kernel's include/linux/proc_ns.h."""
-NEEDED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-NO_LIMIT_BYTES = 2**60
-"""cgroup v1 writes no limit as the largest number of whole pages."""
-PROGRAM_SECONDS = 4.0
-OTHERS_ENTER = 0o001
 
 
 def read_host(root: Path = Path("/")) -> HostFacts:
@@ -234,21 +245,6 @@ def _text(file: Path) -> str:
 
 def _under(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
-
-
-MPS_PROGRAM = "nvidia-cuda-mps-control"
-TOOLKIT_PROGRAM = "nvidia-ctk"
-TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
-ENV_SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MOST_PROGRAM_BYTES = 32 * 1024 * 1024
-ENGINE_SECONDS = 6.0
-
-_VERSION = re.compile(rb"\0(\d{3,4}\.\d{2,3}(?:\.\d{2,3})?)\0")
-_TOOLKIT_VERSION = re.compile(r"version (\d+\.\d+\.\d+\S*)")
-_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d{3,4}\.\d+(?:\.\d+)?)")
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_SERVES_MANY = b"multiuser-server"
 
 
 def read_mps(binary: str, home: Path, *, wanted: bool) -> MpsReport:

@@ -23,6 +23,13 @@ STAT_BYTES = 4096
 """The size is more than the 52 fields of a ``stat`` can take."""
 _START_TIME = 22 - 3
 """The start time is field 22 of /proc/PID/stat, and field 3 is the first behind the command."""
+MAX_HANDLES = 256
+"""A service may have 1024 open files by default, and needs other files for its work."""
+INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})
+"""Containers run these programs first to hand signals on; the names are those in ``comm``."""
+_PROC = Path("/proc")
+_DEPTH = 2
+"""The depth covers an init, and the child that it hands signals on to, which may be another init."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +150,6 @@ class ProcessTable:
             os.close(descriptor)
 
 
-MAX_HANDLES = 256
-"""A service may have 1024 open files by default, and needs other files for its work."""
-
-
 class ProcessHandles:
     """Keep handles. A handle is of a process, not of a PID, which may have changed hands (pidfd_open(2))."""
 
@@ -186,13 +189,6 @@ class ProcessHandles:
         del self._pids[handle]
         self._poll.unregister(handle)
         os.close(handle)
-
-
-INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})
-"""Containers run these programs first to hand signals on; the names are those in ``comm``."""
-_PROC = Path("/proc")
-_DEPTH = 2
-"""The depth covers an init, and the child that it hands signals on to, which may be another init."""
 
 
 def members(container: ContainerId, proc: Path = _PROC) -> frozenset[int]:

@@ -51,6 +51,14 @@ USERS_OWN = frozenset(f"{DEV}/{name}" for name in ("shm", "mqueue", "pts"))
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _RULE = re.compile(r"([abc]) (\d+|\*):(\d+|\*) ([rwm]+)")
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+DEVICES = "devtmpfs"
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+_USE = ("memory.current", "memory.usage_in_bytes")
+"""The first file is that of v2, the second that of v1."""
+_FILES = frozenset({"active_file", "inactive_file"}), frozenset({"total_active_file", "total_inactive_file"})
+"""These are pages of files, which the kernel takes back before it ends any process; tmpfs has none of
+them."""
 
 
 def pid_of(inspected: Mapping[str, Any]) -> int:
@@ -278,9 +286,6 @@ def _start_ticks(own: Path) -> int:
         return start_ticks_of_stat(file.read(STAT_BYTES).decode(errors="replace"))
 
 
-DEVICES = "devtmpfs"
-
-
 def parse(text: str) -> list[Mount]:
     """Return the lines of a ``mountinfo``; lines in an unknown form are left out."""
     found = []
@@ -318,15 +323,6 @@ def _place(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
     longest = max(len(each.point) for each in around)
     mount = [each for each in around if len(each.point) == longest][-1]
     return mount.device, posixpath.normpath(posixpath.join(mount.root, posixpath.relpath(path, mount.point)))
-
-
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
-_USE = ("memory.current", "memory.usage_in_bytes")
-"""The first file is that of v2, the second that of v1."""
-_FILES = frozenset({"active_file", "inactive_file"}), frozenset({"total_active_file", "total_inactive_file"})
-"""These are pages of files, which the kernel takes back before it ends any process; tmpfs has none of
-them."""
 
 
 def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

@@ -27,6 +27,12 @@ UNIX_SCHEME = "unix://"
 START_HINT = "start the engine, for example with `systemctl start docker`, or configure another socket"
 ACCESS_HINT = "run the daemon as root or as a member of the group that owns the socket"
 HANG_HINT = "look into the engine's log, for example with `journalctl -u docker`; it is asked again"
+T = TypeVar("T")
+Work = Callable[[APIClient], T]
+
+WAITING_LIMIT = 1000
+IDLE_SECONDS = 60.0
+CLOSED = "the connection to the Docker engine is closed"
 
 
 class Connector:
@@ -113,14 +119,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield current
         wrapped = (current.__cause__, current.__context__, *current.args)
         pending.extend(inner for inner in wrapped if isinstance(inner, BaseException))
-
-
-T = TypeVar("T")
-Work = Callable[[APIClient], T]
-
-WAITING_LIMIT = 1000
-IDLE_SECONDS = 60.0
-CLOSED = "the connection to the Docker engine is closed"
 
 
 class Workers:

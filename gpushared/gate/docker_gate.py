@@ -17,10 +17,9 @@ from gpushared.gate.handlers.call import Call, check_confined, drop_body, expect
 from gpushared.gate.handlers.containers import ContainerHandlers, Execs, Listings
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.creates import Creates
-from gpushared.gate.handlers.images import ImageHandlers
 from gpushared.gate.handlers.networks_and_volumes import Networks, Volumes
 from gpushared.gate.handlers.request_audit import Recording, line_of_refusal, recording
-from gpushared.gate.handlers.shared import Shared
+from gpushared.gate.handlers.shared import ImageHandlers, Shared
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_client import EngineSocket

@@ -26,7 +26,7 @@ from gpushared.gate.policy.admission import HOST_PREFIX, judge_create, networks_
 from gpushared.gate.policy.field_findings import WHY_SET, FieldFinding, Notes
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import volumes_of, wishes_of
-from gpushared.net.accounts import Account, look_up
+from gpushared.net.identity import Account, account_of
 
 GPUS = f"{HOST_PREFIX}DeviceRequests"
 _REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, Unavailable)
@@ -53,7 +53,7 @@ class Explainer:
             notes.unread(name)
         _note_wish(wish, notes)
         if self._ground.judges(caller):
-            await self._judge(body, wish, version, await look_up(caller), notes)
+            await self._judge(body, wish, version, await account_of(caller), notes)
         return notes.findings
 
     async def _judge(

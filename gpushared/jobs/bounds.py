@@ -35,6 +35,18 @@ from gpushared.domain.model.request_spec import MAX_RESTARTS
 from gpushared.domain.model.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
 from gpushared.domain.scheduling.allowance import ShareNeed
 
+MAX_NUMBER = (1 << 31) - 1
+"""Of attempts, exit codes and counts: messages to users have 32 bits for them."""
+MAX_WHOLE = 1 << 62
+"""Databases and messages have 64 bits for a whole number."""
+MAX_MOMENT = 253_402_300_799.0
+"""The end of the year 9999, in seconds since 1970: no calendar goes further."""
+MAX_GPU_INDEX = (1 << 16) - 1
+MAX_HELLO_REPORTS = 100_000
+MAX_BEAT_SECONDS = 24 * 3600.0
+MAX_PROJECT_PERMILLE = 1 << 40
+MAX_ALLOWANCE_REVISION = 1 << 53
+
 
 class Bounds(NamedTuple):
     """``least`` and ``most`` are allowed themselves; ``what`` names the number in a sentence."""
@@ -48,18 +60,6 @@ class Bounds(NamedTuple):
         if not self.least <= number <= self.most:
             raise RequestError(f"{number} as {self.what} cannot be", hint=f"only {self.least} to {self.most}")
 
-
-MAX_NUMBER = (1 << 31) - 1
-"""Of attempts, exit codes and counts: messages to users have 32 bits for them."""
-MAX_WHOLE = 1 << 62
-"""Databases and messages have 64 bits for a whole number."""
-MAX_MOMENT = 253_402_300_799.0
-"""The end of the year 9999, in seconds since 1970: no calendar goes further."""
-MAX_GPU_INDEX = (1 << 16) - 1
-MAX_HELLO_REPORTS = 100_000
-MAX_BEAT_SECONDS = 24 * 3600.0
-MAX_PROJECT_PERMILLE = 1 << 40
-MAX_ALLOWANCE_REVISION = 1 << 53
 
 _INDEX = Bounds(0, MAX_GPU_INDEX, "an index of a GPU")
 _GPUS = Bounds(1, MAX_GPUS, "a number of GPUs")

@@ -33,7 +33,6 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import JobId
-from gpushared.jobs.archive import Archive
 from gpushared.jobs.job_records import (
     JOB,
     MEMBER,
@@ -47,6 +46,7 @@ from gpushared.jobs.job_records import (
     standing_changes,
     without,
 )
+from gpushared.jobs.job_search import Archive
 from gpushared.ports import Clock
 from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Transaction
 

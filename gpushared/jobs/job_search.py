@@ -1,10 +1,10 @@
-"""Finding jobs: by what people call them, and page by page, among those that somebody may see."""
+"""Keep jobs that are over in the store, and find jobs by their names and page by page."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain, islice
@@ -15,10 +15,10 @@ from gpushared.domain.jobs.job import Ended, Job, Owner
 from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
-from gpushared.jobs.archive import Page
-from gpushared.jobs.job_records import OVER, over_key
+from gpushared.jobs.job_records import ENDED, GONE, OVER, job_of, over_key, read_job, time_of
 from gpushared.jobs.job_requests import is_array_id
 from gpushared.jobs.job_views import default_name
+from gpushared.ports.job_store import MAX_OPERATIONS, JobStore, Record
 
 MAX_NAMED = 3
 MAX_LISTED = 1000
@@ -34,6 +34,13 @@ _NUMBER = re.compile(r"[0-9]{0,19}")
 """Python refuses to read a number of thousands of digits; the numbers of jobs have 64 bits."""
 LIVE, OVER_MARK, ARRAY = "l", "o", "a"
 """A page token begins with one of these letters: the stage of the listing."""
+GONE_KEPT_SECONDS = 40 * 24 * 3600.0
+"""Longer than nodes keep records of attempts that are over."""
+OPERATIONS_EACH = 4
+PRUNE_STEP = MAX_OPERATIONS // OPERATIONS_EACH
+READS_AT_ONCE = 32
+
+Write = Callable[[dict[str, bytes], tuple[str, ...]], Awaitable[int]]
 
 
 class JobArchive(Protocol):
@@ -273,3 +280,96 @@ def _number(text: str) -> int:
     if _NUMBER.fullmatch(text) is None:
         raise RequestError("this page token is none of ours", hint="leave it out to begin anew")
     return int(text or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """``next_token``: where the next page begins; empty where there is none."""
+
+    jobs: tuple[Job, ...]
+    next_token: str
+
+
+class Archive:
+    """Read the store; ``prune`` writes by what it is given.
+
+    Nodes tell of attempts that ended up to a month ago. So that none of a forgotten job's is taken for a new
+    one, it stays known for longer that the job is over.
+    """
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    async def get(self, job: JobId) -> Job | None:
+        """The job, if it is over and not yet forgotten."""
+        body = await self._body(job)
+        return read_job(ENDED + job, body) if body else None
+
+    async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
+        """Return the jobs that are over, forgotten ones too."""
+        asked, found = sorted(jobs), []
+        for at in range(0, len(asked), READS_AT_ONCE):
+            some = asked[at : at + READS_AT_ONCE]
+            bodies = await asyncio.gather(*map(self._body, some))
+            found += [job for job, body in zip(some, bodies, strict=True) if body is not None]
+        return frozenset(found)
+
+    async def like(self, beginning: str, limit: int, token: str = "") -> Page:
+        """Return finished jobs whose ids begin like this, in the order of the ids, after the id in the token.
+
+        A page leaves out the jobs that are forgotten. The jobs are read beside the event loop.
+        """
+        page = await self._store.page(ENDED + beginning, limit, after=ENDED + token if token else "")
+        jobs = await asyncio.to_thread(_read, page)
+        return Page(jobs, page[-1][0].removeprefix(ENDED) if len(page) == limit > 0 else "")
+
+    async def page(self, limit: int, token: str = "") -> Page:
+        """The newest first, or those before a page's token."""
+        index = await self._store.page(OVER, limit, after=OVER + token if token else "", reverse=True)
+        jobs: list[Job] = []
+        for at in range(0, len(index), READS_AT_ONCE):
+            some = [job_of(key) for key, _ in index[at : at + READS_AT_ONCE]]
+            jobs += [job for job in await asyncio.gather(*map(self.get, some)) if job is not None]
+        more = len(index) == limit > 0
+        return Page(tuple(jobs), index[-1][0].removeprefix(OVER) if more else "")
+
+    async def prune(self, write: Write, *, keep: int, ended_before: float, now: float) -> int:
+        """Forget the oldest beyond so many, and all that ended before; how many were forgotten."""
+        await self._prune_gone(write, now - GONE_KEPT_SECONDS)
+        surplus, forgotten = await self._store.count(OVER) - keep, 0
+        while True:
+            oldest = [key for key, _ in await self._store.page(OVER, PRUNE_STEP)]
+            gone = [
+                key
+                for number, key in enumerate(oldest)
+                if forgotten + number < surplus or time_of(key) < ended_before
+            ]
+            if gone:
+                await write(*_forgetting(gone))
+            forgotten += len(gone)
+            if len(gone) < PRUNE_STEP:
+                return forgotten
+
+    async def _prune_gone(self, write: Write, before: float) -> None:
+        while True:
+            oldest = [key for key, _ in await self._store.page(GONE, PRUNE_STEP)]
+            gone = [key for key in oldest if time_of(key) < before]
+            if gone:
+                await write({}, tuple(one for key in gone for one in (key, ENDED + job_of(key))))
+            if len(gone) < PRUNE_STEP:
+                return
+
+    async def _body(self, job: JobId) -> bytes | None:
+        """None where nothing is known of it, empty where it is forgotten."""
+        key = ENDED + job
+        # The key itself comes first of those that begin so.
+        return next((record.value for name, record in await self._store.page(key, 1) if name == key), None)
+
+
+def _read(page: Sequence[tuple[str, Record]]) -> tuple[Job, ...]:
+    return tuple(read_job(key, record.value) for key, record in page if record.value)
+
+
+def _forgetting(keys: Sequence[str]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    puts = {ENDED + job_of(key): b"" for key in keys}
+    return puts | {GONE + key.removeprefix(OVER): b"" for key in keys}, tuple(keys)

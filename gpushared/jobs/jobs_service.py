@@ -47,6 +47,8 @@ step of each of these calls."""
 LONG_SECONDS = 30.0
 """A call that looks at much waits this long for its turn."""
 SHOWN_AT_ONCE = 16
+Check = Callable[[Wanted, Owner], Awaitable[None]]
+"""Raises where a job could never run, before it is kept."""
 
 
 class CoordinatorPort(Protocol):
@@ -59,10 +61,6 @@ class CoordinatorPort(Protocol):
         ...
 
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
-
-
-Check = Callable[[Wanted, Owner], Awaitable[None]]
-"""Raises where a job could never run, before it is kept."""
 
 
 async def _no_check(wanted: Wanted, owner: Owner) -> None:

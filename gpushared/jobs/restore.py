@@ -18,7 +18,6 @@ from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import ConfigError, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
-from gpushared.jobs.archive import Archive
 from gpushared.jobs.job_records import (
     JOB,
     MEMBER,
@@ -33,6 +32,7 @@ from gpushared.jobs.job_records import (
     read_member,
     read_standing,
 )
+from gpushared.jobs.job_search import Archive
 from gpushared.ports.job_store import JobStore, Record
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,10 @@ from gpushared.domain.model.errors import Code
 from gpushared.domain.model.request import Caller
 from gpushared.storage.audit.line import Origin
 
+NOT_HTTP = "this is not proper HTTP"
+FORM = "application/x-www-form-urlencoded"
+"""The type of a body that engines read as parameters."""
+
 
 def docker_error(message: str) -> bytes:
     """Return the body of an error of the Docker Engine API."""
@@ -21,11 +25,6 @@ def docker_error(message: str) -> bytes:
 def connect_error(code: Code, message: str) -> bytes:
     """Return the body of an error of a unary call (https://connectrpc.com/docs/protocol#error-end-stream)."""
     return json.dumps({"code": code, "message": message}).encode()
-
-
-NOT_HTTP = "this is not proper HTTP"
-FORM = "application/x-www-form-urlencoded"
-"""The type of a body that engines read as parameters."""
 
 
 class Broken(StrEnum):

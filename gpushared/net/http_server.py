@@ -21,7 +21,6 @@ import h11
 
 from gpushared.domain.model.errors import Code, GpushareError, LimitReached, http_status
 from gpushared.domain.model.request import Caller
-from gpushared.net.client_presence import ClientPresence
 from gpushared.net.error_answers import (
     NOT_HTTP,
     Broken,
@@ -33,7 +32,7 @@ from gpushared.net.error_answers import (
     docker_error,
     forget,
 )
-from gpushared.net.http_parser import Incoming
+from gpushared.net.http_parser import ClientPresence, Incoming
 from gpushared.net.limits import Shares, UserShare
 from gpushared.net.socket_wire import READ_BYTES, Piece, Wire, taken_over
 from gpushared.storage.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
@@ -41,6 +40,8 @@ from gpushared.storage.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
 HeaderList = Sequence[tuple[bytes, bytes]]
 CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
 CLOSING = (b"Connection", b"close")
+DISCARD_BYTES = 64 * 1024
+LINGER_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,10 +504,6 @@ class _Connection:
     async def _linger(self) -> None:
         await self.client.stop()
         await self._wire.linger()
-
-
-DISCARD_BYTES = 64 * 1024
-LINGER_SECONDS = 2.0
 
 
 async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Turn the kernel's credentials of a socket into a ``Caller``, and refuse the subordinate ids of users.
+"""Turn a socket's credentials into a ``Caller``, refuse subordinate ids, and look up a caller's account.
 
 ``adduser`` gives each user tens of thousands of ids (subuid(5)). A process in a user namespace can have any
 of them in the kernel's view, and so in the credentials of a connection: without this check its owner would
@@ -18,15 +18,15 @@ import socket
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from gpushared.daemon.clocks import boot_id
-from gpushared.domain.model.errors import PermissionRefused
+from gpushared.domain.model.errors import PermissionRefused, TimedOut
 from gpushared.domain.model.request import Caller, Process
-from gpushared.net.accounts import ask_names
 from gpushared.storage.audit.line import Origin, bounded
 
 _UCRED = struct.Struct("i2I")
@@ -47,6 +47,11 @@ MAX_FILE_BYTES: Final = 4 << 20
 """A hundred thousand users' ranges; lines beyond are not read."""
 LOOK_SECONDS: Final = 5.0
 IDS_END: Final = 1 << 32
+LOOKUP_SECONDS = 5.0
+_NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")
+_asked: dict[tuple[object, ...], Future[Any]] = {}
+"""These questions are under way."""
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,3 +327,59 @@ def _apart(ranges: Iterable[IdRange]) -> Iterator[IdRange]:
         if each.end > (first := max(each.first, end)):
             yield IdRange(first, each.end, each.owner)
             end = each.end
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Hold a caller with its supplementary groups and its home, which is empty if it has none."""
+
+    caller: Caller
+    groups: tuple[int, ...]
+    home: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PathWish:
+    """Name a path that a container must see."""
+
+    path: str
+    write: bool
+
+
+async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
+    """Ask the name services off the event loop.
+
+    The name services can hang for minutes, so the question runs in threads for which nothing else waits. A
+    question that is under way already gets the same answer, so that one user's connections do not take all
+    threads.
+    """
+    key = (question, *args)
+    asked = _asked.get(key)
+    if asked is None:
+        asked = _asked[key] = _NAME_THREADS.submit(question, *args)
+        asked.add_done_callback(lambda _: _asked.pop(key, None))
+    answer: _Answer = await asyncio.shield(asyncio.wrap_future(asked))
+    return answer
+
+
+async def account_of(caller: Caller) -> Account:
+    """Return the caller's account from the system's user database; without an entry it has only its ids.
+
+    Raises ``TimedOut`` when the database (LDAP, for example) does not answer.
+    """
+    try:
+        async with asyncio.timeout(LOOKUP_SECONDS):
+            return await ask_names(_account_of, caller)
+    except TimeoutError:
+        raise TimedOut(
+            f"the user database does not answer for uid {caller.uid}", hint="try again later"
+        ) from None
+
+
+def _account_of(caller: Caller) -> Account:
+    try:
+        entry = pwd.getpwuid(caller.uid)
+    except KeyError:
+        return Account(caller, ())
+    groups = os.getgrouplist(entry.pw_name, caller.gid)
+    return Account(caller, tuple(sorted(set(groups) - {caller.gid})), entry.pw_dir)

@@ -23,6 +23,8 @@ from gpushared.net.call_checks import Context
 
 # Any: handlers of all services pass here, each with messages of its own.
 Behaviour = Callable[[Any, Context[Any, Any]], Any]
+Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
+"""Ends a call with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,6 @@ class Admitted:
 
 Admit = Callable[[str, Context[Any, Any]], Admitted]
 """Tells by the name of the call, the connection and the metadata whose a call is. Raises GpushareError."""
-Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
-"""Ends a call with an error."""
 
 
 class CallsUnderWay:

@@ -23,6 +23,7 @@ from gpushared.ports import Clock
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+PART = "quotas"
 
 
 class Pulse:
@@ -120,9 +121,6 @@ def _status(state: NodeState, kind: str) -> str:
     return f"{len(state.gpus)} {kind}, {held} leases, {waiting} queued" + (
         f", {drained} drained" if drained else ""
     )
-
-
-PART = "quotas"
 
 
 class Promises:

@@ -23,11 +23,10 @@ from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.jobs.local_jobs import LocalBook
 from gpushared.node.pool.allowance_file import AllowanceFile
-from gpushared.node.pool.client_ends import PoolClients
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
-from gpushared.node.pool.pool_link import PoolLink
+from gpushared.node.pool.pool_link import PoolClients, PoolLink
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api

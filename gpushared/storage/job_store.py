@@ -21,9 +21,8 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
-from gpushared.storage.sqlite.file import FileSchema, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile, is_for_want_of_room, translated
 from gpushared.storage.sqlite.file_calls import Calls
-from gpushared.storage.sqlite.trouble import FileWords, is_for_want_of_room, translated
 
 APPLICATION_ID = 0x6770706C
 """``gppl`` in ASCII."""

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from gpushared.doctor.checks import FRESH_SECONDS, Doctor
 from gpushared.doctor.machine_facts import DoctorFacts
-from gpushared.doctor.probe import FRESH_SECONDS, Doctor
 from gpushared.domain.model.checkup import is_well
 from tests.doctor.healthy import HEALTHY
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpushared.config.model import Config, QueueConfig
+from gpushared.doctor.checks import DaemonPaths, read_config
 from gpushared.doctor.machine_facts import Unit
-from gpushared.doctor.probe import DaemonPaths, read_config
 from gpushared.doctor.readers import (
     ENV_SWITCH,
     INIT_PID_NAMESPACE,

@@ -21,7 +21,7 @@ from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
 from gpushared.domain.scheduling.allowance import Allowance, Share, ShareNeed
 from gpushared.node.pool.allowance_file import StoredAllowance
-from gpushared.pool.member.node_facts import free_of
+from gpushared.pool.member.node_ports import free_of
 from tests.domain.jobs.pool_world import gpus_of
 from tests.property.allowance_world import POOL, PROJECT, Node, part
 

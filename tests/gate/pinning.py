@@ -19,8 +19,8 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import kernel
 from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
 from gpushared.gate.mounts.helper_process import run_helper
-from gpushared.net.accounts import Account, PathWish
 from gpushared.net.http_client import EngineSocket
+from gpushared.net.identity import Account, PathWish
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE
 

@@ -18,8 +18,7 @@ from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import MAX_DEPTH, check_create, parse_object, serialise
 from gpushared.gate.api.fields import CONFIG, HOST_CONFIG
-from gpushared.gate.api.parameters import own_only
-from gpushared.gate.api.routes import parse_target
+from gpushared.gate.api.routes import own_only, parse_target
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.gpu_request import (
     ClaimWish,
@@ -32,7 +31,7 @@ from gpushared.gate.containers.gpu_request import (
 from gpushared.gate.containers.inject import binds_late, inject
 from gpushared.gate.policy.admission import CREATE, HOST, judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
-from gpushared.net.accounts import Account
+from gpushared.net.identity import Account
 from gpushared.ports import DeviceMechanism, EditMount, Edits
 from tests.gate.desks import GPU, WALLS, facts
 from tests.gate.serving import ALICE

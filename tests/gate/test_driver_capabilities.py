@@ -16,7 +16,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.policy.admission import judge_create
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.site_presets import policy_of
-from gpushared.net.accounts import Account
+from gpushared.net.identity import Account
 from tests.gate.desks import FakeDesk
 from tests.gate.people import people
 from tests.gate.serving import ALICE

@@ -9,8 +9,16 @@ import pytest
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.api.endpoints import ROUTES, match_route
-from gpushared.gate.api.parameters import FORMS, check_parameters, check_ps, drop_unknown
-from gpushared.gate.api.routes import SCOPES, Route, RouteAction, parse_target
+from gpushared.gate.api.routes import (
+    FORMS,
+    SCOPES,
+    Route,
+    RouteAction,
+    check_parameters,
+    check_ps,
+    drop_unknown,
+    parse_target,
+)
 from gpushared.gate.containers.filtered_views import (
     shown_image,
     shown_images,

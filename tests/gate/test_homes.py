@@ -28,8 +28,8 @@ from gpushared.gate.containers.passwd import (
     with_line,
 )
 from gpushared.gate.docker_gate import Gate
-from gpushared.net.accounts import Account, PathWish
 from gpushared.net.http_client import EngineAnswer, EngineSocket
+from gpushared.net.identity import Account, PathWish
 from tests.bed import parts
 from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
@@ -334,10 +334,10 @@ async def test_the_own_home_is_home_where_it_is_mounted(rig: Rig, monkeypatch: p
     own.mkdir()
     shutil.chown(own, 1000, 1000)
 
-    async def look_up(caller: Caller) -> Account:
+    async def account_of(caller: Caller) -> Account:
         return Account(caller, (), str(own))
 
-    monkeypatch.setattr("gpushared.gate.handlers.creates.look_up", look_up)
+    monkeypatch.setattr("gpushared.gate.handlers.creates.account_of", account_of)
     assert await rig.said(rig.alice, "-v", f"{own}:/h", "echo $HOME; touch ~/kept; whoami") == "/h\nalice"
     assert (own / "kept").stat().st_uid == 1000
 

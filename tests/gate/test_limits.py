@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from gpushared.domain.model.errors import LimitReached
-from gpushared.net.accounts import ask_names
 from gpushared.net.http_server import Exchange, Routes
+from gpushared.net.identity import ask_names
 from gpushared.net.limits import Shares, UserLimits, UserShare
 from tests.gate.serving import ALICE, answer_json, ask, raw_client, request, serving
 

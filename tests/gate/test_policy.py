@@ -28,7 +28,7 @@ from gpushared.gate.policy.field_findings import OPTIONS, FieldDecision, Notes
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.process_rules import ROOT_CAPABILITIES
 from gpushared.gate.policy.site_presets import PRESETS
-from gpushared.net.accounts import Account
+from gpushared.net.identity import Account
 from tests.bed import parts
 from tests.gate.policy_cases import CASES, DROPPED, NO, SET, YES, Case
 from tests.gate.serving import ALICE

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import h11
 import pytest
 
-from gpushared.net.flow import BUFFER_BYTES, MUCH_BYTES, End, Flow
 from gpushared.net.http_parser import CHUNKS_AT_ONCE, FIRST_BYTES, Incoming, PlainChunks
 from gpushared.net.limits import UserLimits, UserShare
-from gpushared.net.socket_wire import Wire, taken_over
+from gpushared.net.socket_wire import BUFFER_BYTES, MUCH_BYTES, End, Flow, Wire, taken_over
 
 HEAD = b"PUT /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 NEXT = b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from gpushared.domain.model.errors import TimedOut
-from gpushared.net import accounts, identity
-from gpushared.net.accounts import ask_names
-from gpushared.net.identity import Identities, Peer
+from gpushared.net import identity
+from gpushared.net.identity import Identities, Peer, ask_names
 
 NOBODYS_UID = 3_999_999_999
 LOOKUPS = 8
@@ -62,10 +61,10 @@ async def test_who_belongs_to_a_trusted_group_by_the_process_is_trusted() -> Non
 
 async def test_a_lookup_that_took_too_long_is_refused_at_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(accounts, "_look_up", lambda _: answer.wait())
-    monkeypatch.setattr(accounts, "LOOKUP_SECONDS", 0.01)
+    monkeypatch.setattr(identity, "_account_of", lambda _: answer.wait())
+    monkeypatch.setattr(identity, "LOOKUP_SECONDS", 0.01)
     try:
         with pytest.raises(TimedOut, match="user database does not answer for uid 2"):
-            await accounts.look_up(await Identities(()).caller(Peer(1, 2, 2)))
+            await identity.account_of(await Identities(()).caller(Peer(1, 2, 2)))
     finally:
         answer.set()

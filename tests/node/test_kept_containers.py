@@ -6,7 +6,7 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.jobs.kept_containers import Keeping, due_of
+from gpushared.node.jobs.job_containers import Keeping, due_of
 
 KEEPING = Keeping(seconds=100.0, most=2)
 

@@ -21,8 +21,8 @@ from gpushared.domain.jobs.job import Ended, NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
-from gpushared.jobs.archive import Archive
 from gpushared.jobs.job_requests import id_of, older_id_of, read_submit
+from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.node.pool.pool_jobs import PoolJobs

@@ -24,8 +24,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import JobId, LeaseId
-from gpushared.jobs.archive import Archive
-from gpushared.jobs.job_search import WALKED
+from gpushared.jobs.job_search import WALKED, Archive
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.jobs_service import SHOWN_AT_ONCE, JobsService
 from tests.pool.pools import NODE, SECONDS, Pool, coordinator, spec

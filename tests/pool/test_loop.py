@@ -49,9 +49,9 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, LeaseId
 from gpushared.jobs import coordinator_loop as loop_module
-from gpushared.jobs.archive import GONE_KEPT_SECONDS
 from gpushared.jobs.coordinator_loop import MAX_PENDING
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, OVER, RECOVERING
+from gpushared.jobs.job_search import GONE_KEPT_SECONDS
 from gpushared.jobs.restore import HighWater
 from gpushared.ports.job_store import MAX_OPERATIONS, Conflict, Deposed, StoreUnavailable, Transaction
 from gpushared.testing import StoreWorld

@@ -35,7 +35,7 @@ from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.projects import Policy, Project, Quota
-from gpushared.pool.member.node_facts import free_of
+from gpushared.pool.member.node_ports import free_of
 from tests.domain.jobs.pool_world import gpus_of
 
 PROJECT, POOL = "vision", "lab"

@@ -26,7 +26,7 @@ from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.request import Request
 from gpushared.jobs import job_search
-from gpushared.jobs.archive import Archive
+from gpushared.jobs.job_search import Archive
 from gpushared.testing import MemoryStore
 
 ADA, BOB = Owner("ada@lab", "ada"), Owner("bob@lab", "bob")

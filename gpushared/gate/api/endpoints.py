@@ -7,45 +7,6 @@ from __future__ import annotations
 
 from gpushared.gate.api.routes import Match, Payload, Route, RouteAction, RouteTable
 
-
-def match_route(method: str, path: str) -> Match | None:
-    """Return the route of a request, None if it is on no list."""
-    return _TABLE.match(method, path)
-
-
-def _route(
-    methods: str,
-    path: str,
-    action: RouteAction,
-    query: str = "",
-    payload: Payload = Payload.NONE,
-    *,
-    closed: str = "",
-    hijack: bool = False,
-    registry: bool = False,
-) -> Route:
-    words, names = tuple(methods.split()), frozenset(query.split())
-    return Route(words, path, action, names, frozenset(closed.split()), payload, hijack, registry)
-
-
-def _trusted(
-    methods: str,
-    path: str,
-    why: tuple[str, str],
-    payload: Payload = Payload.NONE,
-    *,
-    hijack: bool = False,
-    action: RouteAction = RouteAction.TRUSTED,
-) -> Route:
-    words, (reason, hint) = tuple(methods.split()), why
-    return Route(words, path, action, payload=payload, hijack=hijack, why=reason, hint=hint)
-
-
-def _refused(methods: str, path: str, why: tuple[str, str]) -> Route:
-    words, (reason, hint) = tuple(methods.split()), why
-    return Route(words, path, RouteAction.REFUSE, why=reason, hint=hint)
-
-
 _A = RouteAction
 _IN = Payload.STREAM
 _NEVER = Payload.REFUSED
@@ -113,6 +74,45 @@ SECRET = (
 )
 CLUSTER_VOLUME = ("volumes of a swarm are not changed through gpushared", "make a new volume")
 OPTIONS = ("OPTIONS is a question of web browsers, which have no business here", "use a Docker client")
+
+
+def match_route(method: str, path: str) -> Match | None:
+    """Return the route of a request, None if it is on no list."""
+    return _TABLE.match(method, path)
+
+
+def _route(
+    methods: str,
+    path: str,
+    action: RouteAction,
+    query: str = "",
+    payload: Payload = Payload.NONE,
+    *,
+    closed: str = "",
+    hijack: bool = False,
+    registry: bool = False,
+) -> Route:
+    words, names = tuple(methods.split()), frozenset(query.split())
+    return Route(words, path, action, names, frozenset(closed.split()), payload, hijack, registry)
+
+
+def _trusted(
+    methods: str,
+    path: str,
+    why: tuple[str, str],
+    payload: Payload = Payload.NONE,
+    *,
+    hijack: bool = False,
+    action: RouteAction = RouteAction.TRUSTED,
+) -> Route:
+    words, (reason, hint) = tuple(methods.split()), why
+    return Route(words, path, action, payload=payload, hijack=hijack, why=reason, hint=hint)
+
+
+def _refused(methods: str, path: str, why: tuple[str, str]) -> Route:
+    words, (reason, hint) = tuple(methods.split()), why
+    return Route(words, path, RouteAction.REFUSE, why=reason, hint=hint)
+
 
 ROUTES: tuple[Route, ...] = (
     _route("GET HEAD", "/_ping", _A.PASS),

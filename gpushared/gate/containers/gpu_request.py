@@ -44,6 +44,7 @@ DEVICES_BY_MOUNT = re.compile(r"/(var/)?run/nvidia-container-devices(/.*)?")
 """NVIDIA's runtime takes mounts at these paths for names of GPUs."""
 CDI_ANNOTATION = "cdi.k8s.io/"
 WITHOUT_GPU = frozenset({"void", "none", ""})
+NANO_PER_MILLI = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,9 +295,6 @@ def _check_env(body: Body) -> None:
         name, _, value = entry.partition("=")
         if name == VISIBLE_DEVICES and value not in WITHOUT_GPU:
             raise RequestError(f"{entry} would give GPUs without a lease", hint=SIZE_HINT)
-
-
-NANO_PER_MILLI = 1_000_000
 
 
 def host_needs(host: Body) -> dict[str, str]:

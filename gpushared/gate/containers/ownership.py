@@ -22,9 +22,9 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import CPU_PERIOD_US, OWN_NETWORKS, Body, objects, ports_of, section, strings
 from gpushared.gate.api.site import root_mark
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
-from gpushared.net.accounts import PathWish
 from gpushared.net.error_answers import docker_error
 from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
+from gpushared.net.identity import PathWish
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"

@@ -33,8 +33,8 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import Body, objects, section, serialise, strings
 from gpushared.gate.containers.inject import default_env, user_targets
 from gpushared.gate.containers.ownership import CREATED, OK
-from gpushared.net.accounts import Account, PathWish
 from gpushared.net.http_client import EngineSocket
+from gpushared.net.identity import Account, PathWish
 
 log = logging.getLogger(__name__)
 

@@ -2,23 +2,32 @@
 
 It is told what to do in one line of JSON on its standard input and answers on its standard output. Standard
 library only, all of it imported before the container's files are the ones that it sees.
+
+Between its entry into the container's files and the loss of its rights the program imports nothing and opens
+nothing by a name: at each name there is whatever the container's owner put there.
 """
 
 import contextlib
 import io
 import json
 import os
+import resource
+import select
+import signal
 import stat
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from gpushared.gate.copies import entering
 from gpushared.gate.copies.order import (
     AGAIN,
     BLOCK_BYTES,
+    START,
     STAT,
     CopyRefusedError,
     Deed,
     Order,
+    RefusalKind,
     check_uncovered,
     cleaned,
     first_of,
@@ -28,9 +37,20 @@ from gpushared.gate.copies.order import (
     resolved,
     stat_of,
 )
-from gpushared.gate.copies.picking import PastError, Picking
-from gpushared.gate.copies.reading import Tree
+from gpushared.gate.copies.reading import PastError, Picking, Tree
 from gpushared.gate.copies.writing import Unpacking
+from gpushared.gate.mounts import kernel
+from gpushared.gate.mounts import mount_helper as pins
+from gpushared.mountinfo import parse_line
+
+MEMORY_BYTES = 512 << 20
+"""A head of an archive may be of any length, and is held whole."""
+DEVICES = "/dev"
+WORK = "gpushare-work"
+"""A directory beside the container's own layer, in which the kernel prepares files of that layer.
+
+The engine has one of its own. A mount empties it, while a container that root starts just now may need it.
+"""
 
 
 class Channel:
@@ -63,14 +83,14 @@ def main() -> None:
 def _main(channel: Channel) -> None:
     order: Order = json.loads(channel.input.readline())
     try:
-        entering.bound()
-        entering.count_for_user(order["cgroups"])
+        bound()
+        count_for_user(order["cgroups"])
         if order["deed"] == Deed.PICK:
-            entering.become(order)
+            become(order)
             _pick(order, channel)
         else:
             view = _entered(order)
-            entering.become(order)
+            become(order)
             _do(order, view, channel)
     except CopyRefusedError as error:
         if channel.has_answered:
@@ -79,13 +99,24 @@ def _main(channel: Channel) -> None:
     channel.output.flush()
 
 
-def _entered(order: Order) -> entering.View:
+class View(NamedTuple):
+    """Hold the helper's facts about the container that it sees.
+
+    ``barren``: the directories whose content is the kernel's, or devices. ``own_files``: the machine's
+    ``/proc/self/fd``, as the container's has no place for this process.
+    """
+
+    barren: frozenset[str]
+    own_files: int
+
+
+def _entered(order: Order) -> View:
     if order["layers"]:
-        return entering.mount(order["layers"], writes=order["deed"] == Deed.WRITE)
-    return entering.enter(order["pid"], order["container"])
+        return mount(order["layers"], writes=order["deed"] == Deed.WRITE)
+    return enter(order["pid"], order["container"])
 
 
-def _do(order: Order, view: entering.View, channel: Channel) -> None:
+def _do(order: Order, view: View, channel: Channel) -> None:
     deed = Deed(order["deed"])
     # The engine follows links to the places of mounts as well.
     mounts = [os.path.realpath(each) for each in order["mounts"]]
@@ -148,3 +179,113 @@ def _unpack(order: Order, mounts: list[str], channel: Channel) -> None:
         while channel.input.read(BLOCK_BYTES):
             pass
     channel.answer({})
+
+
+def bound() -> None:
+    """Set the bounds of this process. Nothing is imported any more: an image could bring that along.
+
+    Python answers an interrupt, which the user's programs outside can send, and an error that nobody catches
+    with a traceback: it opens the program's source by its path, where an image may have a device.
+    """
+    sys.meta_path.clear()
+    sys.path.clear()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.tracebacklimit = 0
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def count_for_user(files: list[str]) -> None:
+    """Join the user's cgroups: the resources that this process takes from now on count as the user's."""
+    try:
+        for path in files:
+            Path(path).write_text("0")
+    except OSError as error:
+        raise CopyRefusedError(
+            RefusalKind.FAILED, f"the limits of users cannot be kept: {error.strerror}"
+        ) from None
+
+
+def enter(pid: int, container: str) -> View:
+    """See the container's files and no others from here on.
+
+    By a handle of its first process: while that lives, its number is no other's.
+    """
+    own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        handle = os.pidfd_open(pid)
+        cgroups = Path(f"/proc/{pid}/cgroup").read_text()
+        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        raise ended() from None
+    if container not in cgroups or has_ended(handle):
+        raise ended()
+    kernel.enter(namespace)
+    os.fchdir(root)
+    os.chroot(".")
+    with os.fdopen(os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=own), "rb") as lines:
+        mounts = [parse_line(os.fsdecode(line)) for line in lines]
+    own_files = os.open("fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
+    for descriptor in (handle, namespace, root, own):
+        os.close(descriptor)
+    barren = {each.point for each in mounts if each.kind in kernel.KERNELS_OWN}
+    return View(frozenset({*barren, DEVICES}), own_files)
+
+
+def mount(layers: dict[str, Any], *, writes: bool) -> View:
+    """See the files of a container that does not run from here on, and no others.
+
+    The container's layers are mounted as the engine mounts them, for this process alone. As root it looks up
+    the engine's own paths to the layers, which only root can change, and nothing that lies in a layer.
+    """
+    own_files = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        opened = _opened(layers, writes=writes)
+        # By numbers of descriptors from here on: the names of many layers are too long for an option.
+        os.fchdir(own_files)
+        names = [str(each) for each in opened]
+        top = kernel.mount_overlay(names[:-2], *names[-2:]) if writes else kernel.mount_overlay(names)
+    except (pins.HelperRefusedError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CopyRefusedError(
+            RefusalKind.FAILED, f"the container's layers cannot be mounted: {reason}", START
+        ) from None
+    os.fchdir(top)
+    os.chroot(".")
+    for descriptor in (top, *opened):
+        os.close(descriptor)
+    return View(frozenset(), own_files)
+
+
+def _opened(layers: dict[str, Any], *, writes: bool) -> list[int]:
+    """Open the layers as the engine sees them; for writing, the upper one and a work directory come last."""
+    namespace = pins.engine_namespace(layers["engine"])
+    pins.enter_machine()
+    if namespace is not None:
+        kernel.enter(namespace)
+        os.close(namespace)
+    paths = [layers["upper"], *layers["lower"]]
+    if writes:
+        work = Path(layers["upper"]).with_name(WORK)
+        work.mkdir(mode=0o700, exist_ok=True)
+        paths = [*layers["lower"], layers["upper"], str(work)]
+    return [kernel.open_as_named(each) for each in paths]
+
+
+def become(order: Order) -> None:
+    """Be the container's user."""
+    kernel.become(order["uid"], order["gid"], order["groups"])
+    kernel.die_with_parent()
+
+
+def has_ended(handle: int) -> bool:
+    """Return True if the process of the handle is over."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def ended() -> CopyRefusedError:
+    """Return the error for a container that does not run any more."""
+    return CopyRefusedError(RefusalKind.FAILED, "the container has just ended", "try again")

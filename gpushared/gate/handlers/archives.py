@@ -27,7 +27,7 @@ from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.ownership import Container, find_container
 from gpushared.gate.copies.copying import Copies, Helper
 from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
-from gpushared.gate.copies.picking import MOST_LINKS
+from gpushared.gate.copies.reading import MOST_LINKS
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.proxy import check_stream

@@ -18,8 +18,7 @@ from gpushared.domain.model.errors import PermissionRefused, RequestError, Unava
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import BODY_BYTES, Body, parse_object
 from gpushared.gate.api.field_kinds import Version, version_of
-from gpushared.gate.api.parameters import check_parameters
-from gpushared.gate.api.routes import Match, RouteAction, Target
+from gpushared.gate.api.routes import Match, RouteAction, Target, check_parameters
 from gpushared.net.error_answers import FORM, kind_of
 from gpushared.net.http_client import EngineAnswer
 from gpushared.net.http_server import Exchange

@@ -10,8 +10,17 @@ from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRef
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import HOST_NETWORK, check_counted, section, serialise, strings
 from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE, UPDATE_TABLE
-from gpushared.gate.api.parameters import check_ps, own_only, parse_filters, with_own, write_filters
-from gpushared.gate.api.routes import Payload, RouteAction, asked_end, asked_stop
+from gpushared.gate.api.routes import (
+    Payload,
+    RouteAction,
+    asked_end,
+    asked_stop,
+    check_ps,
+    own_only,
+    parse_filters,
+    with_own,
+    write_filters,
+)
 from gpushared.gate.containers.gpu_request import docker_words
 from gpushared.gate.containers.inject import merge_env, strip_env
 from gpushared.gate.containers.ownership import (
@@ -28,7 +37,7 @@ from gpushared.gate.containers.ownership import (
 from gpushared.gate.handlers.call import Call, as_output, while_waiting
 from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.policy.admission import judge_exec, judge_update
-from gpushared.net.accounts import look_up
+from gpushared.net.identity import account_of
 from gpushared.ports import LABEL_JOB
 
 DEVICE_FIELDS = ("Devices", "DeviceRequests", "DeviceCgroupRules")
@@ -121,7 +130,7 @@ class ContainerHandlers:
             for volume in container.volumes:
                 await find_owned(self._engine, "volumes", volume, call.caller)
             if paths := container.host_paths:
-                await self._ground.pins.hold_again(container.pin, await look_up(call.caller), paths)
+                await self._ground.pins.hold_again(container.pin, await account_of(call.caller), paths)
         if self._ground.judges(call.caller) and container.owner is not None:
             await self._ground.together.check_start(container.owner, container)
 

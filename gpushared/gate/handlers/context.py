@@ -13,8 +13,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import Body, Json, check_create, section
 from gpushared.gate.api.field_kinds import Table, Version, fit, readable, respelled, version_of
 from gpushared.gate.api.fields import NEWEST
-from gpushared.gate.api.parameters import drop_unknown
-from gpushared.gate.api.routes import Payload, Route, Target
+from gpushared.gate.api.routes import Payload, Route, Target, drop_unknown
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.ownership import ContainerLocks, find_container
@@ -24,8 +23,8 @@ from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.proxy import Farewell, forward, nothing
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.gate.policy.field_rules import Context
-from gpushared.net.accounts import Account
 from gpushared.net.http_client import EngineAnswer, EngineSocket
+from gpushared.net.identity import Account
 from gpushared.ports import LABEL_OWNER, UserWalls
 from gpushared.storage.audit.line import digest_of
 

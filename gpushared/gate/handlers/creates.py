@@ -55,13 +55,13 @@ from gpushared.gate.containers.passwd import LABEL_USERS, USERS_FILE, passwd_lin
 from gpushared.gate.containers.user_limits import CreatesUnderWay
 from gpushared.gate.handlers.call import Call, while_waiting
 from gpushared.gate.handlers.context import Handler, HandlerContext
-from gpushared.gate.handlers.images import check_no_builder
+from gpushared.gate.handlers.shared import check_no_builder
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
 from gpushared.gate.policy.admission import judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import lead_to, unnamed_volumes, volumes_of, wishes_of
-from gpushared.net.accounts import PathWish, look_up
 from gpushared.net.http_client import EngineAnswer
+from gpushared.net.identity import PathWish, account_of
 
 LOOK_SECONDS = 5.0
 MOST_NODES = 4096
@@ -140,7 +140,7 @@ class Creates:
         await check_name(call.target.get("name"), engine, caller)
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
-        account = await look_up(caller)
+        account = await account_of(caller)
         in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
         judged = judge_create(body, Context(account, policy, in_gang, wish is not None, call.version))
         described = await find_image(engine, text(judged, "Image"))

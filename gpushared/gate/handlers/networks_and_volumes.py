@@ -8,8 +8,7 @@ from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import Body, objects, section, serialise, text
 from gpushared.gate.api.fields import CONNECT_TABLE, NETWORK_TABLE, VOLUME_CREATE_TABLE
-from gpushared.gate.api.parameters import own_only
-from gpushared.gate.api.routes import RouteAction
+from gpushared.gate.api.routes import RouteAction, own_only
 from gpushared.gate.containers.filtered_views import SHARED_NETWORKS, shown_network
 from gpushared.gate.containers.ownership import (
     CREATED,

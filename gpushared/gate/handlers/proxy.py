@@ -15,11 +15,10 @@ import h11
 
 from gpushared.domain.model.errors import EngineUnavailable, RequestError
 from gpushared.net.error_answers import FORM, kind_of
-from gpushared.net.flow import End, Flow
 from gpushared.net.http_client import SWITCHING_PROTOCOLS, EngineConnection, EngineSocket
 from gpushared.net.http_server import CLOSING, ClientGoneError, Exchange
 from gpushared.net.limits import UserShare
-from gpushared.net.socket_wire import Piece, Wire
+from gpushared.net.socket_wire import End, Flow, Piece, Wire
 
 OK = 200
 FIRST_ERROR = 400

@@ -1,20 +1,29 @@
-"""Handle requests about things of all users: the engine's own facts, its events, its plugins."""
+"""Handle requests about things of all users: images, the engine's own facts, its events, its plugins."""
 
 from __future__ import annotations
 
-from gpushared.domain.model.errors import NotFound
-from gpushared.gate.api.body import serialise
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
+from gpushared.gate.api.body import Body, serialise
+from gpushared.gate.api.endpoints import BUILD, LOAD
 from gpushared.gate.api.fields import AUTH_TABLE
-from gpushared.gate.api.parameters import own_only
-from gpushared.gate.api.routes import Payload, RouteAction
-from gpushared.gate.containers.filtered_views import shown_info, with_nvidia_runtime
-from gpushared.gate.containers.ownership import OK, own_containers
-from gpushared.gate.handlers.call import Call
+from gpushared.gate.api.routes import Payload, RouteAction, own_only
+from gpushared.gate.containers.filtered_views import (
+    shown_image,
+    shown_images,
+    shown_info,
+    with_nvidia_runtime,
+)
+from gpushared.gate.containers.ownership import OK, inspect, own_containers
+from gpushared.gate.handlers.call import Call, drop_body
 from gpushared.gate.handlers.context import Handler, HandlerContext, showing
+from gpushared.gate.policy.field_rules import check_image, full_names, pulled_from
+
+BUILDER = "docker.io/moby/buildkit"
+PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
 
 
 class Shared:
-    """Show a confined caller its part of these things."""
+    """Show a confined caller its part of the engine's facts and events."""
 
     def __init__(self, ground: HandlerContext) -> None:
         self._ground = ground
@@ -51,3 +60,88 @@ class Shared:
 
     async def _plugin(self, call: Call) -> None:
         raise NotFound(f"No such plugin: {call.match.name}")
+
+
+class ImageHandlers:
+    """Handle requests about images."""
+
+    def __init__(self, ground: HandlerContext) -> None:
+        self._ground = ground
+
+    def confined(self) -> dict[RouteAction, Handler]:
+        return {
+            RouteAction.IMAGE: self._image,
+            RouteAction.IMAGE_LIST: self._list,
+            RouteAction.PULL: self._pull,
+            RouteAction.REGISTRY: self._registry,
+        }
+
+    async def _image(self, call: Call) -> None:
+        answer = await self._ground.ask(call, call.target)
+        if answer.status == OK:
+            answer = showing(answer, shown_image(answer.json()))
+        await call.answer(answer)
+
+    async def _list(self, call: Call) -> None:
+        answer = await self._ground.ask(call, call.target)
+        if answer.status == OK:
+            answer = showing(answer, shown_images(answer.json()))
+        await call.answer(answer)
+
+    async def _registry(self, call: Call) -> None:
+        """Pass on a call to a registry if the site allows that.
+
+        The engine asks any registry that is named, from the machine's network and as the engine.
+        """
+        if not self._ground.policy.registry_queries:
+            raise PermissionRefused(
+                "the engine asks no registry for you here",
+                hint="ask it from elsewhere, as with skopeo; `docker pull` gets an image by its name",
+            )
+        await self._ground.send(call)
+
+    async def _pull(self, call: Call) -> None:
+        """Pull an image, without the request's body: as a form it could add parameters to the query's."""
+        if call.target.get("fromSrc"):
+            raise PermissionRefused(LOAD[0], hint=LOAD[1])
+        await drop_body(call.exchange)
+        image, tag = call.target.get("fromImage"), call.target.get("tag")
+        if strange := sorted({name for name, _ in call.target.query} - PULL_PARAMETERS):
+            raise PermissionRefused(f"the parameter {strange[0]} is not for you", hint="it is for imports")
+        if not image:
+            raise RequestError("no image is named", hint="images are imported by trusted users")
+        name = f"{image}{'@' if ':' in tag else ':'}{tag}" if tag else image
+        check_no_builder(name)
+        check_image(name, self._ground.policy)
+        if ":" not in name.rpartition("/")[2]:
+            raise RequestError(f"{name} names no tag", hint=f"pull {name}:latest")
+        if found := await inspect(self._ground.engine, "images", name, suffix="/json"):
+            _check_pulled(name, found)
+        await self._ground.send(call, body=b"")
+
+
+def check_no_builder(image: str) -> None:
+    """Raise ``PermissionRefused`` for what clients run as a privileged container where they may not build."""
+    if full_names(image)[0] == BUILDER:
+        raise PermissionRefused(BUILD[0], hint=BUILD[1])
+
+
+def _check_pulled(name: str, found: Body) -> None:
+    """Raise ``PermissionRefused`` where the image was made here.
+
+    A pull would put what anybody may have under its name at a registry in its place, for all users.
+    """
+    repositories = pulled_from(found)
+    if "@" in name:
+        return  # it takes no tag from anything
+    if repositories is None:
+        raise PermissionRefused(
+            f"it cannot be told whether {name} was made on this machine, and a pull would replace it for "
+            "everybody",
+            hint="use it as it is, or pull by the digest, NAME@sha256:...; a trusted user may pull it",
+        )
+    if full_names(name)[0] not in repositories:
+        raise PermissionRefused(
+            f"{name} was made on this machine, and a pull would replace it for everybody",
+            hint="use it as it is; a trusted user may pull it",
+        )

@@ -34,8 +34,8 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import serialise
 from gpushared.gate.api.site import HOME, SitePolicy
 from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
-from gpushared.net.accounts import Account, PathWish, look_up
 from gpushared.net.http_client import EngineSocket
+from gpushared.net.identity import Account, PathWish, account_of
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ class HeldMounts:
 
     async def _restore(self, name: str, entry: HeldPaths) -> str:
         try:
-            await self.hold_again(name, await look_up(entry.caller), entry.wishes)
+            await self.hold_again(name, await account_of(entry.caller), entry.wishes)
         except GpushareError as error:
             return str(error)
         return ""

@@ -27,6 +27,15 @@ from gpushared.gate.policy.field_rules import Context, Rule
 from gpushared.gate.policy.mount_rules import judge_mounts
 from gpushared.gate.policy.network_rules import check_gang_network
 
+HOST_PREFIX = "HostConfig."
+# --- tables --------------------------------------------------------------------------------------------
+
+WHOLES = frozenset(
+    {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
+)
+"""These fields are noted where they are set as a whole."""
+
+
 __all__ = [
     "Context",
     "check_gang_network",
@@ -38,7 +47,6 @@ __all__ = [
     "judge_volume",
     "networks_of",
 ]
-HOST_PREFIX = "HostConfig."
 
 
 def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Body:
@@ -281,12 +289,6 @@ def _words(words: str, rule: Rule) -> dict[str, Rule]:
     return dict.fromkeys(words.split(), rule)
 
 
-# --- tables --------------------------------------------------------------------------------------------
-
-WHOLES = frozenset(
-    {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
-)
-"""These fields are noted where they are set as a whole."""
 ENDPOINT: Mapping[str, Rule] = {
     **_words("Aliases IPAMConfig GwPriority", r.allowed),
     **_words("Links MacAddress DriverOpts NetworkID DNSNames EndpointID Gateway IPAddress", r.unset()),

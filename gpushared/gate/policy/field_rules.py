@@ -13,7 +13,7 @@ from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import Body, Json, check_driver_capabilities, objects, section, strings, text
 from gpushared.gate.api.field_kinds import Version
 from gpushared.gate.api.site import SitePolicy
-from gpushared.net.accounts import Account
+from gpushared.net.identity import Account
 
 LOG_DRIVERS = frozenset({"", "json-file", "local", "journald", "none"})
 LOG_OPTIONS = frozenset(

@@ -9,7 +9,7 @@ from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.api.body import Body, check_keys, objects, section, strings
 from gpushared.gate.api.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
 from gpushared.gate.mounts.held_mounts import HeldMount
-from gpushared.net.accounts import PathWish
+from gpushared.net.identity import PathWish
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
 LABEL_UNNAMED = "com.docker.volume.anonymous"

@@ -18,12 +18,11 @@ from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.guard.fences import GuardProcess
-from gpushared.net.accounts import ask_names
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import look_up
+from gpushared.net.identity import ask_names, look_up
 from gpushared.net.loopback import LoopbackGate
+from gpushared.node.jobs.job_containers import Keeping, KeptContainers
 from gpushared.node.jobs.job_images import JobImages
-from gpushared.node.jobs.kept_containers import Keeping, KeptContainers
 from gpushared.node.jobs.launcher import Launcher
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.runtime.configured import policy_of

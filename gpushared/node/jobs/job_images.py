@@ -31,7 +31,6 @@ RETRY_SECONDS = 2.0
 MAX_LINE_BYTES = 1024 * 1024
 MAX_WORDS = 500
 
-
 _FOR_GOOD = re.compile(
     r"not found|no such image|does not exist|unknown|denied|unauthori[sz]ed|no basic auth|login|invalid"
     r"|no matching manifest|unsupported|not implemented|gave HTTP response to HTTPS",
@@ -43,6 +42,7 @@ Every other error is a trouble of the network, the registry or the disk: a name 
 a refused connection, "500 Internal Server Error", "toomanyrequests", "unexpected EOF", "no space left on
 device".
 """
+UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
 
 
 class RegistryTrouble(RequestError):
@@ -183,9 +183,6 @@ def _refused(spec: JobSpec, words: str) -> GpushareError:
         hint="is its name right, and can the node reach its registry without a login? Where it cannot, "
         "`docker load` brings an image to the node",
     )
-
-
-UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
 
 
 def message_of(status: int, body: bytes) -> str:

@@ -22,8 +22,8 @@ from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError, LimitReached, TimedOut, Unavailable
 from gpushared.domain.model.lease import AttemptKey
-from gpushared.jobs.archive import Archive
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_search import Archive
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.jobs.restore import restored
 from gpushared.node.jobs.order_handler import OrderHandler

@@ -1,4 +1,4 @@
-"""Keep the node's link to its pool, as long as there is a pool, and handle the pool's messages."""
+"""Keep the node's link to its pool, handle its messages, and tell it about clients that ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
 
 import grpc
 
@@ -20,17 +22,24 @@ from gpushared.domain.model.errors import GpushareError, StateConflict, Unavaila
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.pool.order_audit import OrderAudit
+from gpushared.node.runtime.client_presence_checks import Processes
 from gpushared.node.runtime.loop import Loop
 from gpushared.pool.member.coordinator_link import PART, LinkState, MemberLink
 from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Identity
 from gpushared.pool.member.membership_file import Membership
-from gpushared.pool.member.node_facts import free_of, inventory_of
-from gpushared.pool.member.node_ports import Guests, OutboxPort
+from gpushared.pool.member.node_ports import Guests, OutboxPort, free_of, inventory_of
+from gpushared.pool.member.outbox import Outbox, OutboxRecord
 
 NAME_SERVICE_SECONDS = 5.0
 NOT_DIALLED = "this node's daemon has just begun, or is ending, and has no link to the coordinator"
+LOOK_SECONDS = 2.0
+"""The link repeats so often that a client is gone, as nobody acknowledges that.
+
+The repetition stops when the job ends or its container runs.
+"""
+_HAS_CONTAINER = frozenset({"running", "paused"})
 
 
 class PoolDesk:
@@ -289,3 +298,44 @@ def _route_to(host: str, port: int) -> str:
         probe.connect(address)
         name: str = probe.getsockname()[0]
         return name
+
+
+class ClientEndsLink(Protocol):
+    """The stream to the coordinator."""
+
+    def client_gone(self, job: JobId) -> None: ...
+
+
+class PoolClients:
+    """Watch the processes that wait for jobs in the outbox."""
+
+    def __init__(self, outbox: Outbox, link: ClientEndsLink) -> None:
+        self._outbox = outbox
+        self._link = link
+
+    async def run(self) -> None:
+        """Watch the clients of interactive jobs, for ever."""
+        processes = Processes()
+        try:
+            while True:
+                self._look(processes)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await processes.ended.wait()
+                processes.ended.clear()
+        finally:
+            processes.close()
+
+    def _look(self, processes: Processes) -> None:
+        waiting = [record for record in self._outbox.attended() if not _has_container(record)]
+        holders = {record.job: record.holder for record in waiting if record.holder is not None}
+        processes.watch_only(holders.values())
+        for job, holder in holders.items():
+            if processes.has_ended(holder):
+                self._link.client_gone(job)
+
+
+def _has_container(record: OutboxRecord) -> bool:
+    """Return True if the pool's last word shows a container; the job's node knows better, and decides."""
+    view = record.mirrored()
+    return view is not None and view.state in _HAS_CONTAINER

@@ -42,6 +42,7 @@ _CONDITIONS = {
     ContainerStatus.EXITED: Condition.EXITED,
     ContainerStatus.DEAD: Condition.EXITED,
 }
+USERS_NAME = "users.json"
 
 
 def seen(facts: ContainerFacts) -> ContainerSeen:
@@ -250,9 +251,6 @@ class ContainerReconciler:
 
 async def _nothing_first() -> None:
     """Before the parts are wired nothing else is known."""
-
-
-USERS_NAME = "users.json"
 
 
 class UserLimitKeeper:

@@ -10,8 +10,8 @@ from gpushared.config.load import Loaded
 from gpushared.config.model import Config
 from gpushared.config.show import settings
 from gpushared.daemon.troubles import Troubles
+from gpushared.doctor.checks import DaemonPaths, Doctor, MachineProbe
 from gpushared.doctor.machine_facts import DaemonView, KnownGpu, PoolView, UnmanagedProcess
-from gpushared.doctor.probe import DaemonPaths, Doctor, MachineProbe
 from gpushared.domain.model.checkup import CheckOutcome
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.request import Caller

@@ -43,7 +43,7 @@ from gpushared.node.jobs.local_jobs import OWN, LocalBook
 from gpushared.node.pool.pool_jobs import PoolJobs
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.services.views import Views
-from gpushared.pool.member.node_facts import free_of, inventory_of
+from gpushared.pool.member.node_ports import free_of, inventory_of
 
 IN_POOL = "pool:"
 """Before the page tokens of the pool's part of a listing."""

@@ -35,6 +35,7 @@ from gpushared.ports import Journal
 
 MAX_WAIT_SECONDS = 60.0
 SHORTEST_CONTAINER_ID = 4
+ALL = "all"
 
 
 class Api:
@@ -345,9 +346,6 @@ def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
         candidates = ", ".join(f"{one.id} ({state_name(one.state)}, {one.owner_name})" for one in live[:5])
         raise RequestError(f"{shown(reference)} means {len(live)} leases", hint=f"say which: {candidates}")
     return next(reversed(live or named), None)
-
-
-ALL = "all"
 
 
 class Drains:

@@ -14,7 +14,7 @@ from gpushared.gate.api.field_kinds import Json, Version, version_of
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.policy.field_findings import FieldDecision, FieldFinding
 from gpushared.gate.policy.site_presets import rules_in_force
-from gpushared.net.accounts import LOOKUP_SECONDS, ask_names
+from gpushared.net.identity import LOOKUP_SECONDS, ask_names
 from gpushared.net.unary_json import Unary
 
 UID_DIGITS = 10

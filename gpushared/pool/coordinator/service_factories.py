@@ -16,7 +16,7 @@ from gpushared.api.v1 import audit_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_g
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
 from gpushared.domain.model.request import Caller
-from gpushared.jobs.archive import Archive
+from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.net.audit_service import AuditApi

@@ -37,6 +37,7 @@ MAX_KEPT_OF_ONE = 20_000
 """The bound counts jobs of one user: two large arrays."""
 MAX_OVER = 1000
 """Finished jobs are shown for a while."""
+Write = Callable[[Mapping[str, bytes], tuple[str, ...]], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,6 @@ class OutboxRecord:
         with contextlib.suppress(DecodeError, ValueError):
             return jobs_pb2.Job.FromString(base64.b64decode(self.update))
         return None
-
-
-Write = Callable[[Mapping[str, bytes], tuple[str, ...]], Awaitable[int]]
 
 
 class Teller(Protocol):

@@ -33,6 +33,11 @@ ANCHOR_SECONDS = 3653 * DAY_SECONDS
 TRUST_FILE = "trust.json"
 MAX_CSR_BYTES = 16 * 1024
 _NO_CSR = "gpushared makes one by itself: gpushare node join"
+_CSR_ERRORS = (
+    *(ValueError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
+    *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""The library raises these errors for malformed requests; they have no common class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +191,6 @@ class Authority:
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(anchor.key.public_key())
         builder = builder.issuer_name(anchor.certificate.subject).add_extension(issuer, critical=False)
         return _dated(builder, now, seconds).sign(anchor.key, hashes.SHA256())
-
-
-_CSR_ERRORS = (
-    *(ValueError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
-    *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
-)
-"""The library raises these errors for malformed requests; they have no common class."""
 
 
 def read_csr(pem: bytes) -> x509.CertificateSigningRequest:

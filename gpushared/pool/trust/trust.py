@@ -20,8 +20,7 @@ from gpushared.pool.trust.authority import NODE_SECONDS, Authority, key_pem, new
 from gpushared.pool.trust.callers import Callers
 from gpushared.pool.trust.certificate_status import LEDGER_FILE, CertificateStatus, LedgerMember, SignatureLog
 from gpushared.pool.trust.certificates import pem_of
-from gpushared.pool.trust.join_tokens import JoinTokens
-from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled
+from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled, JoinTokens
 from gpushared.pool.trust.people import People
 from gpushared.ports.job_store import JobStore
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import AuditUnavailable, Code
 from gpushared.storage.audit.line import AuditLine, Origin
-from gpushared.storage.sqlite.file import FileSchema, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
-from gpushared.storage.sqlite.trouble import FileWords
 
 WORDS = FileWords(
     noun="the audit",

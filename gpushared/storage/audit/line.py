@@ -12,6 +12,8 @@ MAX_TEXT = 400
 DIGESTED_BYTES = 4 * 1024 * 1024
 """So many bytes of a body are digested; a longer body is a stream, which nobody judges, without a digest."""
 CUT = "..."
+NOBODY_HERE = -1
+"""The uid stands for a caller without one on this machine: a person of a pool, a node, an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,6 @@ class Origin:
 
 
 UNKNOWN = Origin()
-NOBODY_HERE = -1
-"""The uid stands for a caller without one on this machine: a person of a pool, a node, an address."""
 
 
 @dataclass(frozen=True, slots=True)

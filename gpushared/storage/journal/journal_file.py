@@ -23,9 +23,8 @@ from gpushared.storage.journal.rows import (
     save_projects,
 )
 from gpushared.storage.records import RecordError, from_json, to_json
-from gpushared.storage.sqlite.file import FileSchema, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
-from gpushared.storage.sqlite.trouble import FileWords
 
 WORDS = FileWords(
     noun="the journal",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpushared.domain.model.errors import TimedOut, Unavailable
-from gpushared.storage.sqlite.trouble import FileWords
+from gpushared.storage.sqlite.file import FileWords
 
 T = TypeVar("T")
 

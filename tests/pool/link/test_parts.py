@@ -19,7 +19,7 @@ from gpushared.domain.model.request import Isolation, Request
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Retry
-from gpushared.pool.member.node_facts import free_of, inventory_of
+from gpushared.pool.member.node_ports import free_of, inventory_of
 from gpushared.testing.fake_gpus import fake_gpu
 
 GIB = 1 << 30
