@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
-from gpushared.cli.why import aside, container
 from gpushared.client import Client, Explanation, Lease, Project, Quota, Waiting
 from gpushared.domain.model.errors import NotFound
+from gpushared.light import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Any
 
 HOUR_SECONDS = 3600
 ONE_GPU = 1000
@@ -129,6 +131,8 @@ def _position(one: QueueExplanation) -> int:
 
 
 def in_words(one: QueueExplanation, now: float) -> Iterator[str]:
+    from gpushared.cli.why import aside, container  # a plain listing does not need it
+
     lease = one.explanation.lease
     waiting = lease.waiting
     if waiting is None:
