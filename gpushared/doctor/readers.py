@@ -33,7 +33,7 @@ from gpushared.doctor.machine_facts import (
     Unread,
 )
 from gpushared.domain.model.errors import GpushareError, Unavailable
-from gpushared.engine.engine_probe import engine_facts, nvidia_specs, spec_dirs
+from gpushared.engine.docker_engine import engine_facts, nvidia_specs, spec_dirs
 from gpushared.engine.workers import Connector
 
 T = TypeVar("T")

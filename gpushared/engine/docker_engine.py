@@ -1,4 +1,4 @@
-"""Implement the ``Engine`` port with the Docker SDK.
+"""Implement the ``Engine`` port with the Docker SDK, and find out the engine's abilities.
 
 Every call runs in a worker thread with a client of its own and under two time-outs: the socket's, which frees
 the thread, and the caller's, which holds even if the engine sends a byte now and then. A call that finds the
@@ -8,11 +8,15 @@ engine gone says so at once; the next call connects again.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from docker import APIClient
 from docker.errors import APIError
@@ -20,7 +24,7 @@ from docker.errors import NotFound as NoSuchContainer
 
 from gpushared.domain.model.errors import EngineUnavailable, NotFound, StateConflict, TimedOut
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine import engine_probe, reality
+from gpushared.engine import reality
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
 from gpushared.engine.engine_events import EventFeed, facts_of_inspect, ids_of_list
 from gpushared.engine.reality import memory_used
@@ -28,8 +32,10 @@ from gpushared.engine.workers import Connector, Workers
 from gpushared.ports import (
     LABEL_DEVICE,
     LABEL_GATE,
+    CgroupDriver,
     ContainerFacts,
     ContainerStatus,
+    DeviceMechanism,
     Edits,
     EngineFacts,
     Reality,
@@ -43,6 +49,18 @@ START_SECONDS = 30.0
 
 _WRONG_STATE = {HTTPStatus.CONFLICT, HTTPStatus.INTERNAL_SERVER_ERROR}
 """Engines of different ages answer so when a container is not in the state that a call needs."""
+NVIDIA_RUNTIME = "nvidia"
+DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
+"""The Docker engine offers ``--gpus`` if it finds this program on its path at start."""
+
+# Specs are YAML or JSON; these two lines of them do not need a parser for both.
+_NVIDIA_KIND = re.compile(
+    r"""(?:^|[\s{,])["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:[,}#]|$)""", re.MULTILINE
+)
+_UUID = r"(?:GPU|MIG)-[0-9a-f-]+"
+_UUID_DEVICE = re.compile(rf"""["']?name["']?\s*:\s*["']?({_UUID})""")
+_UUID_DISCOVERED = re.compile(rf"nvidia\.com/gpu=({_UUID})")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class DockerEngine:
@@ -78,9 +96,9 @@ class DockerEngine:
 
         def work(client: APIClient) -> tuple[EngineFacts, Path | None]:
             info = client.info()
-            facts = engine_probe.engine_facts(client.version(), info, simulated_gpus=self._simulated_gpus)
-            dirs = engine_probe.spec_dirs(info)
-            return facts, engine_probe.runtime_spec_dir(dirs) if dirs else None
+            facts = engine_facts(client.version(), info, simulated_gpus=self._simulated_gpus)
+            dirs = spec_dirs(info)
+            return facts, runtime_spec_dir(dirs) if dirs else None
 
         facts, spec_dir = await self._calls.call("describe itself", work, self._timeout_seconds)
         if spec_dir is not None and not self._spec_dir_is_given:
@@ -249,3 +267,102 @@ def _inspect(client: APIClient, container: ContainerId) -> ContainerFacts | None
     if memory is None or not memory.limit_bytes or not facts.pid:
         return facts
     return replace(facts, memory=replace(memory, used_bytes=memory_used(facts.pid, facts.id)))
+
+
+def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulated_gpus: bool) -> EngineFacts:
+    """Return the facts of ``GET /version`` and ``GET /info``. This reads files: call it off the event loop.
+
+    Engines list CDI directories only if CDI is switched on: it is by default since 28.2, and since 25.0 on
+    request.
+    """
+    try:
+        uuids = frozenset() if simulated_gpus else _nvidia_uuids(info)
+        other = DeviceMechanism.PLAIN if simulated_gpus else _other_mechanism(info)
+        return EngineFacts(
+            version=version["Version"],
+            api_version=version["ApiVersion"],
+            lease_devices=bool(spec_dirs(info)),
+            gpu_mechanism=DeviceMechanism.CDI if uuids else other,
+            # Engines older than 20.10 know v1 only and do not say so.
+            cgroup_version=int(info.get("CgroupVersion") or 1),
+            cgroup_driver=_cgroup_driver(info),
+            cdi_gpus=uuids,
+            other_mechanism=other,
+            nvidia_by_default=_nvidia_by_default(info),
+            maps_users="name=userns" in (info.get("SecurityOptions") or ()),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
+
+
+def _cgroup_driver(info: Mapping[str, Any]) -> CgroupDriver:
+    """Return the cgroup driver.
+
+    An engine without root may have none, and puts containers where it is itself.
+    """
+    says_systemd = info.get("CgroupDriver") == CgroupDriver.SYSTEMD
+    return CgroupDriver.SYSTEMD if says_systemd else CgroupDriver.CGROUPFS
+
+
+def spec_dirs(info: Mapping[str, Any]) -> tuple[Path, ...]:
+    """Return the directories of the engine's CDI specs, the one that wins last; none without CDI."""
+    return tuple(Path(path) for path in info.get("CDISpecDirs") or ())
+
+
+def runtime_spec_dir(dirs: Sequence[Path]) -> Path:
+    """Return the place of specs that need not outlive a boot: on a tmpfs if there is one, else the last."""
+    mounts = _mounts()
+    return next((path for path in reversed(dirs) if _file_system(path, mounts) == "tmpfs"), dirs[-1])
+
+
+def _other_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
+    """Return how GPUs come into containers if no CDI spec of NVIDIA's names them."""
+    if shutil.which(DEVICE_REQUEST_HOOK, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"):
+        return DeviceMechanism.DEVICE_REQUEST
+    if NVIDIA_RUNTIME in (info.get("Runtimes") or {}):
+        return DeviceMechanism.NVIDIA_RUNTIME
+    return DeviceMechanism.PLAIN
+
+
+def _nvidia_by_default(info: Mapping[str, Any]) -> bool:
+    """Return True if the default runtime is NVIDIA's, by its name or its program's.
+
+    Administrators choose the name freely.
+    """
+    name = info.get("DefaultRuntime") or ""
+    runtime = (info.get("Runtimes") or {}).get(name) or {}
+    return any("nvidia" in str(word) for word in (name, runtime.get("path") or ""))
+
+
+def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:
+    """Return the UUIDs for which ``nvidia.com/gpu=<uuid>`` works: specs may name GPUs by index only."""
+    discovered = (
+        _UUID_DISCOVERED.fullmatch(one.get("ID", "")) for one in info.get("DiscoveredDevices") or ()
+    )
+    in_files = (_UUID_DEVICE.findall(text) for text in nvidia_specs(spec_dirs(info)).values())
+    return frozenset(match[1] for match in discovered if match).union(*in_files)
+
+
+def nvidia_specs(dirs: Sequence[Path]) -> dict[Path, str]:
+    """Return the CDI specs of NVIDIA's GPUs in these directories, as text, without unreadable files."""
+    files = (path for directory in dirs for path in sorted(directory.glob("*")))
+    texts = {path: _read(path) for path in files if path.suffix in {".json", ".yaml", ".yml"}}
+    return {path: text for path, text in texts.items() if _NVIDIA_KIND.search(text)}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""  # an engine that cannot read it either, or a file that just went
+
+
+def _mounts() -> dict[Path, str]:
+    """Return mount points and their types, from the machine's own table (proc(5))."""
+    rows = (line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines())
+    return {Path(row[1]): row[2] for row in rows}
+
+
+def _file_system(path: Path, mounts: Mapping[Path, str]) -> str:
+    resolved = path.resolve()
+    return next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.errors import EngineUnavailable
+from gpushared.engine.docker_engine import engine_facts, runtime_spec_dir
 from gpushared.engine.engine_events import (
     START_ERROR_CHARACTERS,
     facts_of_death,
     facts_of_inspect,
     ids_of_list,
 )
-from gpushared.engine.engine_probe import engine_facts, runtime_spec_dir
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, CgroupDriver, ContainerStatus, DeviceMechanism
 
 VERSION = {"Version": "28.2.2", "ApiVersion": "1.50"}
@@ -44,7 +44,7 @@ INSPECT: dict[str, Any] = {
 
 @pytest.fixture
 def no_nvidia_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpushared.engine.engine_probe._SYSTEM_PATH", "/nonexistent")
+    monkeypatch.setattr("gpushared.engine.docker_engine._SYSTEM_PATH", "/nonexistent")
     monkeypatch.setenv("PATH", "/nonexistent")
 
 

@@ -22,7 +22,7 @@ from gpushared.domain.model.lease import (
     Suspending,
 )
 from gpushared.domain.model.request import Request
-from gpushared.node.runtime.container_queues import ContainerQueues, InTurn
+from gpushared.node.runtime.executor import ContainerQueues, InTurn
 
 LEASE, BOX = LeaseId("l-1"), ContainerId("box")
 GRANTS = (Grant(GpuId("GPU-1"), 1, 1),)

@@ -29,8 +29,7 @@ from gpushared.gate.copies.copying import Copies, Helper
 from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
 from gpushared.gate.copies.reading import MOST_LINKS
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Handler, HandlerContext
-from gpushared.gate.handlers.proxy import check_stream
+from gpushared.gate.handlers.context import Handler, HandlerContext, check_stream
 from gpushared.net.socket_wire import Piece
 
 MOUNTS_SAFELY = (29, 5, 1)

@@ -1,4 +1,4 @@
-"""Perform the core's instructions: edits, stops, looks.
+"""Perform the core's instructions: edits, stops, looks; those for one container in order.
 
 Each instruction is a task. No task blocks another, except for tasks of one container that need an order.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
 from weakref import WeakValueDictionary
@@ -35,9 +37,16 @@ from gpushared.domain.leases.instructions import (
 )
 from gpushared.domain.leases.stop_order import AskedEnd
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError, SharingUnavailable, TimedOut
-from gpushared.domain.model.lease import ContainerId, Lease, LeaseId
+from gpushared.domain.model.lease import (
+    ContainerId,
+    Lease,
+    LeaseId,
+    LeaseState,
+    Resuming,
+    Starting,
+    Suspending,
+)
 from gpushared.engine.processes import began_with, place_of
-from gpushared.node.runtime.container_queues import ContainerQueues, InTurn
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.mps_detach import MpsDetach
@@ -54,6 +63,9 @@ RESUME_EDITS_SECONDS = 30.0
 OnContainer = (
     StopContainer | StartContainer | SuspendContainer | ResumeContainer | HoldContainer | InspectContainer
 )
+
+InTurn = SuspendContainer | ResumeContainer | StartContainer
+"""Instructions of which a container takes one at a time."""
 
 
 class Executor:
@@ -310,3 +322,88 @@ class Executor:
             return
         await self._engine.start_again(instruction.container)
         await self._loop.send(m.RestartDone(instruction.lease))
+
+
+class ContainerQueues:
+    """One queue a container: an instruction begins when the one before it is over.
+
+    A queue holds the instruction that is under way and one that waits. More is not needed: the newest
+    instruction says where the core wants the container by now, and what the core does not want any more when
+    its turn comes is left out, which the log tells.
+
+    A stop waits for nothing, so that a container can be ended whatever hangs. Instructions that come after a
+    stop wait for it, because it would end what they begin.
+    """
+
+    def __init__(
+        self,
+        leases: Callable[[], Mapping[LeaseId, Lease]],
+        perform: Callable[[InTurn], Awaitable[None]],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """``leases``: those that are not over, as they are now. ``begin`` runs a coroutine as a task."""
+        self._leases = leases
+        self._perform = perform
+        self._begin = begin
+        self._queues: dict[ContainerId, deque[InTurn]] = {}
+        self._stops: dict[ContainerId, set[asyncio.Task[Any]]] = {}
+
+    def put(self, instruction: InTurn) -> None:
+        """Queue an instruction; it begins when the one before it is over."""
+        queue = self._queues.get(instruction.container)
+        if queue is None:
+            self._queues[instruction.container] = deque([instruction])
+            self._begin(self._work_off(instruction.container))
+            return
+        if len(queue) > 1 and (superseded := queue.pop()) != instruction:
+            log.info("superseded by %r: %r", instruction, superseded)
+        queue.append(instruction)
+
+    @contextmanager
+    def stop(self, container: ContainerId) -> Iterator[None]:
+        """Note that the running task stops the container at once; later instructions wait for the stop."""
+        task = asyncio.current_task()
+        assert task is not None, "only in a task"
+        stops = self._stops.setdefault(container, set())
+        stops.add(task)
+        try:
+            yield
+        finally:
+            stops.discard(task)
+            if not stops:
+                self._stops.pop(container, None)
+
+    async def _work_off(self, container: ContainerId) -> None:
+        queue = self._queues[container]
+        try:
+            while queue:
+                while stops := self._stops.get(container):
+                    await asyncio.wait(set(stops))
+                if self._is_wanted(queue[0]):
+                    await self._perform(queue[0])
+                else:
+                    log.info("not needed any more: %r", queue[0])
+                queue.popleft()
+        finally:
+            del self._queues[container]
+
+    def _is_wanted(self, instruction: InTurn) -> bool:
+        lease = self._leases().get(instruction.lease)
+        return (
+            lease is not None
+            and lease.container == instruction.container
+            and _asks_for(lease.state, instruction)
+        )
+
+
+def _asks_for(state: LeaseState, instruction: InTurn) -> bool:
+    """Return True if a lease in this state waits for the instruction to be done."""
+    match instruction:
+        case SuspendContainer():
+            return isinstance(state, Suspending)
+        case ResumeContainer():
+            return isinstance(state, Resuming)
+        case StartContainer():
+            return isinstance(state, Starting) and state.by_node
+        case _:
+            assert_never(instruction)
