@@ -1,12 +1,14 @@
 """A configuration shown is a configuration that can be used again."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.config import load, settings, to_toml
+from gpushared.config import load, reference, settings, to_toml
 from gpushared.config.kinds import keys_of
 from gpushared.config.model import SECTIONS, TABLES, Preset
 
@@ -37,6 +39,7 @@ description = "dots in its name"
 [presets.small]
 gpu = "0.25"
 """
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 @pytest.mark.parametrize("origins", [False, True])
@@ -77,3 +80,18 @@ def test_every_default_lies_within_its_own_bounds() -> None:
             written = key.kind.write(key.default)
             word = written.strip('"[]{}').replace('"', "")
             assert key.kind.read_word(word) == key.default, key.name
+
+
+def test_the_page_has_every_setting_with_its_default_and_bounds() -> None:
+    """After a change, put the output of ``gpushared.config.reference()`` below the page's introduction."""
+    text = PAGE.read_text()
+    assert text[text.index("## `[") :] == reference()
+
+
+def test_the_page_s_example_is_a_configuration(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    tomllib.loads(example)
+    file = tmp_path / "config.toml"
+    file.write_text(example)
+    config = load(file).config
+    assert (config.queue.claim_seconds, config.presets["small"].gpu) == (120, "0.25")

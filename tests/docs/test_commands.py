@@ -1,4 +1,4 @@
-"""Every command and option is in the reference, and the reference names none that does not exist."""
+"""Every command, option and call is in the reference, and the reference names none that does not exist."""
 
 from __future__ import annotations
 
@@ -9,9 +9,27 @@ from pathlib import Path
 import click
 import pytest
 
+from gpushared.api.v1 import (
+    audit_pb2,
+    gpus_pb2,
+    jobs_pb2,
+    leases_pb2,
+    node_pb2,
+    policy_pb2,
+    pool_pb2,
+    projects_pb2,
+)
 from gpushared.cli.tree import cli
+from gpushared.domain.model.errors import Code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+API_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+CALLS = [
+    f"{service.full_name}/{method.name}"
+    for module in (leases_pb2, gpus_pb2, projects_pb2, node_pb2, audit_pb2, jobs_pb2, policy_pb2, pool_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
 
 
 def commands(group: click.Group, above: str = "gpushare") -> Iterator[tuple[str, click.Command]]:
@@ -61,3 +79,13 @@ def test_a_command_has_help_for_itself_and_for_each_option(path: str) -> None:
 
 def test_no_section_is_about_a_command_that_is_gone() -> None:
     assert set(re.findall(r"^#+ `(gpushare(?: [a-z-]+)+)", PAGE, re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_reference_names_the_call(call: str) -> None:
+    assert f"`{call}`" in API_PAGE.read_text()
+
+
+@pytest.mark.parametrize("code", sorted(set(Code) - {Code.INTERNAL, Code.UNIMPLEMENTED}))
+def test_the_reference_names_the_code(code: Code) -> None:
+    assert f"`{code}`" in API_PAGE.read_text()

@@ -1,4 +1,4 @@
-"""The page's entry scripts start what they say, with what a part of a job on several nodes is told."""
+"""The pages on jobs name what a job's container is told, and their entry scripts start what they say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpushared.domain.jobs.job import AttemptState, JobSpec, Owner
 from gpushared.domain.jobs.protocol import Gang
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
-from gpushared.node.jobs.job_containers import environment_of, launcher_defaults
+from gpushared.node.jobs.job_containers import environment_of, labels_of, launcher_defaults
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "multi-node.md"
 SCRIPTS = {
@@ -65,6 +65,7 @@ STARTED = {
 EXIT_CODES = {("ray.sh", 0): 7, ("dask.sh", 0): 7}
 """That of the program, where the script waits for it to end."""
 GANG = Gang(("10.0.0.1", "10.0.0.2"), 0, 23456, (2, 4))
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "environment.md"
 
 
 def told(rank: int) -> dict[str, str]:
@@ -100,3 +101,16 @@ def test_a_script_starts(name: str, rank: int, tmp_path: Path) -> None:
     # Some of it is started in the background.
     assert sorted(record.read_text().splitlines()) == sorted(expected)
     assert done.returncode == EXIT_CODES.get((name, rank), 0)
+
+
+def test_each_is_named_with_what_it_means() -> None:
+    body = '{"HostConfig": {"NetworkMode": "host"}}'
+    spec = JobSpec(Request(), Owner("ada@lab", "ada"), body=body, array=JobId("a"), index=7)
+    gang = Gang(("10.0.0.1", "127.0.0.1"), 1, 29500, (1, 1))
+    key = AttemptKey(JobId("a_7"), 1)
+    attempt = Attempt(key, AttemptState.RUNNING, 1, 1.0, spec=spec, facts=gang)
+    section = REFERENCE.read_text().partition("## For the container of a job")[2].partition("\n## ")[0]
+    words = {*environment_of(attempt), *launcher_defaults(attempt), *labels_of(attempt)}
+    named = set(re.findall(r"`([A-Za-z_.]+)`", section))
+    other = {"torchrun", "GPUSHARE_GPU_COUNT", *(word for word in named if word.startswith("SLURM_"))}
+    assert named - other == words

@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import AttemptState, EndKind, JobSpec, Owner, Pull
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.domain.model.request import Request
+from gpushared.domain.model.request import Caller, Request
+from gpushared.node.jobs.job_containers import Keeping, due_of
 from gpushared.storage.records import from_json, to_json
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
@@ -519,3 +521,28 @@ def test_containers_of_jobs_that_are_over_go_when_they_are_due(
     node.daemon.restart()
     wait_until(lambda: node.listed(over.key.job) == [], "it is removed")
     assert len(node.containers(runs.key.job)) == 1
+
+
+KEEPING = Keeping(seconds=100.0, most=2)
+
+
+def over_at(name: str, at: float, uid: int, *, remove: bool = False) -> Attempt:
+    spec = JobSpec(Request(), Owner("x@lab", "x"), image="x", remove=remove)
+    account = Caller(uid, uid, f"user{uid}")
+    return Attempt(AttemptKey(JobId(name), 1), AttemptState.ENDED, 1, at, spec, account=account)
+
+
+def due_at_once(*attempts: Attempt, now: float = 50.0) -> list[str]:
+    return [one.key.job for one in due_of(attempts, KEEPING, now)]
+
+
+def test_nobody_pushes_out_what_others_want_to_read() -> None:
+    """Of the one who has too many the oldest go."""
+    quiet = [over_at("a", 1.0, 1000), over_at("b", 2.0, 1000)]
+    busy = [over_at(f"c{n}", 10.0 + n, 1001) for n in range(5)]
+    assert due_at_once(*quiet, *busy) == ["c0", "c1", "c2"]
+
+
+def test_each_goes_when_its_time_is_over_or_nobody_wanted_it_kept_and_makes_room_for_no_other() -> None:
+    attempts = [over_at("old", 1.0, 1000), over_at("x", 60.0, 1000, remove=True), over_at("y", 61.0, 1000)]
+    assert due_at_once(*attempts, over_at("z", 62.0, 1000), now=102.0) == ["old", "x"]

@@ -291,3 +291,17 @@ def test_a_renamed_container_is_found_by_its_new_name(daemon: DaemonProcess) -> 
     daemon.check("rename", "gpd-old-name", "gpd-new-name")
     wait_until(lambda: daemon.lease(lease["id"])["container_name"] == "gpd-new-name", "it is renamed")
     assert daemon.lease("gpd-new-name")["id"] == lease["id"]
+
+
+@pytest.mark.docker
+def test_a_second_daemon_leaves_what_the_first_one_made(daemon: DaemonProcess, new_daemon: NewDaemon) -> None:
+    """Its journal knows none of those leases: it would clear their directories and MPS daemons away."""
+    theirs = daemon.runtime_dir / "leases" / "l-first" / "mps"
+    theirs.mkdir(parents=True)
+    second = new_daemon(engine=daemon.engine)
+    second.runtime_dir = daemon.runtime_dir
+    second.launch()
+    assert second.wait() == 2
+    assert f"another gpushared serves {daemon.socket}" in second.text()
+    assert theirs.is_dir()
+    assert daemon.call("Node/Status")["version"]

@@ -756,3 +756,19 @@ async def test_of_what_is_asked_together_only_what_is_too_large_is_refused(pool:
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(answer).__name__ for answer in answers] == ["Job", "Job", "RequestError", "Job", "Job"]
     assert len(pool.loop.state.jobs) == 4
+
+
+@pytest.mark.parametrize("ahead", [3600.0, 3600.5])
+async def test_a_job_is_placed_when_the_clock_is_set_beyond_its_begin_though_nothing_else_happens(
+    ahead: float,
+) -> None:
+    async with coordinator() as pool:
+        await pool.join()
+        later = replace(REQUEST, begin_at=pool.clock.now() + 3600.0)
+        job = await pool.submit(1, request=later)
+        assert isinstance(job.state, Queued)
+        pool.clock.set_day(ahead)
+        async with asyncio.timeout(SECONDS):
+            while pool.loop.state.ahead_seconds != ahead:
+                await pool.loop.changed(SECONDS)
+        await pool.until_placed(1)

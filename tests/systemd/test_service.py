@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from tests.bed.parts import BUSYBOX_IMAGE, ROOT
 from tests.systemd.node import COMMANDS, CONFIG, DROP_IN, Node, install_package
@@ -306,3 +308,37 @@ def _docker_units(socket: str) -> dict[str, str]:
         "Requires=docker.socket\n[Service]\nExecStart=/bin/sleep infinity\n",
         "boot.target": "[Unit]\nWants=docker.service docker.socket gpushared.service gpushared.socket\n",
     }
+
+
+def checks(node: Node) -> dict[str, dict[str, Any]]:
+    told = node.machine.run(f"{COMMANDS}/gpushare", "doctor", "--json", "--all").stdout
+    return {item["name"]: item for item in json.loads(told)["items"]}
+
+
+def test_a_fresh_installation_is_well(running: Node) -> None:
+    """The unit's walls close nothing that the doctor has to see, and what it sees is as the unit says."""
+    found = checks(running)
+    assert [name for name, item in found.items() if item["status"] == "failed"] == []
+    assert found["service-unit"]["detail"].startswith("gpushared.service leaves containers alone")
+    assert found["journal-disk"]["detail"].startswith("/var/lib/gpushared, ")
+    assert "could not be looked at" not in json.dumps(found)
+
+
+def test_a_drop_in_that_would_kill_mps_at_a_restart_is_found(running: Node) -> None:
+    running.write(DROP_IN, "[Service]\nKillMode=control-group\n")
+    running.check("systemctl", "daemon-reload")
+    found = checks(running)["service-unit"]
+    assert found["status"] == "failed"
+    assert "KillMode=process" in found["fix"]
+
+
+def test_journald_has_each_line_with_its_fields(running: Node) -> None:
+    drained = running.gpushare("drain", "0", "--reason", "new fan")
+    assert drained.returncode == 0, drained.stderr
+    written = running.check("journalctl", "--output=json", "GPUSHARE_UID=0", "GPUSHARE_ENDPOINT=Gpus/Drain")
+    (line,) = map(json.loads, written.splitlines())
+    assert (line["GPUSHARE_METHOD"], line["GPUSHARE_NAME"], line["GPUSHARE_STATUS"]) == ("CALL", "0", "200")
+    assert line["_SYSTEMD_UNIT"] == "gpushared.service"
+    assert line["MESSAGE"].startswith("audit root (uid 0, pid ")
+    assert line["GPUSHARE_EXE"]
+    assert running.gpushare("undrain", "0").returncode == 0

@@ -13,9 +13,9 @@ from gpushared.gate.api.routes import parse_target
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.bench import Bench, Seen
-from tests.gate.fuzz.depth import fuzzed
 from tests.gate.fuzz.recording import CONTAINER, MARK
 from tests.gate.fuzz.requests import streams
+from tests.gate.fuzz.rig import fuzzed
 from tests.gate.serving import ALICE, ROOT, request
 
 LOOKS = {"GET", "HEAD"}

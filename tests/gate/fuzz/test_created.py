@@ -15,8 +15,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
 from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire
-from tests.gate.fuzz.depth import fuzzed
-from tests.gate.fuzz.rig import Rig
+from tests.gate.fuzz.rig import Rig, fuzzed
 from tests.gate.fuzz.tap import tapping
 from tests.gate.serving import ALICE, ROOT, Reply, Served, ask, request, serving_gate
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gate.fuzz.depth import fuzzed
+from tests.gate.fuzz.rig import fuzzed
 from tests.redteam.pool.hostile import CONNECT, METHODS, Call, calls, noises
 from tests.redteam.pool.world import World
 
