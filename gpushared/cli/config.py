@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpushared.cli.tree import HELP
+
 if TYPE_CHECKING:
     from gpushared.config import Loaded
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 MAIN_FILE = "/etc/gpushared/config.toml"
 """The path is the same in ``gpushared.config``, whose import takes longer than a completion may."""
 _FILE = click.option(
@@ -25,7 +26,7 @@ _FILE = click.option(
 )
 
 
-@click.group("config", context_settings=_HELP, short_help="Check or show the daemon's configuration.")
+@click.group("config", context_settings=HELP, short_help="Check or show the daemon's configuration.")
 def config() -> None:
     """Check or show the daemon's configuration, as files and this shell's environment give it.
 
@@ -39,7 +40,7 @@ def config() -> None:
     """  # noqa: D301 - click's mark for lines it must not join
 
 
-@config.command("check", context_settings=_HELP)
+@config.command("check", context_settings=HELP)
 @_FILE
 def check(path: Path | None) -> None:
     """Say whether the configuration is right, and all that is wrong with it (exit code 2).
@@ -54,7 +55,7 @@ def check(path: Path | None) -> None:
     click.echo(f"{place} is right" if place.exists() else f"there is no {place}: the defaults hold")
 
 
-@config.command("show", context_settings=_HELP)
+@config.command("show", context_settings=HELP)
 @_FILE
 @click.option("--origin", is_flag=True, help="With the file or variable that each value came from.")
 @click.option(

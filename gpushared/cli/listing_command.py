@@ -8,8 +8,7 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.listing import Listing, Options, Own, show
-
-HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+from gpushared.cli.tree import HELP
 
 
 def listing_command(listing: Listing) -> click.Command:
@@ -56,7 +55,7 @@ def listing_command(listing: Listing) -> click.Command:
         callback=callback,
         help=f"{listing.summary}\n\n{listing.details}\n\n{columns}" + (f"\nand wide: {wide}" if wide else ""),
         short_help=listing.summary,
-        context_settings=HELP_OPTIONS,
+        context_settings=HELP,
     )
 
 

@@ -10,16 +10,16 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.errors import UsageError
+from gpushared.cli.tree import HELP
 from gpushared.client import Client
 from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import ConfigError
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 STDIN = "-"
 MAX_TOKEN_BYTES = 4096
 
 
-@click.group("node", context_settings=_HELP, short_help="Let this machine join a pool, or leave it.")
+@click.group("node", context_settings=HELP, short_help="Let this machine join a pool, or leave it.")
 def node() -> None:
     """Let this machine join a pool, or leave it; take a node that is off from the pool's list.
 
@@ -30,7 +30,7 @@ def node() -> None:
     """  # noqa: D301 - click's mark for lines it must not join
 
 
-@node.command("join", context_settings=_HELP, short_help="Join the pool of a coordinator.")
+@node.command("join", context_settings=HELP, short_help="Join the pool of a coordinator.")
 @click.option(
     "--token-file",
     metavar="FILE",
@@ -78,7 +78,7 @@ def _token(file: str) -> str:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="is the path right?") from error
 
 
-@node.command("leave", context_settings=_HELP, short_help="Leave the pool.")
+@node.command("leave", context_settings=HELP, short_help="Leave the pool.")
 def leave() -> int:
     """Leave the pool: forget its certificate and keys. For root and trusted groups.
 
@@ -98,7 +98,7 @@ def leave() -> int:
     return 0
 
 
-@node.command("forget", context_settings=_HELP, short_help="Give your word that a node is off.")
+@node.command("forget", context_settings=HELP, short_help="Give your word that a node is off.")
 @click.option("--is-off", is_flag=True, help="Your word that nothing runs there any more.")
 @click.option(
     "--only-waive", is_flag=True, help="Only do not wait for it in a recovery; what ran there is kept."

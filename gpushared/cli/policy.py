@@ -11,11 +11,11 @@ from gpushared.cli import complete, docker_args, docker_cli, text
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
 from gpushared.cli.errors import UsageError
+from gpushared.cli.tree import HELP
 from gpushared.client import Client
 from gpushared.client.pool_messages import PolicyExplanation, PolicyFinding, PolicyRules
 
-_HELP = {"help_option_names": ["-h", "--help"]}
-_WORDS = {**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False}
+_WORDS = {**HELP, "ignore_unknown_options": True, "allow_interspersed_args": False}
 _OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
@@ -27,7 +27,7 @@ _LABELLED = ("gpu", "gpu-memory", "gpu-compute", "preset", "isolation", "class",
 """Options of ``gpushare run`` that a label can say as well."""
 
 
-@click.group("policy", context_settings=_HELP, short_help="Explain or show what containers may have here.")
+@click.group("policy", context_settings=HELP, short_help="Explain or show what containers may have here.")
 def policy() -> None:
     """Explain what would become of a container by this node's policy, or show the policy.
 
@@ -71,7 +71,7 @@ def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) ->
     return 0 if answer.passes else REFUSED
 
 
-@policy.command("show", context_settings=_HELP, short_help="Show the rules in force.")
+@policy.command("show", context_settings=HELP, short_help="Show the rules in force.")
 @_OUTPUT
 @_JSON
 def show(*, output: str, as_json: bool) -> int:

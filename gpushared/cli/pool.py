@@ -12,11 +12,11 @@ import click
 from gpushared.cli import complete, table, text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.table import Column, Row
+from gpushared.cli.tree import HELP
 from gpushared.client.pool_calls import PoolClient
 from gpushared.client.pool_messages import ApiToken, JoinToken
 from gpushared.domain.model.units import parse_duration
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 _COLUMNS = (
     Column("id"),
     Column("kind"),
@@ -33,7 +33,7 @@ _PHASES = {
 }
 
 
-@click.group("pool", context_settings=_HELP, short_help="Begin a pool of nodes and administer it.")
+@click.group("pool", context_settings=HELP, short_help="Begin a pool of nodes and administer it.")
 def pool() -> None:
     """Begin a pool of nodes and administer it, on the machine of its coordinator. For root.
 
@@ -50,7 +50,7 @@ def pool() -> None:
 # --- init ----------------------------------------------------------------------------------------------
 
 
-@pool.command("init", context_settings=_HELP, short_help="Begin a pool: its coordinator's files and keys.")
+@pool.command("init", context_settings=HELP, short_help="Begin a pool: its coordinator's files and keys.")
 @click.option(
     "-c", "--config", type=click.Path(path_type=Path), metavar="PATH", help="The coordinator's configuration."
 )
@@ -89,7 +89,7 @@ def _seconds(valid: str) -> int:
         return parse_duration(valid) if valid else 0
 
 
-@pool.command("token", context_settings=_HELP, short_help="Make a token with which one machine may join.")
+@pool.command("token", context_settings=HELP, short_help="Make a token with which one machine may join.")
 @click.option("--node", metavar="NAME", default="", help="Only for a node of this name.")
 @click.option("--valid", metavar="TIME", default="1h", help="How long it may be used.", show_default=True)
 @click.option(
@@ -120,7 +120,7 @@ def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
     return 0
 
 
-@pool.command("api-token", context_settings=_HELP, short_help="Make a token with which a pipeline works.")
+@pool.command("api-token", context_settings=HELP, short_help="Make a token with which a pipeline works.")
 @click.option("--person", metavar="PERSON", required=True, help="Whom it speaks for: ada, or ada@ws3.")
 @click.option(
     "--scope",
@@ -157,7 +157,7 @@ def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str
     return 0
 
 
-@pool.command("tokens", context_settings=_HELP, short_help="List the tokens, without their secrets.")
+@pool.command("tokens", context_settings=HELP, short_help="List the tokens, without their secrets.")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form.", show_default=True
 )
@@ -215,7 +215,7 @@ def _ago(moment: float | None, now: float) -> str:
     return "" if moment is None else f"{text.span(now - moment)} ago"
 
 
-@pool.command("revoke", context_settings=_HELP, short_help="Let a token, or a node, count no more.")
+@pool.command("revoke", context_settings=HELP, short_help="Let a token, or a node, count no more.")
 @click.option(
     "--node",
     shell_complete=complete.nodes,
@@ -245,7 +245,7 @@ def revoke(token_id: str, node: str) -> int:
 # --- the authority and the coordinator -----------------------------------------------------------------
 
 
-@pool.command("anchors", context_settings=_HELP, short_help="Print whom programs with API tokens trust.")
+@pool.command("anchors", context_settings=HELP, short_help="Print whom programs with API tokens trust.")
 def anchors() -> int:
     """Print the certificates that programs are to trust which call the coordinator with API tokens.
 
@@ -259,7 +259,7 @@ def anchors() -> int:
     return 0
 
 
-@pool.command("rotate-ca", context_settings=_HELP, short_help="Replace the pool's authority in two steps.")
+@pool.command("rotate-ca", context_settings=HELP, short_help="Replace the pool's authority in two steps.")
 @click.option("--finish", is_flag=True, help="The second step: trust the old one no more.")
 def rotate_ca(finish: bool) -> int:
     """Replace the pool's certificate authority, without a restart of anything.
@@ -277,7 +277,7 @@ def rotate_ca(finish: bool) -> int:
     return 0
 
 
-@pool.command("status", context_settings=_HELP, short_help="Say how the coordinator is.")
+@pool.command("status", context_settings=HELP, short_help="Say how the coordinator is.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )

@@ -14,12 +14,12 @@ from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
+from gpushared.cli.tree import HELP
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
 from gpushared.client.messages import PoolShare
 from gpushared.domain.model.errors import NotFound
 from gpushared.domain.model.units import format_duration, parse_gpus, shown
 
-_HELP = {"help_option_names": ["-h", "--help"]}
 NO_LIMIT = "none"
 HOUR_SECONDS = 3600
 _SHARE_TROUBLES = {
@@ -34,7 +34,7 @@ _ORIGINS = {
 _ENDS = {"suspend": "suspended", "stop": "stopped"}
 
 
-@click.group("project", context_settings=_HELP, short_help="Show or set projects and their quotas.")
+@click.group("project", context_settings=HELP, short_help="Show or set projects and their quotas.")
 def project() -> None:
     """Show or set projects: who shares which quota, what they hold, and what they used lately.
 
@@ -142,7 +142,7 @@ project.add_command(listing_command(LISTING))
 # --- show ----------------------------------------------------------------------------------------------
 
 
-@project.command("show", context_settings=_HELP, short_help="Show one project, its leases and what waits.")
+@project.command("show", context_settings=HELP, short_help="Show one project, its leases and what waits.")
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
 )
@@ -227,7 +227,7 @@ def _leases(leases: list[Lease]) -> Iterator[str]:
 # --- set -----------------------------------------------------------------------------------------------
 
 
-@project.command("set", context_settings=_HELP, short_help="Set a project's quota, weight or members.")
+@project.command("set", context_settings=HELP, short_help="Set a project's quota, weight or members.")
 @click.option("--guaranteed", metavar="GPUS", default="", help="What it gets whenever it asks: 2, 1.5.")
 @click.option("--limit", metavar="GPUS", default="", help="What it never exceeds, or none.")
 @click.option("--fixed", metavar="GPUS", default="", help="Kept free for its build work, besides.")

@@ -10,16 +10,13 @@ import click
 from gpushared.cli import complete, docker_cli
 from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import UsageError, say
-from gpushared.cli.lease_commands import each_begun, each_lease
+from gpushared.cli.lease_commands import POLL_SECONDS, QUIET_SECONDS, each_begun, each_lease
 from gpushared.cli.references import first_found, jobs_of_array, lease_if_here
 from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.client import Client, Lease
 from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
 from gpushared.client.jobs import Job, Jobs
 from gpushared.domain.model.errors import NotFound, Unavailable
-
-POLL_SECONDS = 30.0
-QUIET_SECONDS = 2.0
 
 
 @click.command("stop", short_help="End leases, with their containers.")

@@ -64,7 +64,7 @@ MODULES = {
 """These commands are in a module with others; each other command is in the module of its name."""
 OLD_NAMES = {"door": "docker-host"}
 """The old word for a command works for one release; no list shows it."""
-HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 _SHOWN = 40
 
@@ -118,7 +118,7 @@ def _unknown(name: str) -> UsageError:
     return UsageError(f"there is no command {name!r}", hint=hint)
 
 
-@click.group(cls=_Lazy, context_settings=HELP_OPTIONS, no_args_is_help=True)
+@click.group(cls=_Lazy, context_settings=HELP, no_args_is_help=True)
 @click.version_option(__version__, "-V", "--version", message="gpushare %(version)s")
 def cli() -> None:
     """Share the GPUs of this machine: type `gpushare run` where you typed `docker run`.

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpushared.config.kinds import (
+    GROUP,
     HOUR_SECONDS,
+    PATH_OR_EMPTY,
     ByteSize,
     Choice,
     Number,
@@ -73,7 +75,6 @@ _SYSTEM_WORDS = (
     r"|infiniband($|/(umad|issm|ucm))"
 )
 _NEVER = re.compile(rf"/dev/({_GPU_WORDS}|{_MEMORY_WORDS}|{_DISK_WORDS}|{_SYSTEM_WORDS})")
-_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 _PREFIX = Text(
     "an absolute path, or one below `~`",
     lambda text: is_absolute(text) or text == "~" or text.startswith("~/"),
@@ -91,7 +92,6 @@ _SYSCTL = Text(
         is not None
     ),
 )
-_PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
 _IMAGE = Text(
     "an image's name such as `nvcr.io/nvidia/*`, with `*` for any letters",
     lambda text: re.fullmatch(r"[a-z0-9*][A-Za-z0-9_.:/*-]*", text) is not None,
@@ -185,12 +185,12 @@ class GateConfig:
 
     trusted_groups: tuple[str, ...] = setting(
         ("docker",),
-        TextList(_GROUP),
+        TextList(GROUP),
         "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
     )
     subordinate_ids: str = setting(
         "/etc/subuid",
-        _PATH_OR_EMPTY,
+        PATH_OR_EMPTY,
         "File with users' ranges of ids in user namespaces (subuid(5)). Callers with such an id are "
         "refused and told whose it is, unless it is an account's own; empty: every id is a user.",
     )

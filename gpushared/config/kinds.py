@@ -376,6 +376,11 @@ def is_absolute(text: str) -> bool:
     return text.startswith("/") and "\0" not in text
 
 
+PATH = Text("an absolute path", is_absolute)
+PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
+GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
+
+
 def _text(value: object, words: str = "text") -> str:
     if not isinstance(value, str):
         raise Wrong(f"must be {words}, not {_described(value)}")

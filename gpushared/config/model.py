@@ -15,6 +15,8 @@ from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.job_settings import AuditConfig, JobsConfig, PoolConfig
 from gpushared.config.kinds import (
     HOUR_SECONDS,
+    PATH,
+    PATH_OR_EMPTY,
     ByteSize,
     Choice,
     FileMode,
@@ -23,7 +25,6 @@ from gpushared.config.kinds import (
     Seconds,
     Text,
     Whole,
-    is_absolute,
     setting,
 )
 from gpushared.config.queue_rules import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
@@ -33,8 +34,6 @@ from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 from gpushared.domain.scheduling.projects import PreemptionSetting
 
-_PATH = Text("an absolute path", is_absolute)
-_PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_absolute(text))
 _ACTION_OR_EMPTY = Text(
     "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
 )
@@ -71,10 +70,10 @@ class NodeConfig:
     name: str = setting("", Text(), "The node's name in listings; empty is the host name.")
     runtime_dir: str = setting(
         "/run/gpushared",
-        _PATH,
+        PATH,
         "Sockets and what containers mount. Keep it short: socket paths are limited to about 100 bytes.",
     )
-    state_dir: str = setting("/var/lib/gpushared", _PATH, "The journal. On a local disk, not on NFS.")
+    state_dir: str = setting("/var/lib/gpushared", PATH, "The journal. On a local disk, not on NFS.")
     socket_mode: int = setting(
         0o666,
         FileMode(),
@@ -89,7 +88,7 @@ class NodeConfig:
 class EngineConfig:
     """The Docker engine."""
 
-    socket: str = setting("/var/run/docker.sock", _PATH, "The engine's socket.")
+    socket: str = setting("/var/run/docker.sock", PATH, "The engine's socket.")
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
@@ -141,7 +140,7 @@ class SharingConfig:
         "`off` never uses it: then nothing but the watchdog holds parts of GPUs.",
     )
     mps_binary: str = setting(
-        "", _PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
+        "", PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
     )
     canary_seconds: float = setting(
         60.0,

@@ -10,7 +10,9 @@ from pathlib import Path
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.job_settings import AuditConfig
 from gpushared.config.kinds import (
+    GROUP,
     HOUR_SECONDS,
+    PATH,
     ByteSize,
     Choice,
     FileMode,
@@ -19,7 +21,6 @@ from gpushared.config.kinds import (
     Text,
     TextList,
     Whole,
-    is_absolute,
     setting,
 )
 from gpushared.config.load import (
@@ -55,9 +56,7 @@ from gpushared.domain.scheduling.placement.policies import PolicyName
 from gpushared.domain.scheduling.projects import PreemptionSetting
 
 DAY_SECONDS = 24 * HOUR_SECONDS
-_PATH = Text("an absolute path", is_absolute)
 _POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
-_GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 
 
 def is_listen_address(text: str) -> bool:
@@ -93,10 +92,10 @@ class CoordinatorSection:
     )
     state_dir: str = setting(
         "/var/lib/gpushared-pool",
-        _PATH,
+        PATH,
         "The store, keys and certificates. On a local disk, not on NFS. Everything to be backed up is here.",
     )
-    runtime_dir: str = setting("/run/gpushared-pool", _PATH, "The socket for administrators of this machine.")
+    runtime_dir: str = setting("/run/gpushared-pool", PATH, "The socket for administrators of this machine.")
     socket_mode: int = setting(
         0o666,
         FileMode(),
@@ -104,7 +103,7 @@ class CoordinatorSection:
         "root and the coordinator's own user are administrators.",
     )
     trusted_groups: tuple[str, ...] = setting(
-        (), TextList(_GROUP), "Their members on this machine are administrators of the pool, too."
+        (), TextList(GROUP), "Their members on this machine are administrators of the pool, too."
     )
     keep_ended_jobs: int = setting(
         100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."

@@ -24,7 +24,6 @@ STDERR = 2
 HEADER = struct.Struct(">BxxxI")
 """The header tells the stream and how many bytes follow (Docker Engine API, ContainerAttach, "Stream
 format")."""
-RAW_STREAM = b"application/vnd.docker.raw-stream"
 
 
 async def job_logs(

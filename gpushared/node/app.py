@@ -41,7 +41,7 @@ from gpushared.net.limits import Shares
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
-from gpushared.node.parts import Parts
+from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.allowance_file import AllowanceFile, StoredAllowance, load_kept
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment, pool_folder
 from gpushared.node.pool_services import JobsRoom, PoolServices
@@ -59,7 +59,7 @@ from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
-from gpushared.ports import ContainerStatus, JournalSnapshot
+from gpushared.ports import JournalSnapshot
 from gpushared.storage.audit.audit_log import AuditLog
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,6 @@ FIRST_LOOK_SECONDS = 12.0
 """The start waits so long for GPUs, settings and engine before the daemon serves without them."""
 CLOSE_SECONDS = 10.0
 """The end of the daemon waits so long for creates that are under way."""
-UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING)
 SOCKET_NAME = "gpushared.sock"
 ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
 """Engines listen at these paths too. Anybody who reaches them is as good as root."""

@@ -32,7 +32,6 @@ from gpushared.node.runtime.guard_keeper import Guarding
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import Engine
 
-POOL_DIRECTORY = "pool"
 LOOK_FIRST_SECONDS = 3.0
 NAME_SERVICE_SECONDS = 5.0
 LOGIN_DEFS = Path("/etc/login.defs")
@@ -48,11 +47,6 @@ def account_rules_of(config: Config, node_name: str) -> AccountRules:
     return AccountRules(
         pool.realm or node_name, pool.trusted_realms, dict(pool.accounts), config.gate.trusted_groups
     )
-
-
-def pool_directory(config: Config) -> Path:
-    """Return the folder of the files that make the node a member of its pool."""
-    return Path(config.pool.state_dir or Path(config.node.state_dir) / POOL_DIRECTORY)
 
 
 def keeping_of(config: Config) -> Keeping:

@@ -37,6 +37,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.net.error_answers import docker_error
 from gpushared.net.identity import peer_of
+from gpushared.pool.member.coordinator_calls import Metadata
 from gpushared.pool.member.dial import Backoff, Retry
 from gpushared.pool.tunnels.tunnel_frames import Chunk, from_wire, to_wire
 from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, TunnelStream
@@ -70,7 +71,6 @@ REFUSAL = (
 _JOB_ID = re.compile(r"[0-9A-Za-z]{1,32}(_[0-9]{1,7})?")
 """A socket's name may hold only these characters: the coordinator chooses the names of jobs."""
 Call = grpc.aio.StreamStreamCall[Chunk, Chunk]
-Metadata = tuple[tuple[str, bytes], ...]
 Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[Metadata]]
 """The node's word for its user, as the metadata of a call."""
 
