@@ -8,7 +8,8 @@ import click
 
 from gpushared.cli import complete
 from gpushared.cli.listing import Listing, Options, Own, show
-from gpushared.cli.tree import HELP
+
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def listing_command(listing: Listing) -> click.Command:
