@@ -22,7 +22,7 @@ HEAD_END = re.compile(rb"\n\r?\n")
 """The parser finds the end of a head by this pattern."""
 
 Step = Callable[[], Awaitable[None]]
-SIZE = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,6})\r\n")
+CHUNK_SIZE = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,6})\r\n")
 PART_OF_SIZE = re.compile(rb"(?:[1-9a-fA-F][0-9a-fA-F]{0,6}\r?)?")
 LINE_END = b"\r\n"
 CHUNKS_AT_ONCE = 64
@@ -184,7 +184,7 @@ class PlainChunks:
         return self._buffer[begin:end]
 
     def _begin_chunk(self) -> bool:
-        match = SIZE.match(self._bytes, self._start, self._end)
+        match = CHUNK_SIZE.match(self._bytes, self._start, self._end)
         if match is None:
             self._odd = self._odd or not PART_OF_SIZE.fullmatch(self._bytes, self._start, self._end)
             return False

@@ -20,8 +20,8 @@ from gpushared.domain.model.errors import LimitReached
 
 RESTS = 8
 """The rest after long work is so many times longer; the steps after the work take about as long as it."""
-BURST = 20
-PER_SECOND = 1 / 3
+STRANGERS_BURST = 20
+STRANGERS_PER_SECOND = 1 / 3
 MAX_PEERS = 4096
 
 
@@ -231,7 +231,11 @@ class Rates:
     """A bucket of tries for each peer, which fills by time. Those that were longest away are forgotten."""
 
     def __init__(
-        self, now: Callable[[], float], *, burst: int = BURST, per_second: float = PER_SECOND
+        self,
+        now: Callable[[], float],
+        *,
+        burst: int = STRANGERS_BURST,
+        per_second: float = STRANGERS_PER_SECOND,
     ) -> None:
         self._now = now
         self._burst = burst

@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.config.gate_settings import DRIVER_CAPABILITIES, GateConfig
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
-from gpushared.gate.api.body import VARIABLE, check_driver_capabilities, driver_capabilities
+from gpushared.gate.api.body import CAPABILITIES, check_driver_capabilities, driver_capabilities
 from gpushared.gate.containers.gpu_request import take_wish
 from gpushared.gate.containers.inject import strip_env
 from gpushared.gate.docker_gate import Gate
@@ -62,13 +62,13 @@ def test_a_word_that_is_unknown_or_not_given_is_refused_with_those_that_are(
     value: str, given: tuple[str, ...], refused: type[GpushareError], words: str
 ) -> None:
     with pytest.raises(refused, match=words) as error:
-        check_driver_capabilities([f"{VARIABLE}={value}"], given)
+        check_driver_capabilities([f"{CAPABILITIES}={value}"], given)
     assert ", ".join(("name all, or some of compute, utility", *given)) in (error.value.hint or "")
 
 
 def test_what_leases_do_not_have_is_not_judged() -> None:
     """Without a GPU the variable means nothing."""
-    body = {"Env": [f"{VARIABLE}=graphics"]}
+    body = {"Env": [f"{CAPABILITIES}=graphics"]}
     policy = policy_of(GateConfig(driver_capabilities=VIDEO_ONLY))
     account = Account(ALICE, (), "/home/alice")
     assert judge_create(body, Context(account, policy))["Env"] == body["Env"]
@@ -79,9 +79,9 @@ def test_what_leases_do_not_have_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("capabilities", "env"),
     [
-        ([["gpu"]], ["A=1", f"{VARIABLE}=graphics"]),
-        ([["gpu", "compute", "video"]], ["A=1", f"{VARIABLE}=compute,video"]),
-        ([["tpu"], ["nvidia", "display"]], ["A=1", f"{VARIABLE}=display"]),
+        ([["gpu"]], ["A=1", f"{CAPABILITIES}=graphics"]),
+        ([["gpu", "compute", "video"]], ["A=1", f"{CAPABILITIES}=compute,video"]),
+        ([["tpu"], ["nvidia", "display"]], ["A=1", f"{CAPABILITIES}=display"]),
     ],
 )
 def test_what_a_device_request_names_wins_as_it_does_in_the_engine(
@@ -89,7 +89,7 @@ def test_what_a_device_request_names_wins_as_it_does_in_the_engine(
 ) -> None:
     request = {"Driver": "nvidia", "Count": 1, "Capabilities": capabilities}
     body: dict[str, Any] = {
-        "Env": ["A=1", f"{VARIABLE}=graphics"],
+        "Env": ["A=1", f"{CAPABILITIES}=graphics"],
         "HostConfig": {"DeviceRequests": [request]},
     }
     take_wish(body)
@@ -106,11 +106,11 @@ async def test_a_confined_user_s_refusal_ends_the_lease_that_was_made_for_the_co
         alice = everybody.alice
         desk.owners["l-alices"] = alice.caller.uid
         body = {"Image": busybox_image, "Labels": {"gpushare.lease": "l-alices"}}
-        reply = await alice.ask("POST", "/containers/create", {**body, "Env": [f"{VARIABLE}=graphics"]})
+        reply = await alice.ask("POST", "/containers/create", {**body, "Env": [f"{CAPABILITIES}=graphics"]})
         assert (reply.status, desk.story) == (403, ["claim", "release"])
         assert "the capability graphics of NVIDIA's driver is not given here" in reply.message
-        made = await alice.ask("POST", "/containers/create", {**body, "Env": [f"{VARIABLE}=all"]})
+        made = await alice.ask("POST", "/containers/create", {**body, "Env": [f"{CAPABILITIES}=all"]})
         assert made.status == 201, made
         alice.made.append(("containers", json.loads(made.body)["Id"]))
         shown = await alice.get(f"/containers/{alice.made[-1][1]}/json")
-        assert f"{VARIABLE}=compute,utility,video" in shown["Config"]["Env"]
+        assert f"{CAPABILITIES}=compute,utility,video" in shown["Config"]["Env"]

@@ -37,8 +37,8 @@ Body = dict[str, Json]
 LABEL_PORTS: Final = "gpushare.published-ports"
 """This label has the gate's count of the ports at the container's create."""
 _PORT: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?(?:/[a-z]+)?")
-VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
-ALL = "all"
+CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+ALL_CAPABILITIES = "all"
 
 
 def parse_object(raw: bytes) -> Body:
@@ -194,7 +194,7 @@ def named_in(env: Sequence[str]) -> str | None:
 
     A bare name, which takes back the image's value, is an empty value.
     """
-    found = [value for name, _, value in (entry.partition("=") for entry in env) if name == VARIABLE]
+    found = [value for name, _, value in (entry.partition("=") for entry in env) if name == CAPABILITIES]
     return found[-1] if found else None
 
 
@@ -204,9 +204,9 @@ def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_
     NVIDIA's container toolkit reads ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over an unknown word.
     """
     for word in _words(named_in(env) or ""):
-        if word not in {ALL, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
+        if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
             raise RequestError(f"NVIDIA's driver has no capability {shown(word)}", hint=_hint(given))
-        if word not in {ALL, *COMMON_DRIVER_CAPABILITIES, *given}:
+        if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *given}:
             raise PermissionRefused(
                 f"the capability {word} of NVIDIA's driver is not given here", hint=_hint(given)
             )
@@ -215,15 +215,15 @@ def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_
 def driver_capabilities(named: str, given: Sequence[str] = DRIVER_CAPABILITIES) -> str:
     """Return the variable's value for a container: the named capabilities that the site gives."""
     words = _words(named)
-    if ALL in words and set(given) >= set(DRIVER_CAPABILITIES):
-        return ALL
+    if ALL_CAPABILITIES in words and set(given) >= set(DRIVER_CAPABILITIES):
+        return ALL_CAPABILITIES
     have = [*COMMON_DRIVER_CAPABILITIES, *given]
-    kept = have if ALL in words else [word for word in words if word in have]
+    kept = have if ALL_CAPABILITIES in words else [word for word in words if word in have]
     return ",".join(kept or COMMON_DRIVER_CAPABILITIES)
 
 
 def _hint(given: Sequence[str]) -> str:
-    return f"name {ALL}, or some of {', '.join([*COMMON_DRIVER_CAPABILITIES, *given])}, in {VARIABLE}"
+    return f"name {ALL_CAPABILITIES}, or some of {', '.join([*COMMON_DRIVER_CAPABILITIES, *given])}, in {CAPABILITIES}"
 
 
 def _words(value: str) -> list[str]:

@@ -18,7 +18,16 @@ from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.ranges import parse_gpu_range
 from gpushared.domain.model.request_spec import RequestSpec, option_of
-from gpushared.gate.api.body import CPU_PERIOD_US, VARIABLE, Body, check_keys, objects, section, strings, text
+from gpushared.gate.api.body import (
+    CAPABILITIES,
+    CPU_PERIOD_US,
+    Body,
+    check_keys,
+    objects,
+    section,
+    strings,
+    text,
+)
 from gpushared.gate.api.fields import DEVICE, DEVICE_REQUEST
 from gpushared.gate.containers.inject import VISIBLE_DEVICES, merge_env, user_targets
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
@@ -174,7 +183,7 @@ def _take_requests(host: Body, body: Body) -> list[str]:
         else:
             sizes += found
             if named := _driver_capabilities(request):
-                body["Env"] = merge_env(strings(body, "Env"), {VARIABLE: ",".join(named)})
+                body["Env"] = merge_env(strings(body, "Env"), {CAPABILITIES: ",".join(named)})
     if host.get("DeviceRequests") is not None:
         host["DeviceRequests"] = kept
     return sizes

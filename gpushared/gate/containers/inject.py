@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Mapping
 
 from gpushared.domain.model.errors import RequestError
-from gpushared.gate.api.body import VARIABLE as DRIVER_CAPABILITIES
+from gpushared.gate.api.body import CAPABILITIES as DRIVER_CAPABILITIES
 from gpushared.gate.api.body import Body, Json, objects, section, strings
 from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
 from gpushared.sharing.cgroups import SLICE

@@ -26,8 +26,8 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS, machine
 from gpushared.gate.api.body import (
+    CAPABILITIES,
     LABEL_PORTS,
-    VARIABLE,
     Body,
     check_driver_capabilities,
     driver_capabilities,
@@ -126,7 +126,7 @@ class Creates:
         if (named := named_in(env)) is None:
             image = await image_config(self._ground.engine, text(body, "Image"))
             named = named_in(strings(image, "Env")) or ""
-        body["Env"] = merge_env(env, {VARIABLE: driver_capabilities(named, given)})
+        body["Env"] = merge_env(env, {CAPABILITIES: driver_capabilities(named, given)})
 
     def _maps_users(self) -> bool:
         try:

@@ -39,7 +39,7 @@ TMPFS_OPTION = re.compile(
 _DIGEST = re.compile(r"(.+@)?sha256:[0-9a-f]{64}")
 _ID = re.compile(r"(sha256:)?[0-9a-f]{4,64}")
 _TAG = re.compile(r"(?P<name>.+?)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?")
-ALL = "*"
+ANY_IMAGE = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def check_image(reference: str, policy: SitePolicy) -> None:
             f"the image {shown(reference)} is named without its digest",
             hint="write NAME@sha256:..., as `docker images --digests` shows it",
         )
-    if ALL in policy.images:
+    if ANY_IMAGE in policy.images:
         return
     if _ID.fullmatch(reference):
         raise PermissionRefused(

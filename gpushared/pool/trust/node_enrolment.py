@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 Enrolled = Callable[[NodeName, tuple[str, ...]], Awaitable[object]]
 """Told of each new member with its realms; it comes back when the coordinator's store has it."""
-PREFIX = "token/join/"
-DEFAULT_SECONDS = 3600
-MIN_SECONDS = 60
-MAX_SECONDS = 7 * 24 * 3600
-KEPT_SECONDS = 7 * 24 * 3600
+JOIN_PREFIX = "token/join/"
+JOIN_DEFAULT_SECONDS = 3600
+JOIN_MIN_SECONDS = 60
+JOIN_MAX_SECONDS = 7 * 24 * 3600
+JOIN_KEPT_SECONDS = 7 * 24 * 3600
 """Tokens are listed for this long after their end, and refused by name rather than as unknown."""
 _NEW = "make a new one on the coordinator's machine: gpushare pool token"
 
@@ -157,7 +157,7 @@ class JoinTokens:
     def __init__(
         self, store: JobStore, epoch: Callable[[], int], pool: str, digest: Callable[[], str]
     ) -> None:
-        self._records = TokenRecords(store, epoch, PREFIX, JoinRecord.read)
+        self._records = TokenRecords(store, epoch, JOIN_PREFIX, JoinRecord.read)
         self._pool = pool
         self._digest = digest
 
@@ -171,11 +171,11 @@ class JoinTokens:
         valid_seconds: int = 0,
     ) -> tuple[JoinWords, JoinRecord]:
         """The token, which is told only now, and what is kept of it. Raises RequestError."""
-        seconds = valid_seconds or DEFAULT_SECONDS
-        if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        seconds = valid_seconds or JOIN_DEFAULT_SECONDS
+        if not JOIN_MIN_SECONDS <= seconds <= JOIN_MAX_SECONDS:
             raise RequestError(
                 f"a join token cannot be valid for {seconds} s",
-                hint=f"give {MIN_SECONDS} s to {MAX_SECONDS // 86400} days: --valid 1h",
+                hint=f"give {JOIN_MIN_SECONDS} s to {JOIN_MAX_SECONDS // 86400} days: --valid 1h",
             )
         words = JoinWords(self._pool, self._digest(), new_id(), new_secret())
         record = JoinRecord(
@@ -234,9 +234,9 @@ class JoinTokens:
         """Newest first. Forgets those that ended long ago."""
         kept = await self._records.all()
         for one in kept.values():
-            if one.record.expires_at + KEPT_SECONDS < now:
+            if one.record.expires_at + JOIN_KEPT_SECONDS < now:
                 await self._records.delete(one.record, one.revision)
-        live = [one.record for one in kept.values() if one.record.expires_at + KEPT_SECONDS >= now]
+        live = [one.record for one in kept.values() if one.record.expires_at + JOIN_KEPT_SECONDS >= now]
         return sorted(live, key=lambda one: (-one.created_at, one.id))
 
     async def revoke(self, token_id: str, now: float) -> str:
