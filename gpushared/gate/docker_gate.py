@@ -41,7 +41,7 @@ class Gate:
     def __init__(
         self,
         engine_socket: str,
-        desk: LeasePort,
+        lease_service: LeasePort,
         policy: SitePolicy | None = None,
         audit: Sink = ignore,
         pins: HeldMounts | None = None,
@@ -50,20 +50,24 @@ class Gate:
         passwd: PasswdFiles | None = None,
     ) -> None:
         engine = EngineSocket(engine_socket.removeprefix("unix://"))
-        ground = self._ground = HandlerContext(
-            engine, desk, policy or SitePolicy(), pins, name, walls, passwd
+        handler_context = self._handler_context = HandlerContext(
+            engine, lease_service, policy or SitePolicy(), pins, name, walls, passwd
         )
         self._audit = audit
-        self._creates = Creates(ground)
-        self.explainer = Explainer(ground)
-        containers, execs, shared = ContainerHandlers(ground), Execs(ground), Shared(ground)
+        self._creates = Creates(handler_context)
+        self.explainer = Explainer(handler_context)
+        containers, execs, shared = (
+            ContainerHandlers(handler_context),
+            Execs(handler_context),
+            Shared(handler_context),
+        )
         self._everybody: dict[RouteAction, Handler] = {
             **self._creates.everybody(),
             **containers.everybody(),
             **execs.everybody(),
             **shared.everybody(),
         }
-        networks, volumes = Networks(ground), Volumes(ground)
+        networks, volumes = Networks(handler_context), Volumes(handler_context)
         # Trusted callers' requests come to these handlers too if everybody is confined.
         self._judged: dict[RouteAction, Handler] = {
             **self._everybody,
@@ -74,30 +78,30 @@ class Gate:
         self._confined: dict[RouteAction, Handler] = {
             **self._everybody,
             **containers.confined(),
-            **Archives(ground).confined(),
-            **Listings(ground).confined(),
+            **Archives(handler_context).confined(),
+            **Listings(handler_context).confined(),
             **execs.confined(),
             **networks.confined(),
             **volumes.confined(),
-            **ImageHandlers(ground).confined(),
+            **ImageHandlers(handler_context).confined(),
             **shared.confined(),
         }
 
     @property
     def pins(self) -> HeldMounts:
-        return self._ground.pins
+        return self._handler_context.pins
 
     @property
     def policy(self) -> SitePolicy:
-        return self._ground.policy
+        return self._handler_context.policy
 
     @policy.setter
     def policy(self, policy: SitePolicy) -> None:
-        self._ground.policy = policy
+        self._handler_context.policy = policy
 
     def judges(self, caller: Caller) -> bool:
         """Return True if the caller's creates are judged."""
-        return self._ground.judges(caller)
+        return self._handler_context.judges(caller)
 
     async def handle(self, exchange: Exchange) -> None:
         with recording(exchange, self._audit) as recorded:
@@ -128,10 +132,10 @@ class Gate:
                 pass
             case other:
                 assert_never(other)
-        call = Call(exchange, self._ground.known(target, match.route), match, recorded.record)
+        call = Call(exchange, self._handler_context.known(target, match.route), match, recorded.record)
         if exchange.caller.trusted:
             handlers = self._judged if self.policy.everybody_confined else self._everybody
-            await handlers.get(match.route.action, self._ground.send)(call)
+            await handlers.get(match.route.action, self._handler_context.send)(call)
             return
         check_confined(call)
         await self._confined[match.route.action](call)

@@ -17,7 +17,7 @@ from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import Body, check_create, parse_object, ports_of, section, text
 from gpushared.gate.api.field_kinds import Version
 from gpushared.gate.containers.create import ROOT_USER
-from gpushared.gate.containers.gpu_request import ClaimWish, Wish, take_wish, with_dev_meaning
+from gpushared.gate.containers.gpu_request import ClaimWish, GpuRequest, take_gpu_request, with_dev_meaning
 from gpushared.gate.containers.ownership import find_image, find_network, find_volume
 from gpushared.gate.containers.passwd import put_home
 from gpushared.gate.containers.user_limits import CreatesUnderWay
@@ -35,51 +35,62 @@ _REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, 
 class Explainer:
     """Ask everything that a create asks: the rules, and also the engine and the system."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
 
     async def explain(self, raw: bytes, version: Version | None, caller: Caller) -> list[FieldFinding]:
         """Explain every field that says something. Raises errors that prevent the explanation itself."""
         notes = Notes()
         try:
             dropped: list[str] = []
-            body = check_create(parse_object(raw), dropped if self._ground.tables_are_complete else None)
-            meaning = self._ground.policy.dev_containers
-            wish = with_dev_meaning(take_wish(body), section(body, "Labels"), meaning)
+            body = check_create(
+                parse_object(raw), dropped if self._handler_context.tables_are_complete else None
+            )
+            meaning = self._handler_context.policy.dev_containers
+            gpu_request = with_dev_meaning(take_gpu_request(body), section(body, "Labels"), meaning)
         except (PermissionRefused, RequestError) as error:
             notes.refused("", None, error)
             return notes.findings
         for name in dropped:
             notes.unread(name)
-        _note_wish(wish, notes)
-        if self._ground.judges(caller):
-            await self._judge(body, wish, version, await account_of(caller), notes)
+        _note_wish(gpu_request, notes)
+        if self._handler_context.judges(caller):
+            await self._judge(body, gpu_request, version, await account_of(caller), notes)
         return notes.findings
 
     async def _judge(
-        self, body: Body, wish: Wish | None, version: Version | None, account: Account, notes: Notes
+        self,
+        body: Body,
+        gpu_request: GpuRequest | None,
+        version: Version | None,
+        account: Account,
+        notes: Notes,
     ) -> None:
-        ground, caller = self._ground, account.caller
-        in_gang = isinstance(wish, ClaimWish) and ground.desk.in_gang(wish.lease, caller)
-        context = Context(account, ground.policy, in_gang, wish is not None, version)
+        handler_context, caller = self._handler_context, account.caller
+        in_gang = isinstance(gpu_request, ClaimWish) and handler_context.lease_service.in_gang(
+            gpu_request.lease, caller
+        )
+        context = Context(account, handler_context.policy, in_gang, gpu_request is not None, version)
         judged = judge_create(body, context, notes)
-        if parent := ground.together.name(caller.uid):
+        if parent := handler_context.together.name(caller.uid):
             name = f"{HOST_PREFIX}CgroupParent"
             notes.set(name, None, parent, WHY_SET[name])
         try:
-            image = section(await find_image(ground.engine, text(judged, "Image")), "Config")
-            self._note_env(judged, image, account, wish, notes)
+            image = section(await find_image(handler_context.engine, text(judged, "Image")), "Config")
+            self._note_env(judged, image, account, gpu_request, notes)
             exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
             ports = ports_of(judged["HostConfig"], exposed)
-            await CreatesUnderWay(ground.engine).check(caller, ground.policy, ports=ports)
-            await ground.together.check_start(caller.uid)
+            await CreatesUnderWay(handler_context.engine).check(caller, handler_context.policy, ports=ports)
+            await handler_context.together.check_start(caller.uid)
         except LimitReached as error:
             notes.refused("", None, error, may_change=True)
         await self._look(judged, account, notes)
 
-    def _note_env(self, judged: Body, image: Body, account: Account, wish: Wish | None, notes: Notes) -> None:
-        env = {"no GPU without a lease": ["NVIDIA_VISIBLE_DEVICES=void"]} if wish is None else {}
-        if self._ground.policy.home_and_name and judged["User"] != ROOT_USER:
+    def _note_env(
+        self, judged: Body, image: Body, account: Account, gpu_request: GpuRequest | None, notes: Notes
+    ) -> None:
+        env = {"no GPU without a lease": ["NVIDIA_VISIBLE_DEVICES=void"]} if gpu_request is None else {}
+        if self._handler_context.policy.home_and_name and judged["User"] != ROOT_USER:
             host = {**judged["HostConfig"]}
             wishes = wishes_of(host["Mounts"])
             ours = put_home({**judged, "HostConfig": host}, image, account, wishes, wishes)
@@ -93,7 +104,7 @@ class Explainer:
 
     async def _look(self, judged: Body, account: Account, notes: Notes) -> None:
         """Look at the facts that only the engine and the system know."""
-        engine, mounts = self._ground.engine, judged["HostConfig"]["Mounts"]
+        engine, mounts = self._handler_context.engine, judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             try:
                 await find_network(engine, network, account.caller)
@@ -104,19 +115,19 @@ class Explainer:
                 await find_volume(engine, volume, account.caller)
             except _REFUSALS as error:
                 notes.refused(f"{HOST_PREFIX}Mounts", volume, error, may_change=True)
-        for wish in wishes_of(mounts):
+        for gpu_request in wishes_of(mounts):
             try:
-                async with self._ground.pins.held(account, [wish]):
+                async with self._handler_context.pins.held(account, [gpu_request]):
                     pass
             except _REFUSALS as error:
-                notes.refused(f"{HOST_PREFIX}Mounts", wish.path, error, may_change=True)
-        self._ground.pins.unused()
+                notes.refused(f"{HOST_PREFIX}Mounts", gpu_request.path, error, may_change=True)
+        self._handler_context.pins.unused()
 
 
-def _note_wish(wish: Wish | None, notes: Notes) -> None:
-    match wish:
+def _note_wish(gpu_request: GpuRequest | None, notes: Notes) -> None:
+    match gpu_request:
         case ClaimWish(lease):
             notes.set(GPUS, None, {"lease": lease}, "the lease brings its GPUs")
         case RequestSpec():
-            said = {name: value for name, value in asdict(wish).items() if value}
+            said = {name: value for name, value in asdict(gpu_request).items() if value}
             notes.set(GPUS, None, said, "GPUs come by a lease of so much")

@@ -1,7 +1,7 @@
 """Limit one user's use of the daemon, give users turns, and limit how often an unknown caller may try.
 
 The daemon is one thread and the engine behind it one process. Three things keep a user from having all of
-either: bounds on open connections and requests, a few desks at which the user's requests are worked on, and
+either: bounds on open connections and requests, a few slots in which the user's requests are worked on, and
 turns: in each pass of the event loop one piece of a stream is handled for each user, however many wait.
 
 All calls of a user count alike: gRPC, unary JSON and the Docker API, on any connection.
@@ -36,10 +36,10 @@ class UserLimits:
     """A create that asks for a GPU counts while it waits in the queue."""
     body_bytes: int = 16 * 1024 * 1024
     """The bytes of all bodies that are read whole before they can be judged."""
-    desks: int = 4
+    slots: int = 4
     """The number of requests that are worked on."""
-    desk_seconds: float = 0.5
-    """A request that takes longer mostly waits, for a container's end or a lease, and gives up its desk."""
+    slot_seconds: float = 0.5
+    """A request that takes longer mostly waits, for a container's end or a lease, and gives up its slot."""
 
 
 class UserShare:
@@ -51,7 +51,7 @@ class UserShare:
         self._requests = 0
         self._creates = 0
         self._body_bytes = 0
-        self._desks = asyncio.Semaphore(limits.desks)
+        self._slots = asyncio.Semaphore(limits.slots)
         self._long_work = asyncio.Lock()
         self._turns: deque[asyncio.Future[None]] = deque()
         self._turn_taken = False
@@ -101,7 +101,7 @@ class UserShare:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Work on one request in the block, which waits for a desk and keeps it for a limited time."""
+        """Work on one request in the block, which waits for a slot and keeps it for a limited time."""
         if self._requests >= self.limits.requests:
             raise LimitReached(
                 f"you have {self.limits.requests} requests under way already",
@@ -175,29 +175,29 @@ class UserShare:
 
     @asynccontextmanager
     async def _desk(self) -> AsyncIterator[None]:
-        await self._desks.acquire()
-        desk = _Desk(self._desks)
-        timer = asyncio.get_running_loop().call_later(self.limits.desk_seconds, desk.leave)
+        await self._slots.acquire()
+        slot = _Slot(self._slots)
+        timer = asyncio.get_running_loop().call_later(self.limits.slot_seconds, slot.leave)
         try:
             yield
         finally:
             timer.cancel()
-            desk.leave()
+            slot.leave()
 
 
 @dataclass(slots=True)
-class _Desk:
-    desks: asyncio.Semaphore
+class _Slot:
+    slots: asyncio.Semaphore
     left: bool = False
 
     def leave(self) -> None:
         if not self.left:
             self.left = True
-            self.desks.release()
+            self.slots.release()
 
 
 class Shares:
-    """Hold the shares of all users, by their uid; all doors use one object."""
+    """Hold the shares of all users, by their uid; all listeners use one object."""
 
     def __init__(self, limits: UserLimits | None = None) -> None:
         self._limits = limits or UserLimits()
@@ -209,7 +209,7 @@ class Shares:
 
     @limits.setter
     def limits(self, limits: UserLimits) -> None:
-        """Set new limits. Use beyond them stays, and users with present use keep their number of desks."""
+        """Set new limits. Use beyond them stays, and users with present use keep their number of slots."""
         self._limits = limits
         for share in self._shares.values():
             share.limits = limits

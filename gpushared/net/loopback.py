@@ -103,10 +103,10 @@ async def _serve(sock: socket.socket, caller: Caller, routes: Routes, is_away: C
 
 
 class _GateAs(EngineSocket):
-    def __init__(self, insider: LoopbackGate, caller: Caller) -> None:
+    def __init__(self, loopback_gate: LoopbackGate, caller: Caller) -> None:
         super().__init__(NAME)
-        self._insider = insider
+        self._loopback_gate = loopback_gate
         self._caller = caller
 
     async def connect(self) -> EngineConnection:
-        return EngineConnection(self._insider.socket_as(self._caller), self.path)
+        return EngineConnection(self._loopback_gate.socket_as(self._caller), self.path)

@@ -115,7 +115,7 @@ class Daemon:
             gate_name(config.node.state_dir),
             Path(config.node.state_dir),
             lambda: policy_of(self._config).user_bounds,
-            lambda: self._follower.facts,
+            lambda: self._reconciler.facts,
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
@@ -155,25 +155,25 @@ class Daemon:
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._make_observers(loop)
-        performer = Executor(
+        executor = Executor(
             loop,
             self._parts.sharing,
             self._parts.engine,
             self._parts.checkpoints,
-            self._follower,
+            self._reconciler,
             self._sampler,
         )
         self._verify(loop, stack)
-        self._jobs = self._job_host(loop, performer)
+        self._jobs = self._job_host(loop, executor)
         watchdog = asyncio.create_task(feed_watchdog(self._notifier))
         stack.callback(watchdog.cancel)
-        stack.push_async_callback(performer.close)
-        loop.perform = performer.perform
-        loop.after_recovery = self._follower.ask_survey
+        stack.push_async_callback(executor.close)
+        loop.perform = executor.perform
+        loop.after_recovery = self._reconciler.ask_survey
         stack.callback(self._attendance.processes.close)
         await self._pulse.take_back()  # before anybody is granted what they would hold for nobody
-        await self._first_look(loop, performer)
-        await self._serve(loop, performer, stack, listener)
+        await self._first_look(loop, executor)
+        await self._serve(loop, executor, stack, listener)
 
     def _make_observers(self, loop: Loop) -> None:
         """Make the parts that tell the loop of clients, containers and GPUs."""
@@ -187,7 +187,7 @@ class Daemon:
             lambda: self._config,
             simulated=self._parts.gpus.simulated,
         )
-        self._follower = ContainerReconciler(
+        self._reconciler = ContainerReconciler(
             loop,
             self._parts.engine,
             self._parts.checkpoints,
@@ -203,14 +203,14 @@ class Daemon:
             self._config.gpus.exclusive_process,
         )
 
-    def _job_host(self, loop: Loop, performer: Executor) -> JobHost:
+    def _job_host(self, loop: Loop, executor: Executor) -> JobHost:
         return JobHost(
             self._config,
             self._node_name(),
             loop,
             self._parts.engine,
-            performer,
-            self._follower,
+            executor,
+            self._reconciler,
             GuardProcess(
                 self._runtime_dir / GUARD_DIRECTORY,
                 self._config.engine.socket,
@@ -233,16 +233,16 @@ class Daemon:
             passwd_directory=str(Path(config.node.state_dir) / USERS_FILES_NAME),
             simulated=self._parts.gpus.simulated,
         )
-        self._follower.on_change = verifier.changed
+        self._reconciler.on_change = verifier.changed
 
         def reached() -> None:
             verifier.reached()
             self._limits.changed()
 
-        self._follower.on_reached = reached
+        self._reconciler.on_reached = reached
         stack.push_async_callback(verifier.close)
 
-    async def _first_look(self, loop: Loop, performer: Executor) -> None:
+    async def _first_look(self, loop: Loop, executor: Executor) -> None:
         """Look at GPUs, containers' settings and containers before anything is granted, if they answer."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
@@ -252,23 +252,23 @@ class Daemon:
             self._troubles.raised("gpus", "the GPUs do not answer")
         # The settings are in place before systemd lets the engine start, which restarts some containers
         # at once.
-        performer.remake_all()
+        executor.remake_all()
         await self._hold_mounts()
         await self._limits.restore()
         if loop.state.gpus:
-            await performer.settle(FIRST_LOOK_SECONDS)
+            await executor.settle(FIRST_LOOK_SECONDS)
         if is_socket_activated():
             # At boot systemd starts the engine only after us, while its socket is open already and answers
             # nothing. Calls to our own socket wait in it until we serve.
             self._notifier.ready("waiting for the Docker engine")
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
-                await self._follower.connect()
-                await self._clean_up(loop, performer)
+                await self._reconciler.connect()
+                await self._clean_up(loop, executor)
         except JournalUnavailable as error:
             log.warning("containers are looked at again once the journal can be written: %s", error)
         except (GpushareError, TimeoutError) as error:
-            self._follower.lost(str(error) or "the Docker engine does not answer")
+            self._reconciler.lost(str(error) or "the Docker engine does not answer")
         if loop.state.gpus:
             await self._sampler.turn()
 
@@ -286,7 +286,7 @@ class Daemon:
         else:
             self._troubles.cleared("pins")
 
-    async def _clean_up(self, loop: Loop, performer: Executor) -> None:
+    async def _clean_up(self, loop: Loop, executor: Executor) -> None:
         """Remove the remains of a run that was cut off, but nothing that a container may still use."""
         containers = await self._parts.engine.containers()
         up = {facts.device_name for facts in containers if facts.status in UP}
@@ -294,16 +294,16 @@ class Daemon:
         await self._parts.sharing.sweep(live)
         for lease in loop.state.ended.values():
             if lease.device_name not in live:
-                performer.perform(DropEdits(lease.id, lease.device_name))
+                executor.perform(DropEdits(lease.id, lease.device_name))
 
     async def _serve(
-        self, loop: Loop, performer: Executor, stack: AsyncExitStack, listener: socket.socket
+        self, loop: Loop, executor: Executor, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
         config = self._config
-        self._desk = LeaseService(
+        self._order_handler = LeaseService(
             loop,
-            performer,
-            self._follower,
+            executor,
+            self._reconciler,
             self._parts.engine,
             self._parts.journal,
             self._attendance,
@@ -315,7 +315,7 @@ class Daemon:
         audit = self._audit
         gate = self._gate = Gate(
             config.engine.socket,
-            self._desk,
+            self._order_handler,
             policy_of(config),
             audit.take,
             name=gate_name(config.node.state_dir),
@@ -336,8 +336,12 @@ class Daemon:
         policy = PolicyApi(gate)
         json.add(policy.calls() | self._pool.calls())
         front = Front(inner, self._identities, routes)
-        doors = CallAuthenticator(self._identities, front.secret, front.origins, of_calls, self._shares)
-        await stack.enter_async_context(grpc_services.serving(json.calls, self._api, jobs, doors, str(inner)))
+        authenticator = CallAuthenticator(
+            self._identities, front.secret, front.origins, of_calls, self._shares
+        )
+        await stack.enter_async_context(
+            grpc_services.serving(json.calls, self._api, jobs, authenticator, str(inner))
+        )
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
         await self._live(loop)
@@ -382,7 +386,7 @@ class Daemon:
             loop=loop,
             journal=self._parts.journal,
             sampler=self._sampler,
-            follower=self._follower,
+            reconciler=self._reconciler,
             attendance=self._attendance,
             troubles=self._troubles,
             node_name=self._node_name(),
@@ -429,7 +433,7 @@ class Daemon:
         await until_one_ends(
             self._notifier,
             self._sampler.run(),
-            self._follower.run(),
+            self._reconciler.run(),
             self._pulse.run(),
             self._pulse.follow_clients(),
             keep_always(self._parts.clock, self._troubles),
@@ -471,9 +475,9 @@ class Daemon:
 
     def _set_defaults(self) -> None:
         """Set the defaults for requests that do not give a value, and the presets that requests name."""
-        self._desk.max_waits = dict(self._config.gate.max_wait)
+        self._order_handler.max_waits = dict(self._config.gate.max_wait)
         presets = {name: preset.ask for name, preset in self._config.presets.items()}
-        self._api.presets = self._desk.presets = presets
+        self._api.presets = self._order_handler.presets = presets
         self._api.preset_texts = {name: preset.description for name, preset in self._config.presets.items()}
 
     async def _close_parts(self) -> None:

@@ -69,7 +69,7 @@ class PoolServices:
         """
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
-            config, enrolment, host.desk, loop, room.outbox, troubles, orders, simulated=simulated
+            config, enrolment, host.order_handler, loop, room.outbox, troubles, orders, simulated=simulated
         )
         self.allowance = allowance(lambda: self.link.connected)
         self._loop = loop
@@ -95,11 +95,11 @@ class PoolServices:
             self.link.channel,
             self._attempt,
             self._account,
-            host.insider.socket_as,
+            host.loopback_gate.socket_as,
             orders.tunnel,
             self.link.connected_seconds,
         )
-        self._doors = TunnelEndpoints(
+        self._authenticator = TunnelEndpoints(
             runtime_dir / DOORS_FOLDER,
             self.link.channel,
             self._vouch,
@@ -133,7 +133,7 @@ class PoolServices:
     async def run(self) -> None:
         """Keep up the parts of the membership, for ever."""
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._doors.close)
+            stack.push_async_callback(self._authenticator.close)
             stack.push_async_callback(self._ends.close)
             clients = PoolClients(self._room.outbox, self.link)
             await asyncio.gather(self.link.run(), self._follow(), clients.run())
@@ -149,7 +149,7 @@ class PoolServices:
     def _take_up(self) -> None:
         """Set the pool that the node is in now; first before anybody can ask, so nobody hears of none."""
         membership, jobs = self._enrolment.membership, self._room.jobs
-        jobs.doors = None if membership is None else self._doors
+        jobs.authenticator = None if membership is None else self._authenticator
         if membership is None:
             jobs.pool = None
         elif jobs.pool is None or jobs.pool.name != membership.pool:
@@ -221,7 +221,9 @@ class JobsRoom:
         socket: str,
     ) -> AsyncIterator[NodeJobs]:
         """``socket``: the path of the node's own. Raises ConfigError, StoreUnavailable, TimedOut."""
-        book = LocalBook(self._store, book_rules_of(config()), host.desk, self._clock, self._troubles)
+        book = LocalBook(
+            self._store, book_rules_of(config()), host.order_handler, self._clock, self._troubles
+        )
         async with book.running():
             kept = await self._store.load(OUTBOX)
             self.outbox = Outbox(

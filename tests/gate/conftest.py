@@ -13,31 +13,31 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
 from tests.gate.copying import Copier, copier
-from tests.gate.desks import FakeDesk, facts
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk, facts
 from tests.gate.people import people
 from tests.gate.serving import ROOT, Served, serving_gate
 
 
 @pytest.fixture
-def desk() -> FakeDesk:
+def lease_service() -> FakeDesk:
     return FakeDesk()
 
 
 @pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
-def each_engine(request: pytest.FixtureRequest, desk: FakeDesk) -> str:
-    """The endpoint of an engine, of which the desk says what the engine is."""
+def each_engine(request: pytest.FixtureRequest, lease_service: FakeDesk) -> str:
+    """The endpoint of an engine, of which the lease service says what the engine is."""
     if request.param == "newest":
         newest: CdiEngine = request.getfixturevalue("cdi_engine")
-        desk.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
+        lease_service.facts = EngineFacts("28.5.2", "1.51", True, facts().gpu_mechanism, 1)
         return newest.socket
     oldest: str = request.getfixturevalue("docker_engine")
     return oldest
 
 
 @pytest.fixture
-async def served(desk: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
-    async with serving_gate(Gate(docker_engine, desk), ROOT) as served:
+async def served(lease_service: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
+    async with serving_gate(Gate(docker_engine, lease_service), ROOT) as served:
         yield served
 
 
@@ -63,7 +63,7 @@ async def sleeper(docker: Docker, name: str) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
 async def alice(
-    request: pytest.FixtureRequest, desk: FakeDesk, busybox_image: str, tmp_path: Path
+    request: pytest.FixtureRequest, lease_service: FakeDesk, busybox_image: str, tmp_path: Path
 ) -> AsyncIterator[Copier]:
     """Somebody without rights, before each of the engines."""
     if request.param == "newest":
@@ -72,5 +72,8 @@ async def alice(
     else:
         socket = request.getfixturevalue("docker_engine")
     policy = SitePolicy(bind_prefixes=(str(tmp_path),))
-    async with people(Gate(socket, desk, policy), busybox_image) as both, copier(both, socket) as found:
+    async with (
+        people(Gate(socket, lease_service, policy), busybox_image) as both,
+        copier(both, socket) as found,
+    ):
         yield found

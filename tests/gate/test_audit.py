@@ -17,8 +17,8 @@ from gpushared.net.error_answers import Broken
 from gpushared.net.http_server import Limits, Routes
 from gpushared.net.limits import Shares, UserLimits
 from gpushared.storage.audit.line import AuditLine
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, BOB, ROOT, Served, answer_json, ask, raw_client, request, serving
 
 NO_ENGINE = "/nonexistent/docker.sock"

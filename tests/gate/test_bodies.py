@@ -23,9 +23,9 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.gpu_request import (
     ClaimWish,
     docker_words,
+    gpu_request_of,
     labels_of,
-    take_wish,
-    wish_of,
+    take_gpu_request,
     with_count,
 )
 from gpushared.gate.containers.inject import binds_late, inject
@@ -33,7 +33,7 @@ from gpushared.gate.policy.admission import CREATE, HOST, judge_create, networks
 from gpushared.gate.policy.field_rules import Context
 from gpushared.net.identity import Account
 from gpushared.ports import DeviceMechanism, EditMount, Edits
-from tests.gate.desks import GPU, WALLS, facts
+from tests.gate.lease_services import GPU, WALLS, facts
 from tests.gate.serving import ALICE
 
 # --- parsing -------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def _judge(body: dict[str, Any]) -> None:
     """As the gate does; nothing but the errors of the tree may come out."""
     with contextlib.suppress(RequestError, PermissionRefused):
         check_create(body)
-        take_wish(body)
+        take_gpu_request(body)
         networks_of(judge_create(body, Context(Account(ALICE, ()), SitePolicy())))
 
 
@@ -271,17 +271,17 @@ WISHES: list[tuple[dict[str, Any], object]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "wish"), WISHES)
-def test_a_wish_is_found_and_taken_out(body: dict[str, Any], wish: object) -> None:
+@pytest.mark.parametrize(("body", "gpu_request"), WISHES)
+def test_a_wish_is_found_and_taken_out(body: dict[str, Any], gpu_request: object) -> None:
     left = copy.deepcopy(body)
-    assert take_wish(left) == wish
-    assert take_wish(left) is None
+    assert take_gpu_request(left) == gpu_request
+    assert take_gpu_request(left) is None
     assert not any(label.startswith("gpushare.") for label in left.get("Labels") or {})
 
 
 def test_requests_for_other_devices_stay() -> None:
     body = {"HostConfig": {"DeviceRequests": [OTHER_CDI, GPUS]}}
-    take_wish(body)
+    take_gpu_request(body)
     assert body["HostConfig"]["DeviceRequests"] == [OTHER_CDI]
 
 
@@ -317,13 +317,13 @@ def test_requests_for_other_devices_stay() -> None:
 )
 def test_a_wish_without_a_clear_size_is_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        take_wish(body)
+        take_gpu_request(body)
 
 
 @given(st.builds(RequestSpec, *[st.sampled_from(["", "1", "all", "x"])] * 7))
-def test_a_wish_survives_as_labels(wish: RequestSpec) -> None:
-    sized = any((wish.gpu, wish.gpu_memory, wish.gpu_compute, wish.preset))
-    assert wish_of(labels_of(wish)) == (wish if sized else None)
+def test_a_wish_survives_as_labels(gpu_request: RequestSpec) -> None:
+    sized = any((gpu_request.gpu, gpu_request.gpu_memory, gpu_request.gpu_compute, gpu_request.preset))
+    assert gpu_request_of(labels_of(gpu_request)) == (gpu_request if sized else None)
 
 
 def test_all_means_the_number_of_gpus() -> None:
@@ -551,14 +551,14 @@ ROUND_THE_LEASE = {
 @pytest.mark.parametrize("case", ROUND_THE_LEASE)
 def test_a_request_for_which_the_engine_would_take_nvidias_driver_is_a_wish(case: str) -> None:
     body: dict[str, Any] = {"HostConfig": copy.deepcopy(ROUND_THE_LEASE[case])}
-    assert take_wish(body) == RequestSpec(gpu="all")
+    assert take_gpu_request(body) == RequestSpec(gpu="all")
     assert body["HostConfig"]["DeviceRequests"] == []
 
 
 def test_a_request_for_another_vendors_driver_stays() -> None:
     request = {"Count": 1, "Capabilities": [["tpu"]]}
     body: dict[str, Any] = {"HostConfig": {"DeviceRequests": [request]}}
-    assert take_wish(body) is None
+    assert take_gpu_request(body) is None
     assert body["HostConfig"]["DeviceRequests"] == [request]
 
 
@@ -573,4 +573,4 @@ def test_a_request_for_another_vendors_driver_stays() -> None:
 )
 def test_words_to_nvidias_runtime_past_the_lease_are_refused(host: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="would give"):
-        take_wish({"HostConfig": host})
+        take_gpu_request({"HostConfig": host})

@@ -19,8 +19,8 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
-from tests.gate.desks import GPU, FakeDesk, edits
 from tests.gate.docker import Docker
+from tests.gate.lease_services import GPU, FakeDesk, edits
 from tests.gate.serving import ALICE, BOB, Served, ask, raw_client, request, serving_gate
 
 pytestmark = pytest.mark.docker
@@ -57,9 +57,13 @@ class House:
 
 @pytest.fixture
 async def house(
-    desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str, home: Path
+    lease_service: FakeDesk,
+    docker_engine: str,
+    docker_environment: dict[str, str],
+    busybox_image: str,
+    home: Path,
 ) -> AsyncIterator[House]:
-    gate = Gate(docker_engine, desk, SitePolicy(bind_prefixes=("~", str(home))))
+    gate = Gate(docker_engine, lease_service, SitePolicy(bind_prefixes=("~", str(home))))
     async with AsyncExitStack() as stack:
         alice = await stack.enter_async_context(serving_gate(gate, ALICE))
         bob = await stack.enter_async_context(serving_gate(gate, BOB))
@@ -99,8 +103,8 @@ async def test_a_confined_container_has_no_gpu_by_its_image_and_a_bound_on_proce
     assert shown.out.split()[-1] == b"4096"
 
 
-async def test_a_lease_of_ones_own_works_as_for_everybody(house: House, desk: FakeDesk) -> None:
-    desk.owners["l-alices"] = ALICE.uid
+async def test_a_lease_of_ones_own_works_as_for_everybody(house: House, lease_service: FakeDesk) -> None:
+    lease_service.owners["l-alices"] = ALICE.uid
     mine = await house.alice.run("--label", "gpushare.lease=l-alices", house.image, "env")
     bobs = await house.bob.run("--label", "gpushare.lease=l-alices", house.image, "env")
     assert f"NVIDIA_VISIBLE_DEVICES={GPU}".encode() in mine.out
@@ -152,11 +156,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 async def test_what_could_lead_to_root_is_refused_with_125(
-    house: House, desk: FakeDesk, words: tuple[str, ...]
+    house: House, lease_service: FakeDesk, words: tuple[str, ...]
 ) -> None:
     done = await house.alice("run", "--rm", *words, house.image, "true")
     assert done.code == 125, done.err
-    assert desk.diary == []
+    assert lease_service.diary == []
 
 
 ALLOWED = [
@@ -304,13 +308,13 @@ async def test_a_directory_of_ones_own_is_mounted(house: House, home: Path) -> N
     assert (home / "own" / "new").stat().st_uid == ALICE.uid
 
 
-async def test_a_lease_ends_with_the_refusal_of_its_container(house: House, desk: FakeDesk) -> None:
-    desk.owners["l-alices"] = ALICE.uid
+async def test_a_lease_ends_with_the_refusal_of_its_container(house: House, lease_service: FakeDesk) -> None:
+    lease_service.owners["l-alices"] = ALICE.uid
     lease = ("--label", "gpushare.lease=l-alices")
     theirs = await house.bob.run(*lease, "--privileged", house.image, "true")
-    assert (theirs.code, desk.story) == (125, ["claim"])
+    assert (theirs.code, lease_service.story) == (125, ["claim"])
     mine = await house.alice.run(*lease, "--privileged", house.image, "true")
-    assert (mine.code, desk.story) == (125, ["claim", "claim", "release"])
+    assert (mine.code, lease_service.story) == (125, ["claim", "claim", "release"])
 
 
 async def test_a_path_that_became_a_link_after_the_create_is_not_mounted(
@@ -370,9 +374,9 @@ async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_h
 
 
 async def test_files_are_copied_beside_what_a_container_mounts(
-    house: House, desk: FakeDesk, home: Path, alices: str
+    house: House, lease_service: FakeDesk, home: Path, alices: str
 ) -> None:
-    desk.edits = edits(EditMount("/tmp", "/run/lease"))
+    lease_service.edits = edits(EditMount("/tmp", "/run/lease"))
     mounted, leased = f"{alices}-mounted", f"{alices}-leased"
     await house.alice("create", "--name", mounted, "-v", f"{home}/own:/x", house.image)
     await house.alice("create", "--name", leased, "--gpus", "1", house.image)
@@ -437,10 +441,10 @@ SITES = [
 
 @pytest.mark.parametrize(("of", "allowed", "gangs", "refusal"), SITES, ids=[site[0] for site in SITES])
 async def test_the_machine_s_network_is_for(
-    house: House, desk: FakeDesk, of: str, allowed: bool, gangs: set[str], refusal: bytes
+    house: House, lease_service: FakeDesk, of: str, allowed: bool, gangs: set[str], refusal: bytes
 ) -> None:
     house.gate.policy = replace(house.gate.policy, gangs_on_host_network=allowed)
-    desk.owners["l-alices"], desk.gangs = ALICE.uid, gangs
+    lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, gangs
     done = await house.alice("run", "--rm", *HOST_NETWORK, house.image, "readlink", "/proc/self/ns/net")
     here = str(Path("/proc/self/ns/net").readlink()).encode()
     assert (done.code, done.out.strip() == here) == ((125, False) if refusal else (0, True)), done.err
@@ -448,23 +452,23 @@ async def test_the_machine_s_network_is_for(
 
 
 async def test_a_gang_s_container_has_the_machine_s_network_only_as_long_as_it_is_one(
-    house: House, desk: FakeDesk, name: str, docker: Docker
+    house: House, lease_service: FakeDesk, name: str, docker: Docker
 ) -> None:
     """Afterwards it cannot be started."""
     house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
-    desk.owners["l-alices"], desk.gangs = ALICE.uid, {"l-alices"}
+    lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, {"l-alices"}
     created = await house.alice("create", "--name", name, *HOST_NETWORK, house.image, "true")
     first = await house.alice("start", "-a", name)
-    desk.gangs.clear()
+    lease_service.gangs.clear()
     again = await house.alice("start", "-a", name)
     await docker("rm", "-f", name)
     assert (created.code, first.code) == (0, 0), (created.err, first.err)
     assert b"jobs on several nodes only" in again.err
 
 
-async def test_the_machine_s_network_is_nobody_s_second_one(house: House, desk: FakeDesk) -> None:
+async def test_the_machine_s_network_is_nobody_s_second_one(house: House, lease_service: FakeDesk) -> None:
     house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
-    desk.owners["l-alices"], desk.gangs = ALICE.uid, {"l-alices"}
+    lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, {"l-alices"}
     body = {
         "Image": house.image,
         "Labels": {"gpushare.lease": "l-alices"},
@@ -529,7 +533,7 @@ volumes:
 """
 
 
-async def test_compose_works_for_everybody(house: House, desk: FakeDesk, home: Path) -> None:
+async def test_compose_works_for_everybody(house: House, lease_service: FakeDesk, home: Path) -> None:
     (home / "compose.yaml").write_text(COMPOSE_FILE.format(image=house.image, home=home))
     compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(home / "compose.yaml"))
     try:
@@ -539,7 +543,7 @@ async def test_compose_works_for_everybody(house: House, desk: FakeDesk, home: P
     assert (up.code, down.code) == (0, 0), up.err + down.err
     assert b"1000" in up.out
     assert b"kept" in up.out
-    assert desk.story == ["acquire", "created", "before_start"]
+    assert lease_service.story == ["acquire", "created", "before_start"]
 
 
 # --- what only the wire can say ------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from gpushared.ports import CgroupDriver
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 from tests.gate.copying import Copier, copier, fields_of, helper_of, listed, order_to_write, tar_of
-from tests.gate.desks import FakeDesk
+from tests.gate.lease_services import FakeDesk
 from tests.gate.people import people
 from tests.gate.serving import ask, raw_client, request
 
@@ -338,10 +338,10 @@ async def test_a_helper_that_its_user_interrupts_opens_no_file_by_name(alice: Co
 
 
 async def test_who_is_root_inside_copies_as_root_without_a_right(
-    desk: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str
 ) -> None:
     """Files of others in the container stay theirs."""
-    gate = Gate(docker_engine, desk, SitePolicy(root_inside=True))
+    gate = Gate(docker_engine, lease_service, SitePolicy(root_inside=True))
     async with people(gate, busybox_image) as both, copier(both) as alice:
         container = await alice.runs_as_root(busybox_image)
         assert (await alice.put(container, "/own", tar_of(("file", {"uid": 7}, b"")))).status == 200
@@ -399,10 +399,10 @@ async def test_a_container_that_is_paused_is_copied_from(alice: Copier) -> None:
 
 
 async def test_where_the_engine_maps_numbers_nothing_is_copied_while_the_container_runs(
-    alice: Copier, desk: FakeDesk
+    alice: Copier, lease_service: FakeDesk
 ) -> None:
     """The helper would be somebody else; the engine and its export go on, and know the numbers inside."""
-    desk.facts = replace(desk.facts, maps_users=True)
+    lease_service.facts = replace(lease_service.facts, maps_users=True)
     new = await alice.alice.create("", "sleep", "600")
     assert (await alice.put(new, "/tmp", tar_of(("file", {}, b"text")))).status == 200
     assert listed((await alice.get(new, "/tmp/file")).body)[0][-1] == b"text"
@@ -513,10 +513,14 @@ async def test_a_container_that_has_just_ended_is_not_taken_for_another(alice: C
                 await helper.answer()
 
 
-async def test_what_a_copy_takes_is_the_users(desk: FakeDesk, docker_engine: str, busybox_image: str) -> None:
+async def test_what_a_copy_takes_is_the_users(
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+) -> None:
     """It is in the cgroup with the limits of all that the user runs."""
     walls = UserCgroups(f"copies-{os.getpid()}")
-    gate = Gate(docker_engine, desk, SitePolicy(memory_per_user=256 * MIB, pids_per_user=100), walls=walls)
+    gate = Gate(
+        docker_engine, lease_service, SitePolicy(memory_per_user=256 * MIB, pids_per_user=100), walls=walls
+    )
     async with people(gate, busybox_image) as both, copier(both) as alice:
         container = await alice.runs()
         head = request("PUT", f"/containers/{container}/archive?path=/tmp", b"", "Content-Length: 10240")

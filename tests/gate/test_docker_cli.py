@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import Served, raw_client, request
 from tests.gate.terminal import terminal
 
@@ -48,10 +48,10 @@ async def test_output_and_errors_stay_apart(docker: Docker) -> None:
 
 
 async def test_who_watches_a_container_reads_at_its_end_why_its_lease_was_ended(
-    docker: Docker, desk: FakeDesk
+    docker: Docker, lease_service: FakeDesk
 ) -> None:
     """After all that the program itself wrote, on standard error, and with its exit code."""
-    desk.words = "gpushare: l-1 over_limit: used 40 GiB"
+    lease_service.words = "gpushare: l-1 over_limit: used 40 GiB"
     done = await docker.run(docker.image, "sh", "-c", "echo out; echo err >&2; exit 3")
     assert (done.code, done.out) == (3, b"out\n")
     assert done.err == b"err\ngpushare: l-1 over_limit: used 40 GiB\n"
@@ -61,15 +61,17 @@ async def test_who_watches_a_container_reads_at_its_end_why_its_lease_was_ended(
     ("words", "options"), [("", ()), ("why", ("-a", "stdout"))], ids=["nothing to say", "only output is read"]
 )
 async def test_otherwise_nothing_is_added(
-    docker: Docker, desk: FakeDesk, words: str, options: tuple[str, ...]
+    docker: Docker, lease_service: FakeDesk, words: str, options: tuple[str, ...]
 ) -> None:
-    desk.words = words
+    lease_service.words = words
     done = await docker.run(*options, docker.image, "echo", "out")
     assert (done.code, done.out, done.err) == (0, b"out\n", b"")
 
 
-async def test_on_a_terminal_the_reason_stands_on_lines_of_its_own(docker: Docker, desk: FakeDesk) -> None:
-    desk.words = "gpushare: l-1 expired\n  hint: more"
+async def test_on_a_terminal_the_reason_stands_on_lines_of_its_own(
+    docker: Docker, lease_service: FakeDesk
+) -> None:
+    lease_service.words = "gpushare: l-1 expired\n  hint: more"
     words = ("run", "--rm", "-it", "--network", "none", docker.image, "printf", "out")
     async with terminal(docker, *words) as screen:
         await screen.until(b"out\r\ngpushare: l-1 expired\r\n  hint: more\r\n")

@@ -18,10 +18,10 @@ from gpushared.gate.api.endpoints import ROUTES
 from gpushared.gate.api.fields import NEWEST
 from gpushared.gate.api.routes import Payload, Route, RouteAction
 from gpushared.ports import DeviceMechanism, EngineFacts
-from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.bench import Bench
 from tests.gate.fuzz.recording import EXEC
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, ROOT, request
 
 NAMES = {"containers": "mine", "exec": EXEC, "networks": "net", "volumes": "vol"}
@@ -54,9 +54,9 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture
 def newer(bench: Bench) -> Iterator[None]:
     """The engine speaks a version that is younger than the tables."""
-    bench.desk.facts = facts(NEW)
+    bench.lease_service.facts = facts(NEW)
     yield
-    bench.desk.facts = facts(OLD)
+    bench.lease_service.facts = facts(OLD)
 
 
 def facts(api_version: str) -> EngineFacts:
@@ -229,11 +229,11 @@ def test_a_field_that_a_newer_engine_may_read_is_refused(
 def test_an_engine_that_does_not_say_its_version_may_know_more(
     bench: Bench, caller: Caller, facts_of: Any
 ) -> None:
-    bench.desk.facts = facts_of()
+    bench.lease_service.facts = facts_of()
     try:
         told = bench.talk(request("POST", "/containers/create", b'{"Image":"x","Brand":1}'), caller)
     finally:
-        bench.desk.facts = facts(OLD)
+        bench.lease_service.facts = facts(OLD)
     assert status(told.answers) == 403
 
 

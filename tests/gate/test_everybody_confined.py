@@ -10,15 +10,15 @@ import pytest
 
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
+from tests.gate.lease_services import FakeDesk
 from tests.gate.people import People, people
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
-async def site(desk: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
-    gate = Gate(docker_engine, desk, SitePolicy(everybody_confined=True))
+async def site(lease_service: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+    gate = Gate(docker_engine, lease_service, SitePolicy(everybody_confined=True))
     async with people(gate, busybox_image) as both:
         yield both
         gate.policy = replace(gate.policy, everybody_confined=False)
@@ -80,9 +80,9 @@ async def test_root_still_sees_and_manages_what_is_everybodys(site: People, name
 
 
 async def test_elsewhere_root_is_not_judged(
-    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
 ) -> None:
-    async with people(Gate(docker_engine, desk), busybox_image) as both:
+    async with people(Gate(docker_engine, lease_service), busybox_image) as both:
         body = {"Name": name, "Driver": "bridge", "Options": {"com.docker.network.bridge.enable_icc": "true"}}
         reply = await both.root.ask("POST", "/networks/create", body)
         both.root.made.append(("networks", name))

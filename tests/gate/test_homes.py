@@ -31,8 +31,8 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.identity import Account, PathWish
 from tests.bed import parts
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
 HOME = "/home/alice"
@@ -261,7 +261,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 async def rig(
-    each_engine: str, desk: FakeDesk, docker_environment: dict[str, str], shared: Path
+    each_engine: str, lease_service: FakeDesk, docker_environment: dict[str, str], shared: Path
 ) -> AsyncIterator[Rig]:
     socket = each_engine
     for name, passwd in IMAGES.items():
@@ -270,7 +270,7 @@ async def rig(
         assert parts.docker(socket, "import", str(file), f"gate-homes:{name}").returncode == 0
     files = PasswdFiles(EngineSocket(socket.removeprefix("unix://")), shared / "passwd")
     policy = SitePolicy(root_inside=True, bind_prefixes=(str(shared),))
-    gate = Gate(socket, desk, policy, passwd=files)
+    gate = Gate(socket, lease_service, policy, passwd=files)
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
         url = socket if "://" in socket else f"unix://{socket}"
@@ -398,9 +398,11 @@ async def test_the_label_of_a_look_costs_nobody_a_container(rig: Rig) -> None:
 
 
 @pytest.mark.docker
-async def test_a_site_can_switch_it_off(rig: Rig, docker_environment: dict[str, str], desk: FakeDesk) -> None:
+async def test_a_site_can_switch_it_off(
+    rig: Rig, docker_environment: dict[str, str], lease_service: FakeDesk
+) -> None:
     socket = rig.engine.environment["DOCKER_HOST"]
-    gate = Gate(socket, desk, SitePolicy(home_and_name=False), passwd=rig.files)
+    gate = Gate(socket, lease_service, SitePolicy(home_and_name=False), passwd=rig.files)
     async with serving_gate(gate, ALICE) as served:
         alice = Docker(served.url, docker_environment, rig.alice.image)
         assert await rig.said(alice, "echo $HOME $USER; whoami || true") == "/"

@@ -13,7 +13,7 @@ from gpushared.gate.policy.field_rules import pulled_from
 from gpushared.ports import EngineFacts
 from tests.bed import parts
 from tests.bed.engine import UnifiedEngine
-from tests.gate.desks import FakeDesk, facts
+from tests.gate.lease_services import FakeDesk, facts
 from tests.gate.people import people
 
 ID, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
@@ -80,14 +80,14 @@ def store(docker_cli: object) -> Iterator[ContainerdStore]:
 @pytest.mark.docker
 @pytest.mark.cdi
 async def test_an_image_that_was_made_here_keeps_its_name_where_containerd_keeps_images(
-    store: ContainerdStore, desk: FakeDesk
+    store: ContainerdStore, lease_service: FakeDesk
 ) -> None:
     """There every tag has a digest, as if it had been pulled."""
     shown = json.loads(store.check("image", "inspect", parts.BUSYBOX_IMAGE))[0]
     assert shown["RepoDigests"]
-    desk.facts = EngineFacts("26.1.5", "1.45", True, facts().gpu_mechanism, 1)
+    lease_service.facts = EngineFacts("26.1.5", "1.45", True, facts().gpu_mechanism, 1)
     image, _, tag = parts.BUSYBOX_IMAGE.partition(":")
-    async with people(Gate(store.socket, desk), parts.BUSYBOX_IMAGE) as both:
+    async with people(Gate(store.socket, lease_service), parts.BUSYBOX_IMAGE) as both:
         reply = await both.alice.ask("POST", "/images/create", fromImage=image, tag=tag)
         assert (reply.status, "cannot be told whether" in reply.message) == (403, True)
         assert await both.alice.run()

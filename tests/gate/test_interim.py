@@ -14,8 +14,8 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.handlers.call import MOST, reads_on
 from gpushared.net.http_server import Exchange, Limits, Routes
-from tests.gate.desks import FakeDesk, facts
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk, facts
 from tests.gate.serving import (
     ROOT,
     RawClient,
@@ -34,8 +34,8 @@ CREATED, NOTHING, CONTINUE, BAD, GONE = 201, 204, 100, 400, 503
 
 
 @pytest.fixture
-async def served(desk: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
-    async with serving_gate(Gate(docker_engine, desk), ROOT, SHORT) as served:
+async def served(lease_service: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
+    async with serving_gate(Gate(docker_engine, lease_service), ROOT, SHORT) as served:
         yield served
 
 
@@ -71,21 +71,21 @@ async def statuses(client: RawClient) -> list[int]:
     ],
 )
 async def test_who_waits_hears_so_but_no_program_in_go_and_no_proxy_of_old(
-    served: Served, desk: FakeDesk, busybox_image: str, headers: list[str], version: str, hears: bool
+    served: Served, lease_service: FakeDesk, busybox_image: str, headers: list[str], version: str, hears: bool
 ) -> None:
-    desk.room.clear()
+    lease_service.room.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create(busybox_image, *headers, version=version))
-        await desk.waiting.wait()
+        await lease_service.waiting.wait()
         await asyncio.sleep(8 * SHORT.interim_seconds)
-        desk.room.set()
+        lease_service.room.set()
         told = await statuses(client)
     assert told[-1] == CREATED
     assert (CONTINUE in told) is hears
 
 
 async def test_a_start_and_a_restart_that_wait_say_so_too(
-    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     class SlowDesk(FakeDesk):
         async def before_start(self, container: ContainerId, caller: Caller) -> None:
@@ -94,8 +94,11 @@ async def test_a_start_and_a_restart_that_wait_say_so_too(
         async def before_restart(self, container: ContainerId, caller: Caller) -> None:
             await self.before_start(container, caller)
 
-    desk = SlowDesk(facts=facts())
-    async with serving_gate(Gate(docker_engine, desk), ROOT, SHORT) as served, raw_client(served) as client:
+    lease_service = SlowDesk(facts=facts())
+    async with (
+        serving_gate(Gate(docker_engine, lease_service), ROOT, SHORT) as served,
+        raw_client(served) as client,
+    ):
         async with asyncio.timeout(60):
             await client.send(create(busybox_image, SDK).replace(b"/create", f"/create?name={name}".encode()))
             assert (await statuses(client))[-1] == CREATED
@@ -109,56 +112,59 @@ async def test_a_start_and_a_restart_that_wait_say_so_too(
 
 
 async def test_who_hears_nothing_more_after_a_hundred_is_answered_all_the_same(
-    desk: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str
 ) -> None:
     often = Limits(interim_seconds=0.001)
-    desk.room.clear()
-    async with serving_gate(Gate(docker_engine, desk), ROOT, often) as served, raw_client(served) as client:
+    lease_service.room.clear()
+    async with (
+        serving_gate(Gate(docker_engine, lease_service), ROOT, often) as served,
+        raw_client(served) as client,
+    ):
         async with asyncio.timeout(30):
             await client.send(create(busybox_image, SDK))
-            await desk.waiting.wait()
+            await lease_service.waiting.wait()
             for _ in range(MOST):
                 assert (await client.head())[0] == CONTINUE
             await asyncio.sleep(0.1)
-            desk.room.set()
+            lease_service.room.set()
             assert (await client.head())[0] == CREATED
 
 
 async def test_who_goes_away_while_told_to_wait_leaves_the_queue(
-    served: Served, desk: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeDesk, busybox_image: str
 ) -> None:
-    desk.room.clear()
+    lease_service.room.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create(busybox_image, SDK))
         assert (await client.head())[0] == CONTINUE
     async with asyncio.timeout(30):
-        await desk.left.wait()
-    assert desk.story == ["acquire", "left the queue"]
+        await lease_service.left.wait()
+    assert lease_service.story == ["acquire", "left the queue"]
 
 
 async def test_a_request_leaves_the_queue_when_the_way_to_its_client_is_broken_for_too_long(
-    desk: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str
 ) -> None:
     """What is told of it is read by a client whose way is whole again."""
     away = False
-    desk.room.clear()
-    gate = Gate(docker_engine, desk)
+    lease_service.room.clear()
+    gate = Gate(docker_engine, lease_service)
     async with serving_gate(gate, ROOT, SHORT, lambda: away) as served, raw_client(served) as client:
         async with asyncio.timeout(30):
             await client.send(create(busybox_image, GO))
-            await desk.waiting.wait()
+            await lease_service.waiting.wait()
             await asyncio.sleep(8 * SHORT.interim_seconds)
-            assert not desk.left.is_set()
+            assert not lease_service.left.is_set()
             away = True
             reply = await client.reply()
-            assert (reply.status, desk.story) == (GONE, ["acquire", "left the queue"])
+            assert (reply.status, lease_service.story) == (GONE, ["acquire", "left the queue"])
             assert "was broken for too long" in reply.message
 
 
 async def test_a_create_that_has_its_lease_goes_on_whether_or_not_its_client_can_be_seen(
-    desk: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str
 ) -> None:
-    gate = Gate(docker_engine, desk)
+    gate = Gate(docker_engine, lease_service)
     often = Limits(interim_seconds=0.001)
     async with serving_gate(gate, ROOT, often, lambda: True) as served, raw_client(served) as client:
         async with asyncio.timeout(30):
@@ -167,29 +173,29 @@ async def test_a_create_that_has_its_lease_goes_on_whether_or_not_its_client_can
 
 
 async def test_what_floods_behind_a_request_that_waits_hides_no_client_that_is_gone(
-    served: Served, desk: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeDesk, busybox_image: str
 ) -> None:
     """Its end would stand behind what nobody reads."""
-    desk.room.clear()
+    lease_service.room.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create(busybox_image, GO))
-        await desk.waiting.wait()
+        await lease_service.waiting.wait()
         client.writer.write(bytes(8 << 20))
         reply = await client.reply()
-        assert (reply.status, desk.story) == (BAD, ["acquire", "left the queue"])
+        assert (reply.status, lease_service.story) == (BAD, ["acquire", "left the queue"])
         assert "too much was sent behind a request" in reply.message
 
 
 async def test_what_is_refused_after_a_wait_is_refused_in_the_usual_words(
-    served: Served, desk: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeDesk, busybox_image: str
 ) -> None:
-    desk.room.clear()
+    lease_service.room.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create("no-such-image", SDK))
         assert (await client.reply()).status == 404
         await client.send(create(busybox_image, SDK))
         assert (await client.head())[0] == CONTINUE
-        desk.room.set()
+        lease_service.room.set()
         assert (await statuses(client))[-1] == CREATED
 
 
@@ -211,9 +217,9 @@ async def test_the_docker_cli_and_compose_are_known_for_what_they_are(
 
 
 async def test_the_docker_sdk_waits_longer_than_its_timeout(
-    served: Served, desk: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeDesk, busybox_image: str
 ) -> None:
-    desk.room.clear()
+    lease_service.room.clear()
 
     def create_and_remove() -> None:
         client = sdk.DockerClient(served.url, timeout=1)
@@ -221,7 +227,7 @@ async def test_the_docker_sdk_waits_longer_than_its_timeout(
         client.close()
 
     creating = asyncio.create_task(asyncio.to_thread(create_and_remove))
-    await desk.waiting.wait()
+    await lease_service.waiting.wait()
     await asyncio.sleep(3)
-    desk.room.set()
+    lease_service.room.set()
     await creating

@@ -21,8 +21,8 @@ from gpushared.engine.cdi import LeaseSpecs
 from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
 from tests.bed.fixtures import CdiEngine
-from tests.gate.desks import GPU, FakeDesk, edits, facts
 from tests.gate.docker import Docker
+from tests.gate.lease_services import GPU, FakeDesk, edits, facts
 from tests.gate.serving import ROOT, Served, raw_client, request, serving_gate
 
 pytestmark = pytest.mark.docker
@@ -35,7 +35,7 @@ def variables(out: bytes) -> dict[str, str]:
 
 
 async def test_a_claimed_lease_sets_its_variables_in_place_of_the_users(
-    docker: Docker, desk: FakeDesk
+    docker: Docker, lease_service: FakeDesk
 ) -> None:
     user = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "CUDA_MPS_PIPE_DIRECTORY=/x", "-e", "MINE=1")
     done = await docker.run(*LEASE, *user, docker.image, "env")
@@ -48,7 +48,7 @@ async def test_a_claimed_lease_sets_its_variables_in_place_of_the_users(
     )
     assert "CUDA_MPS_PIPE_DIRECTORY" not in env
     assert done.out.count(b"NVIDIA_VISIBLE_DEVICES=") == 1
-    assert desk.story == ["claim", "created", "before_start"]
+    assert lease_service.story == ["claim", "created", "before_start"]
 
 
 async def test_a_users_own_framework_hint_wins_over_the_leases(docker: Docker) -> None:
@@ -59,20 +59,20 @@ async def test_a_users_own_framework_hint_wins_over_the_leases(docker: Docker) -
 
 
 async def test_mounts_of_the_lease_are_there_and_read_only(
-    docker: Docker, desk: FakeDesk, tmp_path: Path
+    docker: Docker, lease_service: FakeDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "control").write_text("here")
-    desk.edits = edits(EditMount(str(tmp_path), "/run/lease"))
+    lease_service.edits = edits(EditMount(str(tmp_path), "/run/lease"))
     done = await docker.run(*LEASE, docker.image, "sh", "-c", "cat /run/lease/control; touch /run/lease/x")
     assert (done.code, done.out) == (1, b"here")
     assert b"Read-only" in done.err
 
 
 async def test_a_mount_over_the_leases_does_not_hide_it(
-    docker: Docker, desk: FakeDesk, tmp_path: Path
+    docker: Docker, lease_service: FakeDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "control").write_text("here")
-    desk.edits = edits(EditMount(str(tmp_path), "/run/lease"))
+    lease_service.edits = edits(EditMount(str(tmp_path), "/run/lease"))
     done = await docker.run(*LEASE, "--tmpfs", "/run", docker.image, "cat", "/run/lease/control")
     assert (done.code, done.out) == (0, b"here"), done.err
 
@@ -87,7 +87,7 @@ async def test_the_container_carries_the_device_name_and_the_owner(docker: Docke
 
 
 async def test_a_container_without_a_wish_belongs_to_no_lease_whatever_its_image_says(
-    docker: Docker, desk: FakeDesk, name: str
+    docker: Docker, lease_service: FakeDesk, name: str
 ) -> None:
     image = f"gate-test/{name}"
     await docker("create", "--name", name, docker.image)
@@ -97,37 +97,39 @@ async def test_a_container_without_a_wish_belongs_to_no_lease_whatever_its_image
     device = await docker("inspect", "-f", '{{index .Config.Labels "gpushare.device"}}', name)
     await docker("rm", name)
     await docker("rmi", image)
-    assert (run.code, device.out.strip(), desk.diary) == (0, b"", []), run.err
+    assert (run.code, device.out.strip(), lease_service.diary) == (0, b"", []), run.err
 
 
-async def test_a_lease_that_is_not_the_callers_does_not_exist(docker: Docker, desk: FakeDesk) -> None:
+async def test_a_lease_that_is_not_the_callers_does_not_exist(
+    docker: Docker, lease_service: FakeDesk
+) -> None:
     done = await docker.run("--label", "gpushare.lease=l-other", docker.image, "true")
     assert done.code == 125
     assert b"there is no lease l-other (`gpushare ps` lists yours)" in done.err
 
 
 async def test_a_create_that_the_engine_refuses_ends_the_lease(
-    docker: Docker, desk: FakeDesk, sleeper: str
+    docker: Docker, lease_service: FakeDesk, sleeper: str
 ) -> None:
     """A second try with ``gpushare run`` has a lease of its own; the first one must not stand in its way."""
-    desk.diary.clear()
+    lease_service.diary.clear()
     taken = await docker("create", "--name", sleeper, *LEASE, docker.image)
     assert b"is already in use" in taken.err
-    assert desk.story == ["claim", "release"]
+    assert lease_service.story == ["claim", "release"]
 
 
-async def test_a_mount_that_hides_the_leases_ends_the_lease(docker: Docker, desk: FakeDesk) -> None:
+async def test_a_mount_that_hides_the_leases_ends_the_lease(docker: Docker, lease_service: FakeDesk) -> None:
     done = await docker("create", *LEASE, "-v", "/run/gpushare/mps", docker.image)
     assert b"would hide the lease's" in done.err
-    assert desk.story == ["claim", "release"]
+    assert lease_service.story == ["claim", "release"]
 
 
 async def test_a_create_without_its_image_gives_the_claim_back_to_come_again(
-    docker: Docker, desk: FakeDesk
+    docker: Docker, lease_service: FakeDesk
 ) -> None:
     missing = await docker("create", "--pull", "never", *LEASE, "no-such-image")
     assert b"No such image" in missing.err
-    assert desk.story == ["claim", "unclaim"]
+    assert lease_service.story == ["claim", "unclaim"]
 
 
 IMAGES = [
@@ -147,20 +149,24 @@ async def test_a_missing_image_is_told_in_the_engines_words(
     assert missing.err.decode().strip().endswith(f": No such image: {named}")
 
 
-async def test_a_start_that_the_engine_refuses_is_told(docker: Docker, desk: FakeDesk) -> None:
+async def test_a_start_that_the_engine_refuses_is_told(docker: Docker, lease_service: FakeDesk) -> None:
     assert (await docker.run(*LEASE, docker.image, "no-such-program")).code == 127
-    assert desk.story == ["claim", "created", "before_start", "start_failed"]
+    assert lease_service.story == ["claim", "created", "before_start", "start_failed"]
 
 
-async def test_a_container_without_a_record_does_not_stay(docker: Docker, desk: FakeDesk, name: str) -> None:
-    desk.refuse["created"] = JournalUnavailable("the journal cannot be written", hint="is the disk full?")
+async def test_a_container_without_a_record_does_not_stay(
+    docker: Docker, lease_service: FakeDesk, name: str
+) -> None:
+    lease_service.refuse["created"] = JournalUnavailable(
+        "the journal cannot be written", hint="is the disk full?"
+    )
     done = await docker("create", "--name", name, *LEASE, docker.image)
     assert b"the journal cannot be written (is the disk full?)" in done.err
     assert (await docker("inspect", name)).code == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "wish"),
+    ("words", "gpu_request"),
     [
         (("--gpus", "1"), RequestSpec(gpu="1")),
         (("--gpus", "all"), RequestSpec(gpu="4")),
@@ -172,13 +178,13 @@ async def test_a_container_without_a_record_does_not_stay(docker: Docker, desk: 
     ],
 )
 async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
-    docker: Docker, desk: FakeDesk, words: tuple[str, ...], wish: RequestSpec
+    docker: Docker, lease_service: FakeDesk, words: tuple[str, ...], gpu_request: RequestSpec
 ) -> None:
     done = await docker.run(*words, docker.image, "env")
     assert done.code == 0, done.err
     assert variables(done.out)["NVIDIA_VISIBLE_DEVICES"] == GPU
-    assert desk.diary[0] == ("acquire", wish, 0)
-    assert desk.story == ["acquire", "created", "before_start"]
+    assert lease_service.diary[0] == ("acquire", gpu_request, 0)
+    assert lease_service.story == ["acquire", "created", "before_start"]
 
 
 @pytest.mark.parametrize(
@@ -195,56 +201,58 @@ async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
     ],
 )
 async def test_ways_to_gpus_without_a_size_are_refused_with_a_hint(
-    docker: Docker, desk: FakeDesk, words: tuple[str, ...]
+    docker: Docker, lease_service: FakeDesk, words: tuple[str, ...]
 ) -> None:
     done = await docker.run(*words, docker.image, "true")
     assert done.code == 125
     assert b"(" in done.err
-    assert desk.diary == []
+    assert lease_service.diary == []
 
 
-async def test_no_lease_is_asked_for_while_the_image_is_missing(docker: Docker, desk: FakeDesk) -> None:
+async def test_no_lease_is_asked_for_while_the_image_is_missing(
+    docker: Docker, lease_service: FakeDesk
+) -> None:
     done = await docker("create", "--pull", "never", "--gpus", "1", "no-such-image")
     assert b"No such image" in done.err
-    assert desk.diary == []
+    assert lease_service.diary == []
 
 
 async def test_a_lease_that_nobody_knows_of_is_released_when_the_create_fails(
-    docker: Docker, desk: FakeDesk, sleeper: str
+    docker: Docker, lease_service: FakeDesk, sleeper: str
 ) -> None:
-    desk.diary.clear()
+    lease_service.diary.clear()
     await docker("create", "--name", sleeper, "--gpus", "1", docker.image)
-    assert desk.story == ["acquire", "release"]
+    assert lease_service.story == ["acquire", "release"]
 
 
 async def test_a_client_that_gives_up_waiting_leaves_the_queue(
-    served: Served, desk: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeDesk, busybox_image: str
 ) -> None:
-    desk.room.clear()
+    lease_service.room.clear()
     body = json.dumps({"Image": busybox_image, "Labels": {"gpushare.gpu": "1"}}).encode()
     async with raw_client(served) as client:
         await client.send(request("POST", "/containers/create", body))
-        await desk.waiting.wait()
+        await lease_service.waiting.wait()
     async with asyncio.timeout(30):
-        await desk.left.wait()
-    assert desk.story == ["acquire", "left the queue"]
+        await lease_service.left.wait()
+    assert lease_service.story == ["acquire", "left the queue"]
 
 
-async def test_an_ordinary_container_is_left_as_it_is(docker: Docker, desk: FakeDesk) -> None:
+async def test_an_ordinary_container_is_left_as_it_is(docker: Docker, lease_service: FakeDesk) -> None:
     done = await docker.run("-e", "NVIDIA_VISIBLE_DEVICES=void", docker.image, "env")
     assert set(variables(done.out)) == {"PATH", "HOME", "HOSTNAME", "NVIDIA_VISIBLE_DEVICES"}
-    assert desk.diary == []
+    assert lease_service.diary == []
 
 
-async def test_restart_keeps_the_node_informed(docker: Docker, desk: FakeDesk, name: str) -> None:
+async def test_restart_keeps_the_node_informed(docker: Docker, lease_service: FakeDesk, name: str) -> None:
     await docker(
         "run", "-d", "--init", "--network", "none", "--name", name, *LEASE, docker.image, "sleep", "600"
     )
-    desk.diary.clear()
+    lease_service.diary.clear()
     assert (await docker("restart", "-t", "1", name)).code == 0
     await docker("rm", "-f", name)
-    assert desk.story == ["before_restart", "after_restart"]
-    assert desk.diary[1:3] == [("ending", AskedEnd("", 1)), ("ended",)]
+    assert lease_service.story == ["before_restart", "after_restart"]
+    assert lease_service.diary[1:3] == [("ending", AskedEnd("", 1)), ("ended",)]
 
 
 @pytest.mark.parametrize(
@@ -259,24 +267,24 @@ async def test_restart_keeps_the_node_informed(docker: Docker, desk: FakeDesk, n
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 async def test_the_node_is_told_around_each_end_how_it_was_asked_for(
-    docker: Docker, desk: FakeDesk, name: str, words: tuple[str, ...], asked: AskedEnd
+    docker: Docker, lease_service: FakeDesk, name: str, words: tuple[str, ...], asked: AskedEnd
 ) -> None:
     options = ("-d", "--init", "--network", "none", "--name", name)
     await docker("run", *options, *LEASE, docker.image, "sleep", "600")
-    desk.diary.clear()
+    lease_service.diary.clear()
     assert (await docker(*words, name)).code == 0
-    told = desk.ends
+    told = lease_service.ends
     await docker("rm", "-f", name)
     assert told == [("ending", asked), ("ended",)]
 
 
 async def test_a_removal_without_force_ends_nothing_and_needs_no_word(
-    docker: Docker, desk: FakeDesk, name: str
+    docker: Docker, lease_service: FakeDesk, name: str
 ) -> None:
     await docker("create", "--network", "none", "--name", name, *LEASE, docker.image, "true")
-    desk.diary.clear()
+    lease_service.diary.clear()
     assert (await docker("rm", name)).code == 0
-    assert desk.diary == []
+    assert lease_service.diary == []
 
 
 async def test_devices_cannot_be_changed_by_an_update(served: Served, sleeper: str) -> None:
@@ -298,14 +306,14 @@ async def test_an_exec_has_the_leases_variables_whatever_its_own_are(docker: Doc
 
 
 async def test_the_python_sdk_gets_a_lease_for_a_device_request(
-    served: Served, desk: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeDesk, busybox_image: str
 ) -> None:
     def run() -> bytes:
         client = docker_sdk.DockerClient(served.url)
         try:
-            wish = docker_sdk.types.DeviceRequest(count=2, capabilities=[["gpu"]])
+            gpu_request = docker_sdk.types.DeviceRequest(count=2, capabilities=[["gpu"]])
             output: bytes = client.containers.run(
-                busybox_image, "env", device_requests=[wish], remove=True, network_mode="none"
+                busybox_image, "env", device_requests=[gpu_request], remove=True, network_mode="none"
             )
             return output
         finally:
@@ -313,7 +321,7 @@ async def test_the_python_sdk_gets_a_lease_for_a_device_request(
 
     output = await asyncio.to_thread(run)
     assert variables(output)["NVIDIA_VISIBLE_DEVICES"] == GPU
-    assert desk.diary[0] == ("acquire", RequestSpec(gpu="2"), 0)
+    assert lease_service.diary[0] == ("acquire", RequestSpec(gpu="2"), 0)
 
 
 COMPOSE_FILE = """
@@ -337,7 +345,7 @@ volumes:
 
 
 async def test_compose_brings_up_services_with_a_network_a_volume_and_a_lease(
-    docker: Docker, desk: FakeDesk, tmp_path: Path
+    docker: Docker, lease_service: FakeDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "compose.yaml").write_text(COMPOSE_FILE.format(image=docker.image))
     compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(tmp_path / "compose.yaml"))
@@ -347,7 +355,7 @@ async def test_compose_brings_up_services_with_a_network_a_volume_and_a_lease(
         await docker(*compose, "down", "-v", "-t", "0")
     assert up.code == 0, up.err
     assert f"NVIDIA_VISIBLE_DEVICES={GPU}".encode() in up.out
-    assert desk.story == ["acquire", "created", "before_start"]
+    assert lease_service.story == ["acquire", "created", "before_start"]
 
 
 @dataclass
@@ -368,19 +376,19 @@ class LateDesk(FakeDesk):
 async def late(
     cdi_engine: CdiEngine, docker_environment: dict[str, str], busybox_image: str
 ) -> AsyncIterator[tuple[Docker, LateDesk]]:
-    desk = LateDesk(facts=facts(lease_devices=True), specs=LeaseSpecs(cdi_engine.spec_dir))
-    async with serving_gate(Gate(cdi_engine.socket, desk), ROOT) as served:
-        yield Docker(served.url, docker_environment, busybox_image), desk
-    assert desk.specs is not None
-    for name in desk.device_names:
-        desk.specs.remove(name)
+    lease_service = LateDesk(facts=facts(lease_devices=True), specs=LeaseSpecs(cdi_engine.spec_dir))
+    async with serving_gate(Gate(cdi_engine.socket, lease_service), ROOT) as served:
+        yield Docker(served.url, docker_environment, busybox_image), lease_service
+    assert lease_service.specs is not None
+    for name in lease_service.device_names:
+        lease_service.specs.remove(name)
 
 
 @pytest.mark.cdi
 async def test_on_an_engine_with_cdi_the_lease_comes_at_start_and_another_at_the_next(
     late: tuple[Docker, LateDesk], name: str
 ) -> None:
-    docker, desk = late
+    docker, lease_service = late
     words = (
         "--name",
         name,
@@ -393,26 +401,26 @@ async def test_on_an_engine_with_cdi_the_lease_comes_at_start_and_another_at_the
     )
     created = await docker("create", *words, docker.image, "env")
     assert created.code == 0, created.err
-    assert desk.diary == []
+    assert lease_service.diary == []
     labels = json.loads((await docker("inspect", "-f", "{{json .Config.Labels}}", name)).out)
     assert labels["gpushare.gpu"] == "1"
-    desk.device_names = (labels["gpushare.device"],)
+    lease_service.device_names = (labels["gpushare.device"],)
     seen = []
     for share in ("25", "50"):
-        desk.edits = edits(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=share)
+        lease_service.edits = edits(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=share)
         done = await docker("start", "-a", name)
         seen.append(variables(done.out)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
     await docker("rm", "-f", name)
     assert seen == ["25", "50"]
-    assert desk.story == ["before_start", "before_start"]
+    assert lease_service.story == ["before_start", "before_start"]
 
 
 @pytest.mark.cdi
 async def test_an_exec_sees_the_variables_that_cdi_gives_to_the_first_process_only(
     late: tuple[Docker, LateDesk], name: str
 ) -> None:
-    docker, desk = late
-    desk.device_names = ("l-mine",)
+    docker, lease_service = late
+    lease_service.device_names = ("l-mine",)
     words = ("--name", name, "--network", "none", "--init")
     started = await docker("run", "-d", *words, *LEASE, docker.image, "sleep", "600")
     assert started.code == 0, started.err

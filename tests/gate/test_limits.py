@@ -16,7 +16,7 @@ from gpushared.net.identity import ask_names
 from gpushared.net.limits import Shares, UserLimits, UserShare
 from tests.gate.serving import ALICE, answer_json, ask, raw_client, request, serving
 
-FEW = UserLimits(connections=2, requests=2, creates=2, body_bytes=100, desks=1)
+FEW = UserLimits(connections=2, requests=2, creates=2, body_bytes=100, slots=1)
 
 
 @pytest.mark.parametrize("part", [UserShare.connection, UserShare.create])
@@ -51,7 +51,7 @@ async def test_requests_beyond_the_desks_wait_and_those_beyond_the_bound_are_ref
 
 
 async def test_a_request_that_takes_long_leaves_its_desk_to_the_next_and_no_desk_is_won_by_that() -> None:
-    share = UserShare(UserLimits(desks=1, desk_seconds=0.01))
+    share = UserShare(UserLimits(slots=1, slot_seconds=0.01))
     order: list[str] = []
 
     async def short(name: str) -> None:

@@ -19,8 +19,8 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.pinning import mounted
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
@@ -72,13 +72,13 @@ class Rig:
 
 @pytest.fixture
 async def rig(
-    each_engine: str, desk: FakeDesk, docker_environment: dict[str, str], tmp_path: Path
+    each_engine: str, lease_service: FakeDesk, docker_environment: dict[str, str], tmp_path: Path
 ) -> AsyncIterator[Rig]:
     socket = each_engine
     file = tmp_path / "image.tar"
     file.write_bytes(image())
     assert parts.docker(socket, "import", str(file), TAG).returncode == 0
-    gate = Gate(socket, desk, SitePolicy(root_inside=True))
+    gate = Gate(socket, lease_service, SitePolicy(root_inside=True))
     async with AsyncExitStack() as stack:
         served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
         urls = [each.url for each in served]

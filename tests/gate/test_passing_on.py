@@ -21,7 +21,7 @@ from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.policy.site_presets import policy_of
 from gpushared.net.http_client import EngineSocket
-from tests.gate.desks import FakeDesk
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import (
     ALICE,
     ROOT,

@@ -22,7 +22,7 @@ from gpushared.gate.api.body import check_create, parse_object
 from gpushared.gate.api.field_kinds import Field, FieldKind, Table
 from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE, NETWORKING_TABLE
 from gpushared.gate.api.site import SitePolicy, root_mark
-from gpushared.gate.containers.gpu_request import Wish, take_wish
+from gpushared.gate.containers.gpu_request import GpuRequest, take_gpu_request
 from gpushared.gate.policy.admission import judge_create, judge_exec, judge_update
 from gpushared.gate.policy.field_findings import OPTIONS, FieldDecision, Notes
 from gpushared.gate.policy.field_rules import Context
@@ -82,10 +82,10 @@ def look(raw: bytes, field: str, preset: PolicyPreset) -> tuple[str, str]:
     notes = Notes()
     body = check_create(parse_object(raw))
     try:
-        wish: Wish | None = take_wish(body)
+        gpu_request: GpuRequest | None = take_gpu_request(body)
     except RequestError as error:
         return NO, error.hint or ""
-    if wish is not None:
+    if gpu_request is not None:
         return SET, "a lease"
     judge_create(body, context(PRESETS[preset]), notes)
     name = field if field in CREATE_TABLE else f"HostConfig.{field}"

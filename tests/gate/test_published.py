@@ -13,7 +13,7 @@ from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.api.body import LABEL_PORTS, check_counted, counted, ports_of
 from gpushared.gate.api.site import NO_LIMIT, SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
+from tests.gate.lease_services import FakeDesk
 from tests.gate.people import People, people
 from tests.gate.serving import Reply
 
@@ -67,8 +67,10 @@ MOST = 5
 
 
 @pytest.fixture
-async def two(desk: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
-    async with people(Gate(docker_engine, desk, SitePolicy(ports_per_user=MOST)), busybox_image) as both:
+async def two(lease_service: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+    async with people(
+        Gate(docker_engine, lease_service, SitePolicy(ports_per_user=MOST)), busybox_image
+    ) as both:
         yield both
 
 

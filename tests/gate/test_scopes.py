@@ -23,7 +23,7 @@ from gpushared.gate.containers.ownership import ContainerLocks
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
 from gpushared.ports import EditMount, EngineFacts
-from tests.gate.desks import FakeDesk, edits, facts
+from tests.gate.lease_services import FakeDesk, edits, facts
 from tests.gate.people import People, people
 from tests.gate.serving import ask, raw_client, request
 
@@ -31,16 +31,16 @@ pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
-async def plain(desk: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+async def plain(lease_service: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
     """Before the old engine, which has a bridge."""
-    async with people(Gate(docker_engine, desk), busybox_image) as both:
+    async with people(Gate(docker_engine, lease_service), busybox_image) as both:
         yield both
 
 
 @pytest.fixture
-async def both(each_engine: str, desk: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
+async def both(each_engine: str, lease_service: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
     """Before each of the engines."""
-    async with people(Gate(each_engine, desk), busybox_image) as found:
+    async with people(Gate(each_engine, lease_service), busybox_image) as found:
         yield found
 
 
@@ -231,12 +231,12 @@ async def test_a_volume_of_somebody_else_is_not_given_by_its_name(both: People, 
 
 
 async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
-    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     """The engine would fill it from the image of the container, whoever made that."""
-    gate = Gate(docker_engine, desk)
+    gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
-        async with gate._ground.volume_turns.of(name):
+        async with gate._handler_context.volume_turns.of(name):
             making = asyncio.create_task(both.alice.make("volumes", name))
             assert (await both.bob.make("volumes", f"{name}-other")).status == 201
             assert (await both.root.ask("GET", f"/volumes/{name}")).status == 404
@@ -244,25 +244,25 @@ async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
 
 
 async def test_nobody_waits_for_what_another_makes_with_a_volumes_name(
-    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     """The turn of the name is theirs for as long as the engine fills the volume."""
-    gate = Gate(docker_engine, desk)
+    gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
         await both.bob.make("volumes", name)
-        async with gate._ground.volume_turns.of(name), asyncio.timeout(20):
+        async with gate._handler_context.volume_turns.of(name), asyncio.timeout(20):
             for method in ("GET", "DELETE"):
                 reply = await both.alice.ask(method, f"/volumes/{name}")
                 assert (reply.status, reply.message.startswith("No such volume")) == (404, True)
 
 
 async def test_a_volume_that_became_anothers_while_its_turn_was_waited_for_is_not_removed(
-    desk: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
 ) -> None:
-    gate = Gate(docker_engine, desk)
+    gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
         await both.alice.make("volumes", name)
-        async with gate._ground.volume_turns.of(name):
+        async with gate._handler_context.volume_turns.of(name):
             removing = asyncio.create_task(both.alice.ask("DELETE", f"/volumes/{name}"))
             await asyncio.sleep(0.5)  # it has looked once by then
             assert not removing.done()
@@ -275,25 +275,25 @@ async def test_a_volume_that_became_anothers_while_its_turn_was_waited_for_is_no
 
 
 async def test_a_volume_that_became_anothers_while_a_lease_was_waited_for_is_not_given(
-    plain: People, desk: FakeDesk, name: str
+    plain: People, lease_service: FakeDesk, name: str
 ) -> None:
     """The engine would fill it from the image, and the container would have it from then on."""
     await plain.alice.make("volumes", name)
     mount = {"Type": "volume", "Source": name, "Target": "/x"}
-    wish = {"Driver": "", "Count": 1, "Capabilities": [["gpu"]]}
+    gpu_request = {"Driver": "", "Count": 1, "Capabilities": [["gpu"]]}
     body = {
         "Image": plain.alice.image,
-        "HostConfig": {"NetworkMode": "none", "Mounts": [mount], "DeviceRequests": [wish]},
+        "HostConfig": {"NetworkMode": "none", "Mounts": [mount], "DeviceRequests": [gpu_request]},
     }
-    desk.room.clear()
+    lease_service.room.clear()
     creating = asyncio.create_task(plain.alice.ask("POST", "/containers/create", body))
-    await desk.waiting.wait()
+    await lease_service.waiting.wait()
     assert (await plain.alice.ask("DELETE", f"/volumes/{name}")).status == 204
     assert (await plain.bob.make("volumes", name)).status == 201
-    desk.room.set()
+    lease_service.room.set()
     reply = await creating
     assert (reply.status, reply.message.partition(" (")[0]) == (400, f"No such volume: {name}")
-    assert desk.story[-1] == "release"
+    assert lease_service.story[-1] == "release"
 
 
 @pytest.mark.parametrize("state", ["created", "running", "stopped"])
@@ -452,9 +452,9 @@ async def test_whoever_holds_on_to_files_of_an_ended_container_leads_copies_nowh
 
 
 async def test_an_engine_that_holds_on_to_its_places_copies_after_the_containers_end(
-    both: People, desk: FakeDesk
+    both: People, lease_service: FakeDesk
 ) -> None:
-    desk.facts = EngineFacts("29.5.1", "1.54", True, facts().gpu_mechanism, 1)
+    lease_service.facts = EngineFacts("29.5.1", "1.54", True, facts().gpu_mechanism, 1)
     mine = await both.alice.run("", "sleep", "600", Mounts=[{"Type": "volume", "Target": "/data"}])
     await both.alice.ask("POST", f"/containers/{mine}/kill")
     await both.alice.ask("POST", f"/containers/{mine}/wait")
@@ -534,8 +534,10 @@ async def test_a_version_that_the_engine_does_not_speak_is_refused_in_its_words(
         assert (reply.status, "is too new" in reply.message) == (400, True), path
 
 
-async def test_a_leases_container_is_copied_from_before_its_start(plain: People, desk: FakeDesk) -> None:
-    desk.edits = edits(EditMount("/tmp", "/run/lease"))
+async def test_a_leases_container_is_copied_from_before_its_start(
+    plain: People, lease_service: FakeDesk
+) -> None:
+    lease_service.edits = edits(EditMount("/tmp", "/run/lease"))
     body = {"Image": plain.alice.image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}
     body["HostConfig"] = {"NetworkMode": "none"}
     created = await plain.alice.ask("POST", "/containers/create", body)

@@ -15,8 +15,8 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
 pytestmark = pytest.mark.docker
@@ -65,10 +65,10 @@ class House:
 
 @pytest.fixture
 async def house(
-    desk: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str
+    lease_service: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str
 ) -> AsyncIterator[House]:
     walls = UserCgroups(f"test-{uuid.uuid4().hex[:8]}")
-    gate = Gate(docker_engine, desk, POLICY, walls=walls)
+    gate = Gate(docker_engine, lease_service, POLICY, walls=walls)
     async with AsyncExitStack() as stack:
         clients = {}
         for caller in (ALICE, BOB, ROOT):
@@ -146,7 +146,9 @@ async def test_what_the_engine_starts_again_is_bounded_as_before(house: House) -
     process.kill()
     await process.communicate()
     parent = await house.shown(again, ".HostConfig.CgroupParent")
-    assert parent == house.walls.parent_of(ALICE.uid, house.gate._ground.desk.engine_facts())
+    assert parent == house.walls.parent_of(
+        ALICE.uid, house.gate._handler_context.lease_service.engine_facts()
+    )
     assert b"can't fork" in (await house.alice("logs", again)).err
 
 
@@ -158,7 +160,7 @@ async def test_who_is_trusted_is_bounded_only_where_everybody_is_judged(house: H
     assert b"can't fork" in (await house.root("logs", held)).err
 
 
-async def test_other_limits_hold_for_what_runs(house: House, desk: FakeDesk) -> None:
+async def test_other_limits_hold_for_what_runs(house: House, lease_service: FakeDesk) -> None:
     own = await house.starts(house.alice, "echo up; sleep 600")
     await house.walls.apply(SitePolicy(pids_per_user=10).user_bounds)
     inside = await house.alice("exec", own, "sh", "-c", FORKS.format(20))
@@ -193,10 +195,10 @@ class Wallless(UserCgroups):
 
 
 async def test_limits_that_the_site_set_are_not_passed_over_where_they_cannot_be_kept(
-    docker_engine: str, desk: FakeDesk, docker_environment: dict[str, str], busybox_image: str
+    docker_engine: str, lease_service: FakeDesk, docker_environment: dict[str, str], busybox_image: str
 ) -> None:
     """Those of a preset are: else nobody could use such a machine. The doctor says so."""
-    gate = Gate(docker_engine, desk, SitePolicy(pids_per_user=40), walls=Wallless("none"))
+    gate = Gate(docker_engine, lease_service, SitePolicy(pids_per_user=40), walls=Wallless("none"))
     async with serving_gate(gate, ALICE) as served:
         alice = Docker(served.url, docker_environment, busybox_image)
         assert (await alice.run(busybox_image, "true")).code == 0

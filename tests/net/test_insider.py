@@ -60,7 +60,7 @@ async def door() -> Door:
 
 
 @pytest.fixture
-async def insider(door: Door) -> AsyncIterator[LoopbackGate]:
+async def loopback_gate(door: Door) -> AsyncIterator[LoopbackGate]:
     made = LoopbackGate()
     made.serve(door.routes)
     yield made
@@ -68,8 +68,8 @@ async def insider(door: Door) -> AsyncIterator[LoopbackGate]:
     await made.close()
 
 
-async def ask(insider: LoopbackGate, caller: Caller, head: bytes) -> bytes:
-    reader, writer = await insider.open_as(caller)
+async def ask(loopback_gate: LoopbackGate, caller: Caller, head: bytes) -> bytes:
+    reader, writer = await loopback_gate.open_as(caller)
     writer.write(head)
     answer = await reader.read()
     writer.close()
@@ -78,32 +78,32 @@ async def ask(insider: LoopbackGate, caller: Caller, head: bytes) -> bytes:
 
 
 async def raw(
-    insider: LoopbackGate, door: Door
+    loopback_gate: LoopbackGate, door: Door
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[Wire, bytes]]:
-    reader, writer = await insider.open_as(ADA)
+    reader, writer = await loopback_gate.open_as(ADA)
     writer.write(b"POST /raw HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     return reader, writer, await door.raw.get()
 
 
-async def test_each_connection_is_the_given_caller_s(insider: LoopbackGate) -> None:
+async def test_each_connection_is_the_given_caller_s(loopback_gate: LoopbackGate) -> None:
     head = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    answers = await asyncio.gather(ask(insider, ADA, head), ask(insider, EVE, head))
+    answers = await asyncio.gather(ask(loopback_gate, ADA, head), ask(loopback_gate, EVE, head))
     assert tuple(answers) == (b"ada", b"eve")
 
 
-async def test_unary_calls_are_answered_too(insider: LoopbackGate) -> None:
+async def test_unary_calls_are_answered_too(loopback_gate: LoopbackGate) -> None:
     head = b"POST /gpushare.v1.X/Y HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
-    assert await ask(insider, ADA, head) == b"ada {}"
+    assert await ask(loopback_gate, ADA, head) == b"ada {}"
 
 
-async def test_the_gate_can_be_asked_like_an_engine(insider: LoopbackGate) -> None:
-    answer = await insider.gate_as(EVE).call("GET", b"/_ping")
+async def test_the_gate_can_be_asked_like_an_engine(loopback_gate: LoopbackGate) -> None:
+    answer = await loopback_gate.gate_as(EVE).call("GET", b"/_ping")
     assert (answer.status, answer.body) == (200, b"eve")
 
 
-async def test_a_half_close_is_the_end_of_one_direction(insider: LoopbackGate, door: Door) -> None:
-    reader, writer, (server, said) = await raw(insider, door)
+async def test_a_half_close_is_the_end_of_one_direction(loopback_gate: LoopbackGate, door: Door) -> None:
+    reader, writer, (server, said) = await raw(loopback_gate, door)
     writer.write(b"all I have to say")
     writer.write_eof()
     while data := await server.read():
@@ -115,8 +115,8 @@ async def test_a_half_close_is_the_end_of_one_direction(insider: LoopbackGate, d
     writer.close()
 
 
-async def test_who_does_not_read_is_not_written_to_for_ever(insider: LoopbackGate, door: Door) -> None:
-    reader, writer, (server, _) = await raw(insider, door)
+async def test_who_does_not_read_is_not_written_to_for_ever(loopback_gate: LoopbackGate, door: Door) -> None:
+    reader, writer, (server, _) = await raw(loopback_gate, door)
 
     async def pour() -> None:
         for _ in range(MANY):
@@ -135,8 +135,8 @@ async def test_who_does_not_read_is_not_written_to_for_ever(insider: LoopbackGat
     writer.close()
 
 
-async def test_who_hangs_up_ends_what_was_waited_for(insider: LoopbackGate, door: Door) -> None:
-    _, writer = await insider.open_as(ADA)
+async def test_who_hangs_up_ends_what_was_waited_for(loopback_gate: LoopbackGate, door: Door) -> None:
+    _, writer = await loopback_gate.open_as(ADA)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     await writer.drain()
     writer.close()
@@ -145,19 +145,19 @@ async def test_who_hangs_up_ends_what_was_waited_for(insider: LoopbackGate, door
 
 
 async def test_one_user_may_have_so_many_and_no_more(
-    insider: LoopbackGate, monkeypatch: pytest.MonkeyPatch
+    loopback_gate: LoopbackGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS_PER_USER", 2)
-    held = [insider.socket_as(ADA), insider.socket_as(ADA)]
+    held = [loopback_gate.socket_as(ADA), loopback_gate.socket_as(ADA)]
     with pytest.raises(LimitReached, match="ada has 2 connections"):
-        insider.socket_as(ADA)
-    other = insider.socket_as(EVE)
+        loopback_gate.socket_as(ADA)
+    other = loopback_gate.socket_as(EVE)
     for one in (*held, other):
         one.close()
     async with asyncio.timeout(10):
         while True:
             with contextlib.suppress(LimitReached):
-                insider.socket_as(ADA).close()
+                loopback_gate.socket_as(ADA).close()
                 break
             await asyncio.sleep(0.01)  # no event announces that a connection is over
 
@@ -167,19 +167,19 @@ async def test_before_the_doors_are_open_nobody_is_let_in() -> None:
         await LoopbackGate().open_as(ADA)
 
 
-async def test_at_the_end_all_are_hung_up_on(insider: LoopbackGate) -> None:
-    reader, writer = await insider.open_as(ADA)
-    bare: socket.socket = insider.socket_as(EVE)
-    await insider.close()
+async def test_at_the_end_all_are_hung_up_on(loopback_gate: LoopbackGate) -> None:
+    reader, writer = await loopback_gate.open_as(ADA)
+    bare: socket.socket = loopback_gate.socket_as(EVE)
+    await loopback_gate.close()
     assert await reader.read() == b""
     assert await asyncio.get_running_loop().sock_recv(bare, 1) == b""
     writer.close()
     bare.close()
 
 
-async def test_an_answer_that_is_cut_off_is_no_answer(insider: LoopbackGate, door: Door) -> None:
-    call = asyncio.create_task(insider.gate_as(ADA).call("GET", b"/wait"))
+async def test_an_answer_that_is_cut_off_is_no_answer(loopback_gate: LoopbackGate, door: Door) -> None:
+    call = asyncio.create_task(loopback_gate.gate_as(ADA).call("GET", b"/wait"))
     await door.waiting.wait()
-    await insider.close()
+    await loopback_gate.close()
     with pytest.raises(EngineUnavailable):
         await call

@@ -1,4 +1,4 @@
-"""What the follower makes of an engine, on fakes."""
+"""What the reconciler makes of an engine, on fakes."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ async def test_a_job_that_fails_while_systemd_shuts_the_machine_down_is_lost(
         await loop.send(ClaimAsked(lease, ada))
         await loop.send(ContainerCreated(lease, BOX, "box", "i"))
         await loop.send(ContainerSeen(BOX, Condition.RUNNING))
-        follower = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
-        await follower._changed(
+        reconciler = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
+        await reconciler._changed(
             ContainerFacts(BOX, "box", "i", ContainerStatus.EXITED, 143, 0, lease, ada.uid, "")
         )
         await loop.send(GpusSampled(clock.now() + 1, frozenset(), {}, frozenset({gpu.id})))
@@ -89,14 +89,14 @@ async def test_an_engine_that_was_too_slow_at_the_start_is_no_trouble_once_it_an
     troubles = Troubles()
     loop = Loop(NodeState(), MemoryJournal(), ManualClock(), troubles)
     async with loop.running():
-        follower = ContainerReconciler(
+        reconciler = ContainerReconciler(
             loop, FakeEngine(FAKE_FACTS), FakeCheckpoints(), troubles, simulated=True
         )
-        await follower.connect()
-        follower.lost("the Docker engine does not answer")
+        await reconciler.connect()
+        reconciler.lost("the Docker engine does not answer")
         assert troubles.of("engine") == "the Docker engine does not answer"
-        following = asyncio.create_task(follower.run())
+        following = asyncio.create_task(reconciler.run())
         async with asyncio.timeout(30):
-            await follower.available.wait()
+            await reconciler.available.wait()
         following.cancel()
     assert troubles.of("engine") == ""

@@ -82,18 +82,18 @@ class Book:
                 await self.loop.job_changed(JobId(job), 0.05)
         return state
 
-    async def until_ordered(self, job: str, desk: Desk) -> None:
+    async def until_ordered(self, job: str, order_handler: Desk) -> None:
         await self.until(job, Placing)
         async with asyncio.timeout(SECONDS):
-            while AttemptKey(JobId(job), 1) not in desk.book.records:
+            while AttemptKey(JobId(job), 1) not in order_handler.book.records:
                 await self.loop.changed(0.05)
 
 
 @asynccontextmanager
-async def opened(desk: Desk, world: StoreWorld) -> AsyncIterator[Book]:
+async def opened(order_handler: Desk, world: StoreWorld) -> AsyncIterator[Book]:
     store = MemoryStore(world)
     rules = PoolRules(here=True, plan_seconds=0.0)
-    book = LocalBook(store, rules, cast("OrderHandler", desk), ManualClock(1_000.0), Troubles())
+    book = LocalBook(store, rules, cast("OrderHandler", order_handler), ManualClock(1_000.0), Troubles())
     async with book.running():
         yield Book(book, store)
     await store.close()
@@ -106,35 +106,35 @@ def why(state: Ended) -> str:
 
 async def test_a_job_of_which_something_cannot_be_written_down_ends_and_says_so() -> None:
     """Said again and again it would run on, unseen, for ever."""
-    desk = Desk()
-    async with opened(desk, StoreWorld()) as book:
+    order_handler = Desk()
+    async with opened(order_handler, StoreWorld()) as book:
         await book.submit("a")
-        await book.until_ordered("a", desk)
-        desk.runs("a", TOO_LONG)
+        await book.until_ordered("a", order_handler)
+        order_handler.runs("a", TOO_LONG)
         assert "a record is larger" in why(await book.until("a", Ended))
-        assert desk.book.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the book of jobs"
+        assert order_handler.book.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the book of jobs"
 
 
 async def test_at_the_start_what_cannot_be_written_down_keeps_no_other_job_from_being_known() -> None:
-    desk, world = Desk(), StoreWorld()
-    async with opened(desk, world) as book:
+    order_handler, world = Desk(), StoreWorld()
+    async with opened(order_handler, world) as book:
         for job in ("a", "b"):
             await book.submit(job)
-            await book.until_ordered(job, desk)
-    desk._tell = lambda _: None
-    desk.runs("a", TOO_LONG)
-    desk.runs("b", LeaseId("l-1"))
-    async with opened(desk, world) as book:
+            await book.until_ordered(job, order_handler)
+    order_handler._tell = lambda _: None
+    order_handler.runs("a", TOO_LONG)
+    order_handler.runs("b", LeaseId("l-1"))
+    async with opened(order_handler, world) as book:
         await book.until("b", Running)
         assert "a record is larger" in why(await book.until("a", Ended))
 
 
 async def test_what_a_store_could_not_write_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.0)
-    desk = Desk()
-    async with opened(desk, StoreWorld()) as book:
+    order_handler = Desk()
+    async with opened(order_handler, StoreWorld()) as book:
         await book.submit("a")
-        await book.until_ordered("a", desk)
+        await book.until_ordered("a", order_handler)
         book.store.fail_next(StoreUnavailable("the disk is full"), times=3)
-        desk.runs("a", LeaseId("l-1"))
+        order_handler.runs("a", LeaseId("l-1"))
         await book.until("a", Running)

@@ -126,8 +126,8 @@ def test_an_instance_is_taken_at_the_start_where_the_engine_applies_lease_device
 ) -> None:
     daemon = new_daemon(engine=cdi_engine.socket, simulate="a100/2x1g.10gb")
     daemon.start()
-    wish = ("--label", "gpushare.gpu=1", "--label", "gpushare.isolation=mig")
-    container = daemon.create_container(*wish)
+    gpu_request = ("--label", "gpushare.gpu=1", "--label", "gpushare.isolation=mig")
+    container = daemon.create_container(*gpu_request)
     assert daemon.leases() == {}
     daemon.check("start", container)
     (lease,) = daemon.leases().values()

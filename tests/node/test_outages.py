@@ -211,8 +211,8 @@ def test_separate_leases_have_control_daemons_of_their_own_until_they_end(
     """Across a crash of ours too; and a shared lease beside them has the one for all."""
     shared = sharing.hold("0.25")
     of_others = control_daemons(sharing).keys()
-    wish = ("--label", "gpushare.isolation=separate", "--label")
-    containers = [sharing.run_container(*wish, f"gpushare.gpu={size}") for size in ("0.25", "0.5")]
+    gpu_request = ("--label", "gpushare.isolation=separate", "--label")
+    containers = [sharing.run_container(*gpu_request, f"gpushare.gpu={size}") for size in ("0.25", "0.5")]
     own = {pipe: one for pipe, one in control_daemons(sharing).items() if pipe not in of_others}
     limits = {default_limit(mps_control_binary, pipe) for pipe in own}
     assert (len(own), len(limits)) == (2, 2)

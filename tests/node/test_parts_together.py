@@ -1,4 +1,4 @@
-"""Loop, sampler and performer over fakes: orders of events that real parts show too seldom."""
+"""Loop, sampler and executor over fakes: orders of events that real parts show too seldom."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class World:
     engine: FakeEngine
     troubles: Troubles
     sampler: Sampler
-    performer: Executor
-    follower: ContainerReconciler
-    desk: LeaseService
+    executor: Executor
+    reconciler: ContainerReconciler
+    lease_service: LeaseService
     clock: ManualClock
 
     async def ask(self, request: Request = QUARTER) -> Lease:
@@ -66,7 +66,7 @@ class World:
 
     async def hold(self) -> Lease:
         """A lease whose container runs."""
-        await self.follower.connect()
+        await self.reconciler.connect()
         lease = await self.ask()
         await until(lambda: lease.device_name in self.engine.devices)
         box = self.engine.create(lease.device_name, owner_uid=ALICE.uid)
@@ -84,14 +84,26 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     gpus, sharing = gpus or FakeGpus(), sharing or FakeSharing()
     clock = ManualClock()
     loop = Loop(NodeState(), journal, clock, troubles)
-    follower = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
+    reconciler = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
     sampler = Sampler(loop, gpus, sharing, troubles, 3600.0)
-    performer = Executor(loop, sharing, engine, FakeCheckpoints(), follower, sampler)
-    loop.perform = performer.perform
+    executor = Executor(loop, sharing, engine, FakeCheckpoints(), reconciler, sampler)
+    loop.perform = executor.perform
     async with asyncio.timeout(20), loop.running():
-        desk = LeaseService(loop, performer, follower, engine, journal, Attendance(loop.now()), 10)
-        yield World(loop, journal, gpus, sharing, engine, troubles, sampler, performer, follower, desk, clock)
-        await performer.close()
+        lease_service = LeaseService(loop, executor, reconciler, engine, journal, Attendance(loop.now()), 10)
+        yield World(
+            loop,
+            journal,
+            gpus,
+            sharing,
+            engine,
+            troubles,
+            sampler,
+            executor,
+            reconciler,
+            lease_service,
+            clock,
+        )
+        await executor.close()
 
 
 class SlowSharing(FakeSharing):
@@ -118,8 +130,8 @@ async def until(done: Callable[[], bool], pause_seconds: float = 0) -> None:
         await asyncio.sleep(pause_seconds)
 
 
-async def until_idle(performer: Executor) -> None:
-    while performer._tasks:  # noqa: ASYNC110 - nothing announces it
+async def until_idle(executor: Executor) -> None:
+    while executor._tasks:  # noqa: ASYNC110 - nothing announces it
         await asyncio.sleep(0)
 
 
@@ -145,7 +157,7 @@ async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards(
             await asyncio.sleep(0)
         sharing.may_close.set()
         sharing.may_open.set()
-        await until_idle(node.performer)
+        await until_idle(node.executor)
         assert sharing.opened == {}
         assert [word for word, *_ in sharing.history] == ["open", "close"]
         assert node.engine.devices == {}
@@ -166,12 +178,12 @@ async def test_settings_under_way_when_the_lease_is_resized_are_made_for_the_new
         await node.sampler.turn()
         lease = await node.ask()
         await sharing.opening.wait()
-        waiting = asyncio.create_task(node.performer.edits_of(lease.id))
+        waiting = asyncio.create_task(node.executor.edits_of(lease.id))
         await node.loop.send(m.ResizeAsked(lease.id, ALICE, NewSize(1, 500, None, 500)))
         sharing.may_open.set()
         assert (await waiting).env == {"SIZE": "500"}
-        await until_idle(node.performer)
-        assert (await node.performer.edits_of(lease.id)).env == {"SIZE": "500"}
+        await until_idle(node.executor)
+        assert (await node.executor.edits_of(lease.id)).env == {"SIZE": "500"}
         assert set(node.engine.devices[lease.device_name].env.values()) == {"500"}
 
 
@@ -182,15 +194,15 @@ async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one
         await node.sampler.turn()
         first = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
         assert first is not None
-        await node.performer.edits_of(first.id)
+        await node.executor.edits_of(first.id)
         await node.loop.send(m.ReleaseAsked(first.id, ALICE))
         second = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
         assert second is not None
         for _ in range(10):
             await asyncio.sleep(0)
         sharing.may_close.set()
-        await node.performer.edits_of(second.id)
-        await until_idle(node.performer)
+        await node.executor.edits_of(second.id)
+        await until_idle(node.executor)
         assert sharing.history[-1] == ("open", second.id, "c-1")
         assert "c-1" in node.engine.devices
 
@@ -200,13 +212,13 @@ async def test_settings_wait_for_the_gpus_to_be_known() -> None:
     async with world() as node:
         await node.sampler.turn()
         lease = await node.ask()
-        await node.performer.edits_of(lease.id)
+        await node.executor.edits_of(lease.id)
         node.loop.state = replace(node.loop.state, gpus={})
-        node.performer.remake_all()
+        node.executor.remake_all()
         await asyncio.sleep(0.05)
         assert node.state_of(lease) == "Reserved"
         await node.sampler.turn()
-        await node.performer.edits_of(lease.id)
+        await node.executor.edits_of(lease.id)
         assert node.state_of(lease) == "Reserved"
 
 
@@ -216,7 +228,7 @@ async def test_settings_that_cannot_be_made_end_a_reservation_and_say_why() -> N
         node.sharing.fail_next(SharingUnavailable("MPS does not start", hint="see its log"))
         lease = await node.ask()
         with pytest.raises(SharingUnavailable):
-            await node.performer.edits_of(lease.id)
+            await node.executor.edits_of(lease.id)
         story = await node.journal.story(lease.id)
         assert (node.state_of(lease), "MPS does not start" in story[-1].text) == ("Ended", True)
 
@@ -245,7 +257,7 @@ async def test_a_container_that_ended_unheard_is_started_again_with_another_leas
         node.clock.advance(1)
         await node.engine.stop(container, 0)  # nobody listens to the engine's events here
         assert node.state_of(first) == "Active"
-        starting = asyncio.create_task(node.desk.before_start(container, ALICE))
+        starting = asyncio.create_task(node.lease_service.before_start(container, ALICE))
         await until(lambda: node.state_of(first) == "Draining")
         node.clock.advance(1)
         await node.sampler.turn()
@@ -264,7 +276,7 @@ async def test_an_end_of_before_its_newest_start_is_not_taken_for_news() -> None
         facts = node.engine.facts_of(lease.container)
         assert facts is not None
         ended = replace(facts, status=ContainerStatus.EXITED, pid=0)
-        await node.follower.note_end(ended, node.clock.now())
+        await node.reconciler.note_end(ended, node.clock.now())
         assert node.state_of(lease) == "Active"
 
 
@@ -346,11 +358,11 @@ async def created_on_a_full_disk(node: World) -> Lease:
     """A lease that is claimed still: neither its container nor the end of the claim could be noted."""
     await node.sampler.turn()
     lease = await node.ask()
-    await node.performer.edits_of(lease.id)
-    await node.desk.claim(lease.id, ALICE)
+    await node.executor.edits_of(lease.id)
+    await node.lease_service.claim(lease.id, ALICE)
     node.journal.fail_next(JournalUnavailable("the disk is full"), times=3)
     with pytest.raises(JournalUnavailable):
-        await node.desk.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
+        await node.lease_service.created(lease.id, ContainerId("b" * 64), "box", "image", stays=True)
     return lease
 
 
@@ -359,7 +371,7 @@ async def test_a_create_that_cannot_be_noted_lets_go_of_its_lease_once_there_is_
         lease = await created_on_a_full_disk(node)
         while node.loop.state.leases[lease.id].state.claimed:  # type: ignore[union-attr]
             await node.loop.changed(10)
-        assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
+        assert (await node.lease_service.claim(lease.id, ALICE)).lease == lease.id
 
 
 async def test_a_create_that_is_tried_again_once_there_is_a_journal_gets_its_lease() -> None:
@@ -367,8 +379,8 @@ async def test_a_create_that_is_tried_again_once_there_is_a_journal_gets_its_lea
     async with world() as node:
         lease = await created_on_a_full_disk(node)
         with pytest.raises(JournalUnavailable):
-            await node.desk.claim(lease.id, ALICE)
-        assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
+            await node.lease_service.claim(lease.id, ALICE)
+        assert (await node.lease_service.claim(lease.id, ALICE)).lease == lease.id
         await asyncio.sleep(2 * WRITE_AGAIN_SECONDS)
         assert node.loop.state.leases[lease.id].state.claimed  # type: ignore[union-attr]
 
@@ -378,14 +390,14 @@ async def test_a_caller_who_goes_away_in_the_middle_of_a_claim_leaves_it_to_the_
     async with world() as node:
         await node.sampler.turn()
         lease = await node.ask()
-        await node.performer.edits_of(lease.id)
-        claiming = asyncio.create_task(node.desk.claim(lease.id, ALICE))
+        await node.executor.edits_of(lease.id)
+        claiming = asyncio.create_task(node.lease_service.claim(lease.id, ALICE))
         await asyncio.sleep(0)
         claiming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claiming
         await until(lambda: len(node.journal.commits) > 3)
-        assert (await node.desk.claim(lease.id, ALICE)).lease == lease.id
+        assert (await node.lease_service.claim(lease.id, ALICE)).lease == lease.id
 
 
 async def test_whoever_asks_a_loop_that_has_ended_is_told_instead_of_left_waiting() -> None:
@@ -427,14 +439,14 @@ async def test_a_running_container_is_held_by_its_own_cgroup() -> None:
     async with world() as node:
         await node.sampler.turn()
         lease = await node.ask()
-        await node.performer.edits_of(lease.id)
+        await node.executor.edits_of(lease.id)
         container = node.engine.create(lease.id)
         with process_in(real_root() / container) as pid:
             node.engine.start(container)
             node.engine._set(container, status=ContainerStatus.RUNNING, pid=pid)
             for node.sharing.holding in (False, True):
-                node.performer.perform(HoldContainer(lease.id, container))
-                await until_idle(node.performer)
+                node.executor.perform(HoldContainer(lease.id, container))
+                await until_idle(node.executor)
                 assert node.sharing.held == ({lease.id: f"/{container}"} if node.sharing.holding else {})
 
 
@@ -442,10 +454,10 @@ async def test_a_container_that_is_gone_when_it_is_to_be_held_is_no_error() -> N
     async with world() as node:
         await node.sampler.turn()
         lease = await node.ask()
-        await node.performer.edits_of(lease.id)
+        await node.executor.edits_of(lease.id)
         node.sharing.holding = True
-        node.performer.perform(HoldContainer(lease.id, ContainerId("b" * 64)))
-        await until_idle(node.performer)
+        node.executor.perform(HoldContainer(lease.id, ContainerId("b" * 64)))
+        await until_idle(node.executor)
         assert node.sharing.held == {}
 
 

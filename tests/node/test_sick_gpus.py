@@ -211,8 +211,15 @@ def test_restarts_on_a_fault_exclude_what_removes_or_restarts_containers(daemon:
     done = daemon.docker("run", "--rm", *daemon.container_options("--label", claim), "true")
     assert done.returncode == 125
     assert "that is removed at its end cannot be started again after a fault" in done.stderr
-    wish = ("--label", "gpushare.gpu=0.25", "--label", "gpushare.restart-on-fault=2", "--restart", "always")
-    done = daemon.docker("run", "-d", *daemon.container_options(*wish), "true")
+    gpu_request = (
+        "--label",
+        "gpushare.gpu=0.25",
+        "--label",
+        "gpushare.restart-on-fault=2",
+        "--restart",
+        "always",
+    )
+    done = daemon.docker("run", "-d", *daemon.container_options(*gpu_request), "true")
     assert "Docker's restart policy and restarts on a fault exclude each other" in done.stderr
     with pytest.raises(Refused, match="is not how often to start again"):
         daemon.call("Leases/Request", {"gpu": "0.25", "restart_on_fault": 101})

@@ -42,7 +42,7 @@ class SideDoor:
     """Answers one line after the other."""
 
     def __init__(self, jobs: JobHost) -> None:
-        self._desk = jobs.desk
+        self._order_handler = jobs.order_handler
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
@@ -58,24 +58,28 @@ class SideDoor:
         coordinator = asked["coordinator"]
         match asked["ask"]:
             case "take":
-                answer = await self._desk.take(from_json(Order, asked["order"]), coordinator)
+                answer = await self._order_handler.take(from_json(Order, asked["order"]), coordinator)
                 return to_json(ANSWER, answer)
             case "report":
                 return await self._report(coordinator, asked)
             case "contact":
-                await self._desk.contact(coordinator, asked["sent_at"], epoch=1, revision=asked["revision"])
+                await self._order_handler.contact(
+                    coordinator, asked["sent_at"], epoch=1, revision=asked["revision"]
+                )
                 return None
             case _:
-                return [to_json(ANSWER, report) for report in self._desk.reports(coordinator)]
+                return [to_json(ANSWER, report) for report in self._order_handler.reports(coordinator)]
 
     async def _report(self, coordinator: str, asked: dict[str, Any]) -> str | None:
         """How it stands once its revision is above ``above``, or after a while."""
         key = AttemptKey(JobId(asked["job"]), asked["number"])
         changed = asyncio.Event()
-        unsubscribe = self._desk.subscribe(coordinator, lambda _: changed.set())
+        unsubscribe = self._order_handler.subscribe(coordinator, lambda _: changed.set())
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                while (report := self._desk.report(coordinator, key)) and report.revision <= asked["above"]:
+                while (report := self._order_handler.report(coordinator, key)) and report.revision <= asked[
+                    "above"
+                ]:
                     await changed.wait()
                     changed.clear()
         except TimeoutError:

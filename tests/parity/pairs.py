@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker, Done
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ROOT, serving_gate
 
 SIDES = ("direct", "gate")

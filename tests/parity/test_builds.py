@@ -12,8 +12,8 @@ import pytest
 
 from gpushared.gate.docker_gate import Gate
 from tests.bed.parts import need_file
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker, Done
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, serving_gate
 from tests.parity.conftest import PACKAGED_CLI
 from tests.parity.pairs import Pair, with_client

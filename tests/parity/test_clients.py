@@ -10,8 +10,8 @@ import pytest
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
 KEEP_UP = 'echo Container started\ntrap "exit 0" 15\nexec "$@"\nwhile sleep 1 & wait $!; do :; done'

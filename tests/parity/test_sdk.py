@@ -16,7 +16,7 @@ from docker.models.containers import Container
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
 CALLERS = pytest.mark.parametrize("caller", [ROOT, ALICE], ids=["trusted", "confined"])

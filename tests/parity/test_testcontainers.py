@@ -13,8 +13,8 @@ import pytest
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker, Done
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
 PROGRAM = Path(__file__).with_name("with_testcontainers.py")

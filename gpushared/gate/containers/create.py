@@ -27,7 +27,7 @@ from gpushared.gate.api.routes import Target
 from gpushared.gate.containers.gpu_request import (
     WISH_LABELS,
     ClaimWish,
-    Wish,
+    GpuRequest,
     docker_words,
     labels_of,
     with_count,
@@ -84,34 +84,34 @@ class Creator:
     def __init__(
         self,
         engine: EngineSocket,
-        desk: LeasePort,
+        lease_service: LeasePort,
         gate: str = "",
         volume_turns: ContainerLocks | None = None,
     ) -> None:
         self._engine = engine
-        self._desk = desk
+        self._lease_service = lease_service
         self._gate = gate
         self._volume_turns = volume_turns or ContainerLocks()
-        self._new_volumes = NewVolumes(engine, desk)
+        self._new_volumes = NewVolumes(engine, lease_service)
         self._under_way: set[asyncio.Task[EngineAnswer]] = set()
 
-    async def create(self, order: CreateOrder, wish: Wish | None) -> EngineAnswer:
+    async def create(self, order: CreateOrder, gpu_request: GpuRequest | None) -> EngineAnswer:
         """Create a container and return the engine's answer. Raises ``GpushareError`` if it was not asked."""
-        match wish:
+        match gpu_request:
             case None:
                 return await self._create_plain(order)
             case ClaimWish(lease):
-                claim = await self._desk.claim(lease, order.caller)
-                return await self._finish(self._create_leased(order, claim, self._desk.unclaim))
+                claim = await self._lease_service.claim(lease, order.caller)
+                return await self._finish(self._create_leased(order, claim, self._lease_service.unclaim))
             case RequestSpec():
-                return await self._create_wishing(order, wish)
+                return await self._create_wishing(order, gpu_request)
 
-    async def forgo(self, wish: Wish | None, caller: Caller) -> None:
+    async def forgo(self, gpu_request: GpuRequest | None, caller: Caller) -> None:
         """End the caller's lease, which nobody will use: the create was refused before its claim."""
-        if isinstance(wish, ClaimWish):
+        if isinstance(gpu_request, ClaimWish):
             with contextlib.suppress(GpushareError):
-                claim = await self._desk.claim(wish.lease, caller)
-                await self._desk.release(claim.lease)
+                claim = await self._lease_service.claim(gpu_request.lease, caller)
+                await self._lease_service.release(claim.lease)
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -125,25 +125,27 @@ class Creator:
 
     def _gives_by_variable(self) -> bool:
         try:
-            return self._desk.engine_facts().nvidia_by_default
+            return self._lease_service.engine_facts().nvidia_by_default
         except EngineUnavailable:
             return True  # it has not described itself yet
 
-    async def _create_wishing(self, order: CreateOrder, wish: RequestSpec) -> EngineAnswer:
-        facts = self._desk.engine_facts()
-        _check_restarts(order.body, wanted=wish.restart_on_fault not in {"", "0"})
-        wish = with_count(wish, await self._desk.gpu_count())
+    async def _create_wishing(self, order: CreateOrder, gpu_request: RequestSpec) -> EngineAnswer:
+        facts = self._lease_service.engine_facts()
+        _check_restarts(order.body, wanted=gpu_request.restart_on_fault not in {"", "0"})
+        gpu_request = with_count(gpu_request, await self._lease_service.gpu_count())
         if binds_late(facts):
             device_name = f"c-{secrets.token_hex(6)}"
             inject(order.body, device_name, None, facts)
-            return await self._post(order, {**NO_WISH, LABEL_DEVICE: device_name, **labels_of(wish)})
+            return await self._post(order, {**NO_WISH, LABEL_DEVICE: device_name, **labels_of(gpu_request)})
         missing = await self._missing_image(order)
         if missing is not None:
             return missing
         name, image = order.target.get("name").removeprefix("/"), str(order.body.get("Image") or "")
         with docker_words():
-            claim = await self._desk.acquire(wish, order.caller, name, image)
-        return await self._finish(self._create_leased(order, claim, self._desk.release, labels_of(wish)))
+            claim = await self._lease_service.acquire(gpu_request, order.caller, name, image)
+        return await self._finish(
+            self._create_leased(order, claim, self._lease_service.release, labels_of(gpu_request))
+        )
 
     async def _missing_image(self, order: CreateOrder) -> EngineAnswer | None:
         """Return the engine's answer if it lacks the image: nobody may hold a GPU while an image is pulled.
@@ -177,18 +179,18 @@ class Creator:
     ) -> EngineAnswer:
         try:
             _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
-            inject(order.body, claim.device_name, claim.edits, self._desk.engine_facts())
+            inject(order.body, claim.device_name, claim.edits, self._lease_service.engine_facts())
             env = default_env(strings(order.body, "Env"), claim.env_defaults)
             order.body["Env"] = merge_env(env, claim.env)
             own = {**(NO_WISH | labels if labels else {}), **claim.labels, LABEL_DEVICE: claim.device_name}
             answer = await self._post(order, own)
         except GpushareError as error:
-            await (self._desk.release if isinstance(error, RequestError) else give_back)(claim.lease)
+            await (self._lease_service.release if isinstance(error, RequestError) else give_back)(claim.lease)
             raise
         if answer.status != CREATED:
             # Clients come back once they have pulled a missing image; after other refusals people do, with
             # another lease.
-            await (give_back if answer.status == NOT_FOUND else self._desk.release)(claim.lease)
+            await (give_back if answer.status == NOT_FOUND else self._lease_service.release)(claim.lease)
             return answer
         await self._report(order, claim, ContainerId(answer.json()["Id"]))
         return answer
@@ -199,7 +201,7 @@ class Creator:
             found = await inspect(self._engine, "containers", container, suffix="/json")
             name = str((found or {}).get("Name", "")).lstrip("/")
             image = str(order.body.get("Image") or "")
-            await self._desk.created(claim.lease, container, name, image, stays=_stays(order.body))
+            await self._lease_service.created(claim.lease, container, name, image, stays=_stays(order.body))
         except GpushareError:
             with contextlib.suppress(GpushareError):
                 await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
@@ -276,9 +278,9 @@ class NewVolumes:
     and all. Programs of a confined caller run as the caller, and could write to no volume otherwise.
     """
 
-    def __init__(self, engine: EngineSocket, desk: LeasePort) -> None:
+    def __init__(self, engine: EngineSocket, lease_service: LeasePort) -> None:
         self._engine = engine
-        self._desk = desk
+        self._lease_service = lease_service
 
     async def used(self, volumes: Iterable[Body]) -> frozenset[str]:
         """Return the names of the volumes that have files already; the engine leaves these as they are."""
@@ -298,7 +300,7 @@ class NewVolumes:
     async def _help(self, deed: str, places: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
         """Return the helper's answer, empty if nothing can be done: then the volumes stay root's."""
         try:
-            if self._desk.engine_facts().maps_users:
+            if self._lease_service.engine_facts().maps_users:
                 return {}
             engine = await self._engine.peer_pid()
             order = {"deed": deed, "volumes": places, "engine": engine, **more}

@@ -1,6 +1,6 @@
 """Read the request for GPUs, CPUs and memory in a create body, in the many ways of Docker's clients.
 
-A wish is taken out of the body: what the container gets instead is its lease. In order of precedence: the
+A GPU request is taken out of the body: what the container gets instead is its lease. In order of precedence: the
 label of a lease to claim, the ``gpushare.*`` labels, a CDI name ``gpushare.io/gpu=0.25``, and whole GPUs by
 ``--gpus N``, a device request or NVIDIA's CDI names. Ways to a GPU that say no size are refused.
 """
@@ -36,7 +36,7 @@ LABEL_MAX_WAIT = "gpushare.max-wait"
 LABEL_PREFIX = "gpushare."
 WISH_LABELS = {LABEL_PREFIX + option_of(one.name): one.name for one in fields(RequestSpec)}
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
-"""One of these fields makes a wish; a class or a time alone does not."""
+"""One of these fields makes a GPU request; a class or a time alone does not."""
 NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
 OPTION = re.compile(rf"--(?P<name>{NAMES}) (?P<value>\d([\w.]*\w)?|[A-Z]+|mig)")
 """This matches an option of ``gpushare run`` in a hint, with its value."""
@@ -63,11 +63,11 @@ class ClaimWish:
     lease: LeaseId
 
 
-Wish = ClaimWish | RequestSpec
+GpuRequest = ClaimWish | RequestSpec
 
 
-def take_wish(body: Body) -> Wish | None:
-    """Return the wish in a create body, or None. All of its forms are removed from the body.
+def take_gpu_request(body: Body) -> GpuRequest | None:
+    """Return the GPU request in a create body, or None. All of its forms are removed from the body.
 
     ``gpu`` may come back as ``ALL_GPUS``. Raises ``RequestError`` for a way to GPUs that names no size, or
     that names particular ones.
@@ -79,24 +79,28 @@ def take_wish(body: Body) -> Wish | None:
     if "Labels" in body:
         body["Labels"] = labels
     sizes = _take_requests(host, body) + _take_devices(host)
-    wish = _decide(lease, labelled, sizes)
-    _take_runtime(host, wish)
+    gpu_request = _decide(lease, labelled, sizes)
+    _take_runtime(host, gpu_request)
     _check_words(body, host)
-    if wish is None:
+    if gpu_request is None:
         _check_env(body)
-    return replace(wish, **host_needs(host)) if isinstance(wish, RequestSpec) else wish
+    return replace(gpu_request, **host_needs(host)) if isinstance(gpu_request, RequestSpec) else gpu_request
 
 
-def wish_of(labels: Mapping[str, str]) -> RequestSpec | None:
-    """Return the wish that a container carries in its labels, or None."""
+def gpu_request_of(labels: Mapping[str, str]) -> RequestSpec | None:
+    """Return the GPU request that a container carries in its labels, or None."""
     said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
     return RequestSpec(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
 
 
-def labels_of(wish: RequestSpec) -> dict[str, str]:
-    """Return the labels that carry a wish; ``wish_of`` reads them back."""
+def labels_of(gpu_request: RequestSpec) -> dict[str, str]:
+    """Return the labels that carry a GPU request; ``gpu_request_of`` reads them back."""
     names = {name: label for label, name in WISH_LABELS.items()}
-    return {names[f.name]: getattr(wish, f.name) for f in fields(wish) if getattr(wish, f.name)}
+    return {
+        names[f.name]: getattr(gpu_request, f.name)
+        for f in fields(gpu_request)
+        if getattr(gpu_request, f.name)
+    }
 
 
 def is_dev_container(labels: Mapping[str, object]) -> bool:
@@ -104,26 +108,32 @@ def is_dev_container(labels: Mapping[str, object]) -> bool:
     return any(label.startswith(DEV_CONTAINER_PREFIX) for label in labels)
 
 
-def with_dev_meaning(wish: Wish | None, labels: Mapping[str, object], meaning: str) -> Wish | None:
-    """Return the wish with "all" replaced by the site's value if it is a dev container's."""
-    if not isinstance(wish, RequestSpec) or wish.gpu != ALL_GPUS or not is_dev_container(labels):
-        return wish
+def with_dev_meaning(
+    gpu_request: GpuRequest | None, labels: Mapping[str, object], meaning: str
+) -> GpuRequest | None:
+    """Return the GPU request with "all" replaced by the site's value if it is a dev container's."""
+    if (
+        not isinstance(gpu_request, RequestSpec)
+        or gpu_request.gpu != ALL_GPUS
+        or not is_dev_container(labels)
+    ):
+        return gpu_request
     try:
         if meaning != ALL_GPUS:
             parse_gpu_range(meaning)
     except RequestError:
-        return replace(wish, gpu="", preset=meaning)
-    return replace(wish, gpu=meaning)
+        return replace(gpu_request, gpu="", preset=meaning)
+    return replace(gpu_request, gpu=meaning)
 
 
-def with_count(wish: RequestSpec, gpu_count: int) -> RequestSpec:
-    """Return the wish with "all" replaced by a number."""
-    return replace(wish, gpu=str(gpu_count)) if wish.gpu == ALL_GPUS else wish
+def with_count(gpu_request: RequestSpec, gpu_count: int) -> RequestSpec:
+    """Return the GPU request with "all" replaced by a number."""
+    return replace(gpu_request, gpu=str(gpu_count)) if gpu_request.gpu == ALL_GPUS else gpu_request
 
 
 @contextmanager
 def docker_words() -> Iterator[None]:
-    """Have refusals of a wish name labels, which Docker clients can write, for ``gpushare run``'s options."""
+    """Have refusals of a GPU request name labels, which Docker clients can write, for ``gpushare run``'s options."""
     try:
         yield
     except RequestError as error:
@@ -154,7 +164,7 @@ def _take_labels(labels: Body) -> RequestSpec:
     return RequestSpec(**said)
 
 
-def _decide(lease: object, labelled: RequestSpec, sizes: list[str]) -> Wish | None:
+def _decide(lease: object, labelled: RequestSpec, sizes: list[str]) -> GpuRequest | None:
     if lease is not None:
         if not isinstance(lease, str) or not lease:
             raise RequestError(f"the label {LABEL_LEASE} names no lease")
@@ -280,11 +290,11 @@ def _take_devices(host: Body) -> list[str]:
     return sizes
 
 
-def _take_runtime(host: Body, wish: Wish | None) -> None:
+def _take_runtime(host: Body, gpu_request: GpuRequest | None) -> None:
     runtime = host.get("Runtime")
     if not isinstance(runtime, str) or not NVIDIA_RUNTIMES.fullmatch(runtime):
         return
-    if wish is None:
+    if gpu_request is None:
         raise RequestError(f"the runtime {runtime} would give GPUs without a lease", hint=SIZE_HINT)
     host["Runtime"] = ""
 

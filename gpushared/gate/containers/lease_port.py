@@ -64,10 +64,10 @@ class LeasePort(Protocol):
         """Give back a claim without a container: the reservation stands again, with new time for a claim."""
         ...
 
-    async def acquire(self, wish: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
+    async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
         """Ask for a lease of a container to be called so, wait in the queue for it, and claim it.
 
-        Raises ``LimitReached`` when it has waited as long as the wish, or the site, lets it.
+        Raises ``LimitReached`` when it has waited as long as the request, or the site, lets it.
         """
         ...
 
@@ -90,8 +90,8 @@ class LeasePort(Protocol):
     async def before_start(self, container: ContainerId, caller: Caller) -> None:
         """Make sure that a container with a device name has a live lease before it starts.
 
-        Waits in the queue if the container needs a new lease. The container's labels hold the wish
-        (``wish_of``) and the longest wait.
+        Waits in the queue if the container needs a new lease. The container's labels hold the GPU request
+        (``gpu_request_of``) and the longest wait.
         """
         ...
 

@@ -30,9 +30,11 @@ class UserContainers:
     ``policy`` tells the limits that are in force.
     """
 
-    def __init__(self, walls: UserWalls | None, desk: LeasePort, policy: Callable[[], SitePolicy]) -> None:
+    def __init__(
+        self, walls: UserWalls | None, lease_service: LeasePort, policy: Callable[[], SitePolicy]
+    ) -> None:
         self._walls = walls
-        self._desk = desk
+        self._lease_service = lease_service
         self._policy = policy
 
     async def parent(self, uid: int) -> str:
@@ -43,7 +45,7 @@ class UserContainers:
         """
         if self._walls is None:
             return ""
-        engine, policy = self._desk.engine_facts(), self._policy()
+        engine, policy = self._lease_service.engine_facts(), self._policy()
         try:
             await self._walls.hold(uid, policy.user_bounds, engine)
         except Unavailable as error:
@@ -60,12 +62,12 @@ class UserContainers:
         """
         if self._walls is None or not await self.parent(uid):
             return []
-        return [str(file) for file in await self._walls.joining(uid, self._desk.engine_facts())]
+        return [str(file) for file in await self._walls.joining(uid, self._lease_service.engine_facts())]
 
     def name(self, uid: int) -> str:
         """Return the ``CgroupParent`` without making it; empty too if the engine has not answered."""
         try:
-            engine = self._desk.engine_facts()
+            engine = self._lease_service.engine_facts()
         except Unavailable:
             return ""
         return "" if self._walls is None else self._walls.parent_of(uid, engine)
@@ -81,7 +83,7 @@ class UserContainers:
             await self.parent(uid)
             if not container.is_still:
                 return
-        bounds, engine = self._policy().user_bounds, self._desk.engine_facts()
+        bounds, engine = self._policy().user_bounds, self._lease_service.engine_facts()
         use = await self._walls.use(uid, engine)
         if bounds.pids and use.pids + PIDS_TO_START > bounds.pids:
             raise LimitReached(

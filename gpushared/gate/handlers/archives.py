@@ -48,8 +48,8 @@ OK = 200
 class Archives:
     """Handlers of archives."""
 
-    def __init__(self, ground: HandlerContext, copies: Copies | None = None) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext, copies: Copies | None = None) -> None:
+        self._handler_context = handler_context
         self._copies = copies or Copies()
 
     def confined(self) -> dict[RouteAction, Handler]:
@@ -58,12 +58,12 @@ class Archives:
     async def _archive(self, call: Call) -> None:
         if _is_write(call):
             check_plain(await call.exchange.peek(BLOCK))
-        container = await find_container(self._ground.engine, call.match.name, call.caller)
+        container = await find_container(self._handler_context.engine, call.match.name, call.caller)
         if not container.pid:
-            async with self._ground.turns.of(container.id):
-                container = await find_container(self._ground.engine, container.id, call.caller)
+            async with self._handler_context.turns.of(container.id):
+                container = await find_container(self._handler_context.engine, container.id, call.caller)
                 if not container.pid and self._is_the_engines(container):
-                    await self._ground.send(call, call.renamed(container.id))
+                    await self._handler_context.send(call, call.renamed(container.id))
                     return
                 if not container.pid and _is_write(call):
                     await self._by_helper(call, container)
@@ -72,7 +72,7 @@ class Archives:
 
     def _check_numbers(self) -> None:
         """Raise ``PermissionRefused`` where the user has one number in the container and another outside."""
-        if self._ground.desk.engine_facts().maps_users:
+        if self._handler_context.lease_service.engine_facts().maps_users:
             raise PermissionRefused(
                 "files are not copied while the container runs: the engine maps the numbers of users",
                 hint="`docker exec CONTAINER tar c PATH` copies out, `docker exec -i CONTAINER tar x` in",
@@ -89,7 +89,7 @@ class Archives:
         """
         if container.host_paths:
             return False
-        if engine_version(self._ground.desk.engine_facts().version) >= MOUNTS_SAFELY:
+        if engine_version(self._handler_context.lease_service.engine_facts().version) >= MOUNTS_SAFELY:
             return True
         return container.is_new and not container.has_volumes
 
@@ -159,9 +159,9 @@ class Archives:
     async def _layers(self, container: Container) -> Order | None:
         """Return what a helper needs to mount the container's files, None where it cannot."""
         layers = container.layers
-        if layers is None or self._ground.desk.engine_facts().maps_users:
+        if layers is None or self._handler_context.lease_service.engine_facts().maps_users:
             return None
-        engine = await self._ground.engine.peer_pid()
+        engine = await self._handler_context.engine.peer_pid()
         return {
             "layers": {"engine": engine, "lower": layers.lower, "upper": layers.upper},
             "mounts": [*container.mounts, *container.tmpfs],
@@ -184,7 +184,7 @@ class Archives:
 
     @asynccontextmanager
     async def _export(self, container: Container) -> AsyncIterator[AsyncIterator[Piece]]:
-        connection = await self._ground.engine.connect()
+        connection = await self._handler_context.engine.connect()
         try:
             target = f"/containers/{container.id}/export".encode()
             headers = [("Host", "docker"), ("Connection", "close")]
@@ -203,7 +203,7 @@ class Archives:
         """A helper that has its order."""
         uid = call.caller.uid
         async with self._copies.helper(uid) as helper:
-            await helper.order(order | {"cgroups": await self._ground.together.joining(uid)})
+            await helper.order(order | {"cgroups": await self._handler_context.together.joining(uid)})
             yield helper
 
 

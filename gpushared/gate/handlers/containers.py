@@ -47,10 +47,10 @@ FIRST_FAILURE = 400
 class ContainerHandlers:
     """Handle requests about an existing container."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
-        self._engine = ground.engine
-        self._desk = ground.desk
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
+        self._engine = handler_context.engine
+        self._lease_service = handler_context.lease_service
 
     def everybody(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well: their containers have leases too."""
@@ -70,12 +70,12 @@ class ContainerHandlers:
         }
 
     async def _container(self, call: Call) -> None:
-        await self._ground.send(call, await self._ground.own(call))
+        await self._handler_context.send(call, await self._handler_context.own(call))
 
     async def _rename(self, call: Call) -> None:
         name = call.target.get("name")
         await check_name(name, self._engine, call.caller)
-        answer = await self._ground.ask(call, await self._ground.own(call), b"")
+        answer = await self._handler_context.ask(call, await self._handler_context.own(call), b"")
         await call.answer(await hide_holder(answer, name, self._engine, call.caller))
 
     async def _top(self, call: Call) -> None:
@@ -89,17 +89,19 @@ class ContainerHandlers:
             return
         async with self._gone_if_refused(call, container):
             with docker_words():
-                await while_waiting(call.exchange, self._desk.before_start(container.id, call.caller))
+                await while_waiting(
+                    call.exchange, self._lease_service.before_start(container.id, call.caller)
+                )
         status = FIRST_FAILURE
         try:
             status = await self._send_start(call, container)
         finally:
             if status >= FIRST_FAILURE:
-                await asyncio.shield(self._desk.start_failed(container.id))
+                await asyncio.shield(self._lease_service.start_failed(container.id))
 
     async def _send_start(self, call: Call, container: Container) -> int:
-        async with self._ground.turns.of(container.id):
-            return await self._ground.send(call, call.renamed(container.id))
+        async with self._handler_context.turns.of(container.id):
+            return await self._handler_context.send(call, call.renamed(container.id))
 
     async def _startable(self, call: Call) -> Container:
         """Return the caller's container if its names and paths still mean the same as at its create."""
@@ -123,16 +125,18 @@ class ContainerHandlers:
 
     async def _check_startable(self, call: Call, container: Container) -> None:
         if not call.caller.trusted:
-            most = self._ground.policy.ports_per_user
+            most = self._handler_context.policy.ports_per_user
             check_counted(container.name, container.ports, container.labels, most)
             for network in container.networks:
                 await self._check_network(network, container, call.caller)
             for volume in container.volumes:
                 await find_owned(self._engine, "volumes", volume, call.caller)
             if paths := container.host_paths:
-                await self._ground.pins.hold_again(container.pin, await account_of(call.caller), paths)
-        if self._ground.judges(call.caller) and container.owner is not None:
-            await self._ground.together.check_start(container.owner, container)
+                await self._handler_context.pins.hold_again(
+                    container.pin, await account_of(call.caller), paths
+                )
+        if self._handler_context.judges(call.caller) and container.owner is not None:
+            await self._handler_context.together.check_start(container.owner, container)
 
     async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
         if network != HOST_NETWORK:
@@ -144,8 +148,10 @@ class ContainerHandlers:
             )
 
     def _may_have_host_network(self, container: Container) -> bool:
-        policy = self._ground.policy
-        return policy.host_network or (policy.gangs_on_host_network and self._desk.has_gang(container.id))
+        policy = self._handler_context.policy
+        return policy.host_network or (
+            policy.gangs_on_host_network and self._lease_service.has_gang(container.id)
+        )
 
     async def _restart(self, call: Call) -> None:
         container = await self._startable(call)
@@ -153,38 +159,38 @@ class ContainerHandlers:
             await self._send_start(call, container)
             return
         with docker_words():
-            await while_waiting(call.exchange, self._desk.before_restart(container.id, call.caller))
+            await while_waiting(call.exchange, self._lease_service.before_restart(container.id, call.caller))
         try:
-            async with self._desk.ending(container.id, asked_stop(call.target)):
+            async with self._lease_service.ending(container.id, asked_stop(call.target)):
                 await self._send_start(call, container)
         finally:
-            await asyncio.shield(self._desk.after_restart(container.id))
+            await asyncio.shield(self._lease_service.after_restart(container.id))
 
     async def _end(self, call: Call) -> None:
         container = await find_container(self._engine, call.match.name, call.caller)
         asked = asked_end(call.exchange.method, call.target)
         async with AsyncExitStack() as stack:
             if container.device_name and asked is not None:
-                await stack.enter_async_context(self._desk.ending(container.id, asked))
-            await self._ground.send(call, call.renamed(container.id))
+                await stack.enter_async_context(self._lease_service.ending(container.id, asked))
+            await self._handler_context.send(call, call.renamed(container.id))
 
     async def _attach(self, call: Call) -> None:
         """Attach a client, and tell it at the end why the container was ended, if not by its own program."""
-        if call.caller.trusted and self._desk.last_words(call.match.name) is None:
-            await self._ground.send(call)
+        if call.caller.trusted and self._lease_service.last_words(call.match.name) is None:
+            await self._handler_context.send(call)
             return
         container = await find_container(self._engine, call.match.name, call.caller)
-        words = self._desk.last_words(container.id)
+        words = self._lease_service.last_words(container.id)
         if words is None or not (container.terminal or call.target.flag("stderr")):
-            await self._ground.send(call, call.renamed(container.id))
+            await self._handler_context.send(call, call.renamed(container.id))
             return
         target = call.renamed(container.id)
-        await self._ground.send(
+        await self._handler_context.send(
             call, target, farewell=lambda: as_output(words(), terminal=container.terminal)
         )
 
     async def _update(self, call: Call) -> None:
-        body = await self._ground.read(call, UPDATE_TABLE)
+        body = await self._handler_context.read(call, UPDATE_TABLE)
         for name in DEVICE_FIELDS:
             if body.get(name):
                 raise PermissionRefused(
@@ -192,9 +198,9 @@ class ContainerHandlers:
                 )
         if section(body, "RestartPolicy").get("Name") not in {None, "", "no"}:
             await self._refuse_job(call)
-        if self._ground.judges(call.caller):
-            body = judge_update(body, self._ground.unnamed(call))
-        await self._ground.send(call, await self._ground.own(call), serialise(body))
+        if self._handler_context.judges(call.caller):
+            body = judge_update(body, self._handler_context.unnamed(call))
+        await self._handler_context.send(call, await self._handler_context.own(call), serialise(body))
 
     async def _refuse_job(self, call: Call) -> None:
         """Refuse a restart policy for a job's container.
@@ -212,8 +218,8 @@ class ContainerHandlers:
 class Execs:
     """Handle ``docker exec``: a program gets the settings of its container's lease."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
 
     def everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.EXEC_CREATE: self._create}
@@ -222,29 +228,29 @@ class Execs:
         return {RouteAction.EXEC: self._exec}
 
     async def _create(self, call: Call) -> None:
-        body = await self._ground.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)
-        container = await find_container(self._ground.engine, call.match.name, call.caller)
-        if self._ground.judges(call.caller):
-            body = judge_exec(body, self._ground.unnamed(call))
+        body = await self._handler_context.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)
+        container = await find_container(self._handler_context.engine, call.match.name, call.caller)
+        if self._handler_context.judges(call.caller):
+            body = judge_exec(body, self._handler_context.unnamed(call))
         if container.device_name:
-            env = await self._ground.desk.lease_env(container.id)
+            env = await self._handler_context.lease_service.lease_env(container.id)
             body["Env"] = merge_env(strip_env(strings(body, "Env")), env)
-        await self._ground.send(call, call.renamed(container.id), serialise(body))
+        await self._handler_context.send(call, call.renamed(container.id), serialise(body))
 
     async def _exec(self, call: Call) -> None:
-        name = await find_exec(self._ground.engine, call.match.name, call.caller)
+        name = await find_exec(self._handler_context.engine, call.match.name, call.caller)
         body = None
         if call.match.route.payload is Payload.STREAM:
-            body = serialise(await self._ground.read(call, EXEC_START_TABLE, call.version))
-        await self._ground.send(call, call.renamed(name), body)
+            body = serialise(await self._handler_context.read(call, EXEC_START_TABLE, call.version))
+        await self._handler_context.send(call, call.renamed(name), body)
 
 
 class Listings:
     """Handle requests about all containers."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
-        self._engine = ground.engine
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
+        self._engine = handler_context.engine
 
     def confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CONTAINER_LIST: self._list, RouteAction.CONTAINER_PRUNE: self._prune}
@@ -259,14 +265,14 @@ class Listings:
             found = [await find_container(self._engine, each, call.caller) for each in filters.get(name, ())]
             filters |= {name: [each.id for each in found]} if found else {}
         own = write_filters(with_own(filters, call.caller))
-        await self._ground.send(call, call.target.with_query(filters=own))
+        await self._handler_context.send(call, call.target.with_query(filters=own))
 
     async def _prune(self, call: Call) -> None:
         for each in await own_containers(self._engine, call.caller):
             if each.get("State") in STILL:
                 await self._check_prunable(str(each["Id"]), call.caller)
         filters = own_only(call.target.get("filters"), call.caller)
-        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+        await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _check_prunable(self, container: str, caller: Caller) -> None:
         """Refuse a prune that would remove another user's container.

@@ -95,7 +95,7 @@ class HandlerContext:
     def __init__(
         self,
         engine: EngineSocket,
-        desk: LeasePort,
+        lease_service: LeasePort,
         policy: SitePolicy,
         pins: HeldMounts | None = None,
         name: str = "",
@@ -103,14 +103,14 @@ class HandlerContext:
         passwd: PasswdFiles | None = None,
     ) -> None:
         self.engine = engine
-        self.desk = desk
+        self.lease_service = lease_service
         self.policy = policy
         self.name = name
         self.turns = ContainerLocks()
         self.volume_turns = ContainerLocks()
         self.pins = pins or HeldMounts(engine, lambda: self.policy)
         self.passwd = passwd or PasswdFiles(engine, None)
-        self.together = UserContainers(walls, desk, lambda: self.policy)
+        self.together = UserContainers(walls, lease_service, lambda: self.policy)
 
     async def send(
         self,
@@ -142,7 +142,7 @@ class HandlerContext:
     def tables_are_complete(self) -> bool:
         """Return True if the engine is no newer than the gate's tables, and so reads no other field."""
         try:
-            return version_of(self.desk.engine_facts().api_version) <= NEWEST
+            return version_of(self.lease_service.engine_facts().api_version) <= NEWEST
         except (EngineUnavailable, ValueError):  # the engine has not told its version yet
             return False
 

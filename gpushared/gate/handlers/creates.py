@@ -40,7 +40,13 @@ from gpushared.gate.api.body import (
 )
 from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.create import CREATED, ROOT_USER, CreateOrder, Creator
-from gpushared.gate.containers.gpu_request import SIZE_HINT, ClaimWish, Wish, take_wish, with_dev_meaning
+from gpushared.gate.containers.gpu_request import (
+    SIZE_HINT,
+    ClaimWish,
+    GpuRequest,
+    take_gpu_request,
+    with_dev_meaning,
+)
 from gpushared.gate.containers.inject import merge_env
 from gpushared.gate.containers.ownership import (
     LABEL_HOST_PATHS,
@@ -72,10 +78,15 @@ _RULE = re.compile(r"\s*(?P<kind>[abc])\s+(?P<major>\d+|\*):(\d+|\*)\s+(?P<acces
 class Creates:
     """Handle creates."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
-        self._creator = Creator(ground.engine, ground.desk, ground.name, ground.volume_turns)
-        self._room = CreatesUnderWay(ground.engine)
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
+        self._creator = Creator(
+            handler_context.engine,
+            handler_context.lease_service,
+            handler_context.name,
+            handler_context.volume_turns,
+        )
+        self._room = CreatesUnderWay(handler_context.engine)
 
     def everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CREATE: self._create}
@@ -93,62 +104,70 @@ class Creates:
             raise RequestError(error.message, hint=error.hint) from error
         if not call.caller.trusted:
             name = call.target.get("name")
-            answer = await hide_holder(answer, name, self._ground.engine, call.caller)
+            answer = await hide_holder(answer, name, self._handler_context.engine, call.caller)
         await call.answer(answer)
 
     async def _created(self, call: Call) -> EngineAnswer:
-        body = await self._ground.read_create(call)
-        wish = with_dev_meaning(take_wish(body), section(body, "Labels"), self._ground.policy.dev_containers)
+        body = await self._handler_context.read_create(call)
+        gpu_request = with_dev_meaning(
+            take_gpu_request(body), section(body, "Labels"), self._handler_context.policy.dev_containers
+        )
         async with AsyncExitStack() as held:
-            judged = self._ground.judges(call.caller)
+            judged = self._handler_context.judges(call.caller)
             try:
                 if judged:
-                    body = await self._confine(body, call, wish, held)
+                    body = await self._confine(body, call, gpu_request, held)
                 else:
                     await check_devices(body)
-                if wish is not None:
+                if gpu_request is not None:
                     await self._give_driver_capabilities(body, judged=judged)
             except (PermissionRefused, RequestError, NotFound, LimitReached):
-                await self._creator.forgo(wish, call.caller)
+                await self._creator.forgo(gpu_request, call.caller)
                 raise
             order = CreateOrder(call.target, body, call.caller, call.record, confined=judged)
-            work = self._creator.create(order, wish)
-            answer = await while_waiting(call.exchange, work, may_queue=isinstance(wish, RequestSpec))
+            work = self._creator.create(order, gpu_request)
+            answer = await while_waiting(call.exchange, work, may_queue=isinstance(gpu_request, RequestSpec))
         if answer.status != CREATED:
-            self._ground.pins.unused()
+            self._handler_context.pins.unused()
         return answer
 
     async def _give_driver_capabilities(self, body: Body, *, judged: bool) -> None:
         """Set what the container gets of NVIDIA's driver, by the user's word or the image's."""
-        given = self._ground.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
+        given = self._handler_context.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
         env = strings(body, "Env")
         check_driver_capabilities(env, given)
         if (named := named_in(env)) is None:
-            image = await image_config(self._ground.engine, text(body, "Image"))
+            image = await image_config(self._handler_context.engine, text(body, "Image"))
             named = named_in(strings(image, "Env")) or ""
         body["Env"] = merge_env(env, {CAPABILITIES: driver_capabilities(named, given)})
 
     def _maps_users(self) -> bool:
         try:
-            return self._ground.desk.engine_facts().maps_users
+            return self._handler_context.lease_service.engine_facts().maps_users
         except EngineUnavailable:
             return True  # it has not described itself yet
 
-    async def _confine(self, body: Body, call: Call, wish: Wish | None, held: AsyncExitStack) -> Body:
-        ground, caller = self._ground, call.caller
-        engine, desk, policy = ground.engine, ground.desk, ground.policy
+    async def _confine(
+        self, body: Body, call: Call, gpu_request: GpuRequest | None, held: AsyncExitStack
+    ) -> Body:
+        handler_context, caller = self._handler_context, call.caller
+        engine, lease_service, policy = (
+            handler_context.engine,
+            handler_context.lease_service,
+            handler_context.policy,
+        )
         await check_name(call.target.get("name"), engine, caller)
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
         account = await account_of(caller)
-        in_gang = isinstance(wish, ClaimWish) and desk.in_gang(wish.lease, caller)
-        judged = judge_create(body, Context(account, policy, in_gang, wish is not None, call.version))
+        in_gang = isinstance(gpu_request, ClaimWish) and lease_service.in_gang(gpu_request.lease, caller)
+        judged = judge_create(body, Context(account, policy, in_gang, gpu_request is not None, call.version))
         described = await find_image(engine, text(judged, "Image"))
         image = section(described, "Config")
         exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
         ports = ports_of(judged["HostConfig"], exposed)
         await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
-        if parent := await ground.together.parent(caller.uid):
+        if parent := await handler_context.together.parent(caller.uid):
             judged["HostConfig"]["CgroupParent"] = parent
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
@@ -159,12 +178,12 @@ class Creates:
         mounts += unnamed_volumes(judged["HostConfig"], named)
         for mount in mounts:
             if mount["Type"] == "volume":
-                mount["VolumeOptions"] = ground.labelled(call, section(mount, "VolumeOptions"))
+                mount["VolumeOptions"] = handler_context.labelled(call, section(mount, "VolumeOptions"))
         # Set in any case: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
         found: Sequence[PathWish] = ()
         if wishes := wishes_of(mounts):
-            pin = await held.enter_async_context(self._ground.pins.held(account, wishes))
+            pin = await held.enter_async_context(self._handler_context.pins.held(account, wishes))
             found = pin.wishes
             lead_to(mounts, pin)
             labels |= {
@@ -175,7 +194,7 @@ class Creates:
             put_home(judged, image, account, wishes, found)
             # Root of another number could not come to the daemon's file when the container starts.
             line = b"" if self._maps_users() else passwd_line(judged, image, caller)
-            if passwd := await held.enter_async_context(ground.passwd.with_line(described, line)):
+            if passwd := await held.enter_async_context(handler_context.passwd.with_line(described, line)):
                 mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
                 labels[LABEL_USERS] = passwd.name
         judged["Labels"] = {**section(judged, "Labels"), **labels}

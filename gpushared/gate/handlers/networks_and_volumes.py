@@ -34,8 +34,8 @@ ACTIVE = frozenset({"running", "paused", "restarting"})
 class Networks:
     """Handle requests about networks."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
 
     def judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
@@ -51,12 +51,12 @@ class Networks:
         }
 
     async def _network(self, call: Call) -> None:
-        network = await find_owned(self._ground.engine, "networks", call.match.name, call.caller)
-        await check_unused(self._ground.engine, network, call.caller)
-        await self._ground.send(call, call.renamed(network["Id"]))
+        network = await find_owned(self._handler_context.engine, "networks", call.match.name, call.caller)
+        await check_unused(self._handler_context.engine, network, call.caller)
+        await self._handler_context.send(call, call.renamed(network["Id"]))
 
     async def _list(self, call: Call) -> None:
-        answer = await self._ground.ask(call, call.target)
+        answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
             own = await self._own_ids(call)
             shown = [shown_network(each, own) for each in answer.json() if _is_shown(each, call.caller)]
@@ -64,17 +64,17 @@ class Networks:
         await call.answer(answer)
 
     async def _inspect(self, call: Call) -> None:
-        found = await inspect(self._ground.engine, "networks", call.match.name)
+        found = await inspect(self._handler_context.engine, "networks", call.match.name)
         if found is None or not _is_shown(found, call.caller):
             raise (NotFound if found is None else NotYours)(f"No such network: {call.match.name}")
-        answer = await self._ground.ask(call, call.renamed(found["Id"]).without("verbose"))
+        answer = await self._handler_context.ask(call, call.renamed(found["Id"]).without("verbose"))
         if answer.status == OK:
             shown = shown_network(answer.json(), await self._own_ids(call))
             answer = showing(answer, shown)
         await call.answer(answer)
 
     async def _own_ids(self, call: Call) -> set[str]:
-        return {str(each["Id"]) for each in await own_containers(self._ground.engine, call.caller)}
+        return {str(each["Id"]) for each in await own_containers(self._handler_context.engine, call.caller)}
 
     async def _prune(self, call: Call) -> None:
         """Prune networks, unless a stopped container of the caller's needs one.
@@ -82,7 +82,7 @@ class Networks:
         The engine prunes every network without a running container; a stopped container will look for its
         network.
         """
-        own = await own_containers(self._ground.engine, call.caller)
+        own = await own_containers(self._handler_context.engine, call.caller)
         busy = {name for each in own if each.get("State") in ACTIVE for name in networks_of(each)}
         for each in own:
             if waiting := sorted(networks_of(each) - busy):
@@ -91,21 +91,27 @@ class Networks:
                     f"the network {waiting[0]} is the container {name}'s", hint="docker container prune first"
                 )
         filters = own_only(call.target.get("filters"), call.caller)
-        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+        await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _create(self, call: Call) -> None:
-        body = judge_network(await self._ground.read(call, NETWORK_TABLE), self._ground.unnamed(call))
-        await check_name(text(body, "Name"), self._ground.engine, call.caller)
+        body = judge_network(
+            await self._handler_context.read(call, NETWORK_TABLE), self._handler_context.unnamed(call)
+        )
+        await check_name(text(body, "Name"), self._handler_context.engine, call.caller)
         # Engines that allow two networks with one name would let neither be used by that name.
         body["CheckDuplicate"] = True
-        await self._ground.send(call, body=serialise(self._ground.labelled(call, body)))
+        await self._handler_context.send(call, body=serialise(self._handler_context.labelled(call, body)))
 
     async def _connect(self, call: Call) -> None:
-        body = judge_endpoint(await self._ground.read(call, CONNECT_TABLE), self._ground.unnamed(call))
-        network = await find_network(self._ground.engine, call.match.name, call.caller)
-        container = await find_container(self._ground.engine, str(body.get("Container") or ""), call.caller)
+        body = judge_endpoint(
+            await self._handler_context.read(call, CONNECT_TABLE), self._handler_context.unnamed(call)
+        )
+        network = await find_network(self._handler_context.engine, call.match.name, call.caller)
+        container = await find_container(
+            self._handler_context.engine, str(body.get("Container") or ""), call.caller
+        )
         body["Container"] = container.id
-        await self._ground.send(call, call.renamed(network["Id"]), serialise(body))
+        await self._handler_context.send(call, call.renamed(network["Id"]), serialise(body))
 
 
 def _is_shown(network: Body, caller: Caller) -> bool:
@@ -115,8 +121,8 @@ def _is_shown(network: Body, caller: Caller) -> bool:
 class Volumes:
     """Handle requests about volumes."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
 
     def judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
@@ -132,32 +138,32 @@ class Volumes:
 
     async def _volume(self, call: Call) -> None:
         # Nobody waits for another's volume; during a wait for an own one it may become another's.
-        await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
-        async with self._ground.volume_turns.of(call.match.name):
-            volume = await find_owned(self._ground.engine, "volumes", call.match.name, call.caller)
-            await self._ground.send(call, call.renamed(volume["Name"]))
+        await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
+        async with self._handler_context.volume_turns.of(call.match.name):
+            volume = await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
+            await self._handler_context.send(call, call.renamed(volume["Name"]))
 
     async def _prune(self, call: Call) -> None:
         filters = quote(own_only("", call.caller))
-        answer = await self._ground.engine.call("GET", f"/volumes?filters={filters}".encode())
+        answer = await self._handler_context.engine.call("GET", f"/volumes?filters={filters}".encode())
         own = objects(answer.json(), "Volumes") if answer.status == OK else []
-        async with self._ground.volume_turns.of_all(str(each["Name"]) for each in own):
+        async with self._handler_context.volume_turns.of_all(str(each["Name"]) for each in own):
             await self._filtered(call)
 
     async def _filtered(self, call: Call) -> None:
         filters = own_only(call.target.get("filters"), call.caller)
-        await self._ground.send(call, call.target.with_query(filters=filters).without("stream"))
+        await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _create(self, call: Call) -> None:
         """Create a volume. The engine answers with an existing volume of the name, whoever owns it.
 
         The answer is refused if the volume is not the caller's.
         """
-        asked = await self._ground.read(call, VOLUME_CREATE_TABLE)
-        body = self._ground.labelled(call, judge_volume(asked, self._ground.unnamed(call)))
+        asked = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
+        body = self._handler_context.labelled(call, judge_volume(asked, self._handler_context.unnamed(call)))
         # While another creates a container with the name, the engine would fill it from that one's image.
-        async with self._ground.volume_turns.of_all(filter(None, [text(body, "Name")])):
-            answer = await self._ground.ask(call, call.target, serialise(body))
+        async with self._handler_context.volume_turns.of_all(filter(None, [text(body, "Name")])):
+            answer = await self._handler_context.ask(call, call.target, serialise(body))
         if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):
             raise StateConflict(
                 f"the name {body.get('Name')} is taken by a volume that is not yours", hint="choose another"

@@ -25,8 +25,8 @@ PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
 class Shared:
     """Show a confined caller its part of the engine's facts and events."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
 
     def everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.INFO: self._info}
@@ -40,23 +40,23 @@ class Shared:
 
     async def _pass(self, call: Call) -> None:
         stream = call.match.route.payload is Payload.STREAM
-        body = serialise(await self._ground.read(call, AUTH_TABLE)) if stream else None
-        await self._ground.send(call, body=body)
+        body = serialise(await self._handler_context.read(call, AUTH_TABLE)) if stream else None
+        await self._handler_context.send(call, body=body)
 
     async def _info(self, call: Call) -> None:
-        answer = await self._ground.ask(call, call.target)
+        answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
-            leases = await self._ground.desk.gpu_count() > 0
+            leases = await self._handler_context.lease_service.gpu_count() > 0
             told = with_nvidia_runtime(answer.json(), leases=leases)
             if not call.caller.trusted:
-                told = shown_info(told, await own_containers(self._ground.engine, call.caller))
+                told = shown_info(told, await own_containers(self._handler_context.engine, call.caller))
             answer = showing(answer, told)
         await call.answer(answer)
 
     async def _events(self, call: Call) -> None:
         """Stream the events of the caller's containers: only containers' events have the owner's label."""
         filters = own_only(call.target.get("filters"), call.caller)
-        await self._ground.send(call, call.target.with_query(filters=filters))
+        await self._handler_context.send(call, call.target.with_query(filters=filters))
 
     async def _plugin(self, call: Call) -> None:
         raise NotFound(f"No such plugin: {call.match.name}")
@@ -65,8 +65,8 @@ class Shared:
 class ImageHandlers:
     """Handle requests about images."""
 
-    def __init__(self, ground: HandlerContext) -> None:
-        self._ground = ground
+    def __init__(self, handler_context: HandlerContext) -> None:
+        self._handler_context = handler_context
 
     def confined(self) -> dict[RouteAction, Handler]:
         return {
@@ -77,13 +77,13 @@ class ImageHandlers:
         }
 
     async def _image(self, call: Call) -> None:
-        answer = await self._ground.ask(call, call.target)
+        answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
             answer = showing(answer, shown_image(answer.json()))
         await call.answer(answer)
 
     async def _list(self, call: Call) -> None:
-        answer = await self._ground.ask(call, call.target)
+        answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
             answer = showing(answer, shown_images(answer.json()))
         await call.answer(answer)
@@ -93,12 +93,12 @@ class ImageHandlers:
 
         The engine asks any registry that is named, from the machine's network and as the engine.
         """
-        if not self._ground.policy.registry_queries:
+        if not self._handler_context.policy.registry_queries:
             raise PermissionRefused(
                 "the engine asks no registry for you here",
                 hint="ask it from elsewhere, as with skopeo; `docker pull` gets an image by its name",
             )
-        await self._ground.send(call)
+        await self._handler_context.send(call)
 
     async def _pull(self, call: Call) -> None:
         """Pull an image, without the request's body: as a form it could add parameters to the query's."""
@@ -112,12 +112,12 @@ class ImageHandlers:
             raise RequestError("no image is named", hint="images are imported by trusted users")
         name = f"{image}{'@' if ':' in tag else ':'}{tag}" if tag else image
         check_no_builder(name)
-        check_image(name, self._ground.policy)
+        check_image(name, self._handler_context.policy)
         if ":" not in name.rpartition("/")[2]:
             raise RequestError(f"{name} names no tag", hint=f"pull {name}:latest")
-        if found := await inspect(self._ground.engine, "images", name, suffix="/json"):
+        if found := await inspect(self._handler_context.engine, "images", name, suffix="/json"):
             _check_pulled(name, found)
-        await self._ground.send(call, body=b"")
+        await self._handler_context.send(call, body=b"")
 
 
 def check_no_builder(image: str) -> None:

@@ -184,7 +184,7 @@ def _device_of(found: Body) -> object:
     return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)
 
 
-async def check_names(insider: LoopbackGate, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
+async def check_names(loopback_gate: LoopbackGate, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
     """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
 
     ``is_live`` returns True if a job is not over; the book of jobs guards the names of live jobs. If the
@@ -194,7 +194,7 @@ async def check_names(insider: LoopbackGate, wanted: Wanted, is_live: Callable[[
     own = {job for job, _ in wanted.jobs}
     if not names:
         return
-    for name, job in (await _containers(insider)).items():
+    for name, job in (await _containers(loopback_gate)).items():
         if name in names and job not in own and not is_live(job):
             raise StateConflict(
                 f"a container on this node is called {shown(name)} already",
@@ -202,10 +202,10 @@ async def check_names(insider: LoopbackGate, wanted: Wanted, is_live: Callable[[
             )
 
 
-async def _containers(insider: LoopbackGate) -> dict[str, JobId]:
+async def _containers(loopback_gate: LoopbackGate) -> dict[str, JobId]:
     """Return the names of all containers, running or not, each with its job's id, empty for no job."""
     with suppress(Unavailable, TimedOut):
-        gate = insider.gate_as(_ROOT)
+        gate = loopback_gate.gate_as(_ROOT)
         answer = await gate.call("GET", b"/containers/json?all=1", timeout_seconds=LIST_SECONDS)
         if answer.status == OK:
             return {
@@ -297,11 +297,11 @@ class Keeping:
 class KeptContainers:
     """Remove containers when they are due. Users own, and remove, the containers of interactive jobs."""
 
-    def __init__(self, loop: Loop, engine: Engine, insider: LoopbackGate, keeping: Keeping) -> None:
+    def __init__(self, loop: Loop, engine: Engine, loopback_gate: LoopbackGate, keeping: Keeping) -> None:
         self.keeping = keeping
         self._loop = loop
         self._engine = engine
-        self._insider = insider
+        self._loopback_gate = loopback_gate
         self._gone: set[LeaseId] = set()
         """Leases whose containers are known to be away."""
         self._news = asyncio.Event()
@@ -344,7 +344,7 @@ class KeptContainers:
                     yield record
 
     async def _remove(self, due: set[LeaseId]) -> bool:
-        gate = self._insider.gate_as(DAEMON)
+        gate = self._loopback_gate.gate_as(DAEMON)
         here: set[LeaseId] = set()
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)

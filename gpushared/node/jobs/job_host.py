@@ -55,7 +55,7 @@ def keeping_of(config: Config) -> Keeping:
 
 
 class JobHost:
-    """``insider`` opens the node's doors from inside, ``desk`` takes orders, ``accounts`` maps owners."""
+    """``loopback_gate`` calls the gate from inside, ``order_handler`` takes orders, ``accounts`` maps owners."""
 
     def __init__(
         self,
@@ -63,52 +63,54 @@ class JobHost:
         node_name: str,
         loop: Loop,
         engine: Engine,
-        performer: Executor,
-        follower: ContainerReconciler,
+        executor: Executor,
+        reconciler: ContainerReconciler,
         guard: GuardProcess,
         troubles: Troubles,
     ) -> None:
         self._node_name = node_name
-        self.insider = LoopbackGate()
+        self.loopback_gate = LoopbackGate()
         self.accounts = LocalAccounts(account_rules_of(config, node_name))
-        self.desk = OrderHandler(loop, self.accounts.caller, loop.state.boot_id)
-        self.desk.policy = policy_of(config)
+        self.order_handler = OrderHandler(loop, self.accounts.caller, loop.state.boot_id)
+        self.order_handler.policy = policy_of(config)
         images = JobImages(
-            self.insider, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds
+            self.loopback_gate, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds
         )
-        self._follower = follower
+        self._reconciler = reconciler
         self._guarding = Guarding(loop, guard, troubles)
-        self.launcher = Launcher(loop, self.desk, self.insider, follower, images, self._guarding)
-        self.desk.look_first = self._look_first
-        follower.before_job_ends = self._guarding.take_ends
-        self._kept = KeptContainers(loop, engine, self.insider, keeping_of(config))
-        self.desk.on_change = self._kept.told
-        performer.on_attempt = self.launcher.perform
+        self.launcher = Launcher(
+            loop, self.order_handler, self.loopback_gate, reconciler, images, self._guarding
+        )
+        self.order_handler.look_first = self._look_first
+        reconciler.before_job_ends = self._guarding.take_ends
+        self._kept = KeptContainers(loop, engine, self.loopback_gate, keeping_of(config))
+        self.order_handler.on_change = self._kept.told
+        executor.on_attempt = self.launcher.perform
 
     async def serve(self, routes: Routes, stack: AsyncExitStack) -> None:
         """Allow containers to be made from now on, and resume the work that the daemon's end cut off."""
-        self.insider.serve(routes)
-        stack.push_async_callback(self.insider.close)
+        self.loopback_gate.serve(routes)
+        stack.push_async_callback(self.loopback_gate.close)
         stack.push_async_callback(self.launcher.close)
         with contextlib.suppress(GpushareError):  # the fences are checked again every second
-            await self.desk.check_fences()
+            await self.order_handler.check_fences()
         self.launcher.take_up()
 
     async def run(self) -> None:
         """Look after fences, their guard and old containers, for ever."""
-        await asyncio.gather(self.desk.watch_fences(), self._guarding.run(), self._kept.run())
+        await asyncio.gather(self.order_handler.watch_fences(), self._guarding.run(), self._kept.run())
 
     async def _look_first(self, containers: tuple[ContainerId, ...]) -> None:
         """Look at containers before they are ended; an engine that does not answer prevents no end."""
         with contextlib.suppress(GpushareError, TimeoutError):
             async with asyncio.timeout(LOOK_FIRST_SECONDS):
                 for container in containers:
-                    await self._follower.inspect(container)
+                    await self._reconciler.inspect(container)
 
     def reload(self, config: Config) -> None:
         """Take over what can change at run time: accounts, and how long containers stay."""
         self.accounts.rules = account_rules_of(config, self._node_name)
-        self.desk.policy = policy_of(config)
+        self.order_handler.policy = policy_of(config)
         self._kept.keeping = keeping_of(config)
 
 

@@ -52,8 +52,8 @@ class RegistryTrouble(RequestError):
 class JobImages:
     """Get images ready, at most ``max_pulls`` at a time."""
 
-    def __init__(self, insider: LoopbackGate, *, max_pulls: int, pull_seconds: float) -> None:
-        self._insider = insider
+    def __init__(self, loopback_gate: LoopbackGate, *, max_pulls: int, pull_seconds: float) -> None:
+        self._loopback_gate = loopback_gate
         self._pull_seconds = pull_seconds
         self._turns = asyncio.Semaphore(max_pulls)
 
@@ -62,7 +62,7 @@ class JobImages:
 
         ``TimedOut``: it was not here in time, the wait for other pulls and for the engine included.
         """
-        gate = self._insider.gate_as(account)
+        gate = self._loopback_gate.gate_as(account)
         try:
             async with asyncio.timeout(self._pull_seconds):
                 await self._until_there(spec, gate)

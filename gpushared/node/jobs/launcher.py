@@ -53,16 +53,16 @@ class Launcher:
     def __init__(
         self,
         loop: Loop,
-        desk: OrderHandler,
-        insider: LoopbackGate,
-        follower: ContainerReconciler,
+        order_handler: OrderHandler,
+        loopback_gate: LoopbackGate,
+        reconciler: ContainerReconciler,
         images: JobImages,
         guarding: Guarding,
     ) -> None:
         self._loop = loop
-        self._desk = desk
-        self._insider = insider
-        self._follower = follower
+        self._order_handler = order_handler
+        self._loopback_gate = loopback_gate
+        self._reconciler = reconciler
         self._images = images
         self._guarding = guarding
         self._works: dict[_Place, asyncio.Task[None]] = {}
@@ -78,7 +78,7 @@ class Launcher:
             case GiveUpAttempt():
                 self._give_up(place)
             case TellCoordinator(key, coordinator):
-                self._desk.tell(coordinator, key)
+                self._order_handler.tell(coordinator, key)
 
     def take_up(self) -> None:
         """Resume the instructions that the daemon's end cut off."""
@@ -171,7 +171,7 @@ class Launcher:
 
     async def _launched(self, attempt: Attempt, lease: Lease) -> None:
         assert attempt.account is not None, "refused without one"
-        containers = JobContainers(self._insider.gate_as(attempt.account), attempt)
+        containers = JobContainers(self._loopback_gate.gate_as(attempt.account), attempt)
         container = lease.container
         if container is None:
             container = await containers.create(lease)
@@ -192,7 +192,7 @@ class Launcher:
         """Bind a container to its lease if an earlier try made the container and its answer never came."""
         known = self._loop.state.leases.get(lease.id)
         if known is not None and known.container is None:
-            await self._follower.inspect(container)
+            await self._reconciler.inspect(container)
 
 
 async def _after(before: asyncio.Task[None] | None, work: Coroutine[Any, Any, None]) -> None:

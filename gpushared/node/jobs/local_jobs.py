@@ -54,12 +54,12 @@ class LocalBook:
     """Own the loop of the node's own jobs. No job is known before ``running``."""
 
     def __init__(
-        self, store: JobStore, rules: PoolRules, desk: OrderHandler, clock: Clock, troubles: Troubles
+        self, store: JobStore, rules: PoolRules, order_handler: OrderHandler, clock: Clock, troubles: Troubles
     ) -> None:
         self.archive = Archive(store)
         self._store = store
         self._rules = rules
-        self._desk = desk
+        self._order_handler = order_handler
         self._clock = clock
         self._troubles = troubles
         self._loop: PoolLoop | None = None
@@ -85,7 +85,7 @@ class LocalBook:
         loop.subscribe(self._perform)
         loop.on_new_epoch(self._greet)
         async with loop.running():
-            stop_listening = self._desk.subscribe(OWN, self._report)
+            stop_listening = self._order_handler.subscribe(OWN, self._report)
             self._greet()
             tasks = [asyncio.create_task(self._hand()) for _ in range(HANDS)]
             tasks += [asyncio.create_task(self._prune()), asyncio.create_task(loop.ended())]
@@ -131,20 +131,20 @@ class LocalBook:
     async def _order(self, order: Order) -> None:
         """Give an order to the node; if it is not answered, the rules themselves give the order again."""
         try:
-            report = await self._desk.take(order, OWN)
+            report = await self._order_handler.take(order, OWN)
         except GpushareError as error:
             log.info("order for attempt %s not taken: %s", order.key, error)
             return
         await self._tell(report)
 
     async def _told(self, key: AttemptKey) -> None:
-        report = self._desk.report(OWN, key)
+        report = self._order_handler.report(OWN, key)
         if report is not None:
             await self._tell(report)
 
     async def _hello(self) -> None:
         """Send all reports in one event, or each by itself if one of them cannot be kept."""
-        seen, reports = self._desk.seen(OWN), self._desk.reports(OWN)
+        seen, reports = self._order_handler.seen(OWN), self._order_handler.reports(OWN)
         hello = NodeRegistered(HERE, Inventory(()), HeartbeatReport(), reports, seen.epoch, seen.revision)
         try:
             await self._insist(hello)
@@ -167,7 +167,9 @@ class LocalBook:
         if not report.state.is_final:
             grace = self._rules.stop_grace_seconds
             with contextlib.suppress(GpushareError):  # whatever it does, its job is over
-                await self._desk.take(CancelPart(report.key, self.loop.epoch, grace, "the book of jobs"), OWN)
+                await self._order_handler.take(
+                    CancelPart(report.key, self.loop.epoch, grace, "the book of jobs"), OWN
+                )
         reason = f"what became of it cannot be written down: {why.message}"
         ending = Ending(EndKind.FAILED, reason, hint=why.hint)
         over = Report(report.key, AttemptState.ENDED, report.revision, ending=ending)

@@ -2,15 +2,15 @@
 
 Other parts use these methods:
 
-``await desk.take(order, coordinator)`` -> ``Report | StaleEpoch``: answer an order when it is durable.
-``desk.reports(coordinator)`` -> ``tuple[Report, ...]``: report all attempts, for a hello.
-``desk.report(coordinator, key)`` -> ``Report | None``: report one attempt.
-``desk.subscribe(coordinator, callback)``: call ``callback(key)`` after each change of a record that no answer
+``await order_handler.take(order, coordinator)`` -> ``Report | StaleEpoch``: answer an order when it is durable.
+``order_handler.reports(coordinator)`` -> ``tuple[Report, ...]``: report all attempts, for a hello.
+``order_handler.report(coordinator, key)`` -> ``Report | None``: report one attempt.
+``order_handler.subscribe(coordinator, callback)``: call ``callback(key)`` after each change of a record that no answer
 told of; the returned function ends that. The callback runs in the event loop and must not wait.
-``desk.seen(coordinator)`` -> ``Contact``: return the coordinator's highest epoch and revision known here.
-``await desk.contact(coordinator, sent_at, ...)``: note that the coordinator acknowledged a message that was
+``order_handler.seen(coordinator)`` -> ``Contact``: return the coordinator's highest epoch and revision known here.
+``await order_handler.contact(coordinator, sent_at, ...)``: note that the coordinator acknowledged a message that was
 sent at ``boottime()`` ``sent_at``.
-``await desk.check_fences()``: end the attempts that waited for contact too long; due before the node sends
+``await order_handler.check_fences()``: end the attempts that waited for contact too long; due before the node sends
 anything again.
 """
 

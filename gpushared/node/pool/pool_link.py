@@ -43,17 +43,17 @@ _HAS_CONTAINER = frozenset({"running", "paused"})
 
 
 class PoolDesk:
-    """The desk of orders, for those of one pool."""
+    """Hand the orders of one pool to the order handler."""
 
-    def __init__(self, desk: OrderHandler, pool: str, audit: OrderAudit) -> None:
-        self._desk = desk
+    def __init__(self, order_handler: OrderHandler, pool: str, audit: OrderAudit) -> None:
+        self._order_handler = order_handler
         self._pool = pool
         self._audit = audit
 
     async def take(self, order: Order) -> Report | StaleEpoch:
         before = self.report(order.key)
         try:
-            answer = await self._desk.take(order, self._pool)
+            answer = await self._order_handler.take(order, self._pool)
         except GpushareError as error:
             self._audit.refused(order, error)
             raise
@@ -61,19 +61,19 @@ class PoolDesk:
         return answer
 
     def reports(self) -> tuple[Report, ...]:
-        return self._desk.reports(self._pool)
+        return self._order_handler.reports(self._pool)
 
     def report(self, key: AttemptKey) -> Report | None:
-        return self._desk.report(self._pool, key)
+        return self._order_handler.report(self._pool, key)
 
     def contact(self) -> Contact:
-        return self._desk.seen(self._pool)
+        return self._order_handler.seen(self._pool)
 
     async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
-        await self._desk.contact(self._pool, sent_at, epoch=epoch, revision=revision)
+        await self._order_handler.contact(self._pool, sent_at, epoch=epoch, revision=revision)
 
     async def look(self) -> None:
-        await self._desk.check_fences()
+        await self._order_handler.check_fences()
 
 
 class LinkFacts:
@@ -113,7 +113,7 @@ class PoolLink:
         self,
         config: Callable[[], Config],
         enrolment: Enrolment,
-        desk: OrderHandler,
+        order_handler: OrderHandler,
         loop: Loop,
         outbox: OutboxPort,
         troubles: Troubles,
@@ -130,7 +130,7 @@ class PoolLink:
         self._audit = audit
         self._config = config
         self._enrolment = enrolment
-        self._desk = desk
+        self._order_handler = order_handler
         self._loop = loop
         self._outbox = outbox
         self._troubles = troubles
@@ -217,7 +217,7 @@ class PoolLink:
         """Until it is another pool or none. A renewed certificate only makes a lost link dial at once."""
         link = self._make(membership)
         self._set(link)
-        unsubscribe = self._desk.subscribe(membership.pool, link.report)
+        unsubscribe = self._order_handler.subscribe(membership.pool, link.report)
         task = asyncio.create_task(link.run())
         watch = asyncio.create_task(self._until_other(membership, link))
         try:
@@ -262,7 +262,7 @@ class PoolLink:
                 membership.pool, NodeName(membership.node), self._loop.state.boot_id, gpushared.__version__
             ),
             dial,
-            PoolDesk(self._desk, membership.pool, self._audit),
+            PoolDesk(self._order_handler, membership.pool, self._audit),
             facts,
             self._outbox,
             self._troubles,

@@ -77,7 +77,7 @@ class Executor:
         sharing: Sharing,
         engine: Engine,
         checkpoints: Checkpoints,
-        follower: ContainerReconciler,
+        reconciler: ContainerReconciler,
         sampler: Sampler,
     ) -> None:
         self.on_attempt: Callable[[AttemptInstruction], None] = lambda _: None
@@ -85,7 +85,7 @@ class Executor:
         self._loop = loop
         self._sharing = sharing
         self._engine = engine
-        self._follower = follower
+        self._reconciler = reconciler
         self._sampler = sampler
         self.parting = MpsDetach(loop, sharing, engine)
         self._suspender = Suspender(loop, engine, checkpoints, sampler.free_bytes)
@@ -122,7 +122,7 @@ class Executor:
             case HoldContainer(lease, container):
                 self._look_after_start(lease, container)
             case InspectContainer(container):
-                self._begin(self._follower.inspect(container))
+                self._begin(self._reconciler.inspect(container))
 
     async def _perform_in_turn(self, instruction: InTurn) -> None:
         match instruction:
@@ -219,7 +219,7 @@ class Executor:
         async with self._device(lease.device_name):
             if lease.id not in self._loop.state.leases:
                 return None
-            facts = self._follower.facts
+            facts = self._reconciler.facts
             lease = self._in_day_time(lease)
             edits = await self._sharing.open(lease, self._loop.state.gpus, facts)
             if lease.notice is not None:
@@ -311,9 +311,9 @@ class Executor:
                     await self._engine.stop(container, grace)
         except (EngineUnavailable, TimedOut):
             # An engine that hangs is noticed by a look at it, and told.
-            self._follower.ask_survey()
+            self._reconciler.ask_survey()
             raise
-        await self._follower.inspect(instruction.container)
+        await self._reconciler.inspect(instruction.container)
 
     async def _start(self, instruction: StartContainer) -> None:
         """Start a container with settings as fresh as at its first start: the MPS daemon may be new."""

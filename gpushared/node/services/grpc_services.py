@@ -39,7 +39,7 @@ Source = Callable[[Any, Caller], AsyncIterator[Message]]
 
 @asynccontextmanager
 async def serving(
-    calls: Mapping[str, Unary], api: Api, jobs: NodeJobs, doors: CallAuthenticator, socket_path: str
+    calls: Mapping[str, Unary], api: Api, jobs: NodeJobs, authenticator: CallAuthenticator, socket_path: str
 ) -> AsyncIterator[None]:
     """Serve gRPC on the inner socket, with health and reflection, as long as the block runs.
 
@@ -56,14 +56,14 @@ async def serving(
         for name, method in service.methods_by_name.items():
             full_name = f"{service.full_name}/{name}"
             if full_name in calls:
-                handlers[name] = _unary(method, calls[full_name], doors)
+                handlers[name] = _unary(method, calls[full_name], authenticator)
             elif full_name in streams:
-                handlers[name] = _stream(method, f"{service.name}/{name}", streams[full_name], doors)
+                handlers[name] = _stream(method, f"{service.name}/{name}", streams[full_name], authenticator)
         if service.name == "Jobs":
             handlers["Tunnel"] = _no_tunnel(service.methods_by_name["Tunnel"])
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
         server.add_generic_rpc_handlers((generic,))
-    await add_standard_services(server, [service.full_name for service in SERVICES], doors)
+    await add_standard_services(server, [service.full_name for service in SERVICES], authenticator)
     server.add_insecure_port(f"unix:{socket_path}")
     await server.start()
     try:
@@ -73,19 +73,19 @@ async def serving(
 
 
 def _unary(
-    method: MethodDescriptor, unary: Unary, doors: CallAuthenticator
+    method: MethodDescriptor, unary: Unary, authenticator: CallAuthenticator
 ) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(message: Message, context: Context[Any, Any]) -> Message:
-        return await doors.unary(unary.call, message, context)
+        return await authenticator.unary(unary.call, message, context)
 
     return unary_handler(method, call)
 
 
 def _stream(
-    method: MethodDescriptor, name: str, source: Source, doors: CallAuthenticator
+    method: MethodDescriptor, name: str, source: Source, authenticator: CallAuthenticator
 ) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(message: Message, context: Context[Any, Any]) -> AsyncIterator[Message]:
-        async with doors.called(name, message, context) as (caller, _):
+        async with authenticator.called(name, message, context) as (caller, _):
             async for answer in source(message, caller):
                 yield answer
 
@@ -128,19 +128,19 @@ def _no_tunnel(method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
 
 
 class _Health(health.aio.HealthServicer):
-    def __init__(self, doors: CallAuthenticator) -> None:
+    def __init__(self, authenticator: CallAuthenticator) -> None:
         super().__init__()
-        self._doors = doors
+        self._authenticator = authenticator
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context[Any, Any]) -> None:
-        async with self._doors.called("Health/Watch", request, context):
+        async with self._authenticator.called("Health/Watch", request, context):
             await super().Watch(request, context)
 
 
 class _Reflection(reflection.aio.ReflectionServicer):
-    def __init__(self, names: Sequence[str], doors: CallAuthenticator) -> None:
+    def __init__(self, names: Sequence[str], authenticator: CallAuthenticator) -> None:
         super().__init__(names)
-        self._doors = doors
+        self._authenticator = authenticator
 
     async def ServerReflectionInfo(  # type: ignore[override]  # the package's stubs call it a coroutine
         self,
@@ -148,19 +148,19 @@ class _Reflection(reflection.aio.ReflectionServicer):
         unused_context: Context[Any, Any],
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
         answers: Any = super().ServerReflectionInfo(request_iterator, unused_context)
-        async with self._doors.called("ServerReflection/ServerReflectionInfo", None, unused_context):
+        async with self._authenticator.called("ServerReflection/ServerReflectionInfo", None, unused_context):
             async for answer in answers:
                 yield answer
 
 
 async def add_standard_services(
-    server: grpc.aio.Server, ours: Sequence[str], doors: CallAuthenticator
+    server: grpc.aio.Server, ours: Sequence[str], authenticator: CallAuthenticator
 ) -> None:
     """``ours``: the full names of the services that there are besides."""
     names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    checker = _Health(doors)
+    checker = _Health(authenticator)
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
     for name in ("", *names):
         await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
     add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server  # it has no types
-    add_reflection(_Reflection(names, doors), server)
+    add_reflection(_Reflection(names, authenticator), server)

@@ -80,7 +80,7 @@ class NodeJobs:
     ) -> None:
         """``socket``: the path of the node's own."""
         self.pool: PoolJobs | None = None
-        self.doors: NodeEndpoints | None = None
+        self.authenticator: NodeEndpoints | None = None
         self._book = book
         self._loop = loop
         self._lease_views = views
@@ -175,7 +175,7 @@ class NodeJobs:
         _, spec = wanted.jobs[0]
         with suppress(LimitReached):  # a full queue is no reason: that is what jobs wait for
             offer(self._loop.state, spec.request, caller, self._loop.now())
-        await check_names(self._host.insider, wanted, lambda job: job in self._book.loop.state.jobs)
+        await check_names(self._host.loopback_gate, wanted, lambda job: job in self._book.loop.state.jobs)
 
     # --- one job, wherever it is -----------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class NodeJobs:
                 yield chunk
             return
         key = output_of(job, message.rank, message.attempt).key
-        gate = self._host.insider.gate_as(caller)
+        gate = self._host.loopback_gate.gate_as(caller)
         async for chunk in job_logs(gate, key, follow=message.follow, tail=message.tail):
             yield chunk
 
@@ -260,12 +260,12 @@ class NodeJobs:
         path = self._socket
         here = not view.pool or (self._is_here(part.node) and self._has_lease(LeaseId(part.lease_id), caller))
         if not here:
-            if self.doors is None or self.pool is None:
+            if self.authenticator is None or self.pool is None:
                 raise Unavailable(
                     f"the container of job {view.id} is on the node {part.node}", hint="ask there"
                 )
             self.pool.check_answers()
-            path = await self.doors.door(JobId(view.id), rank, caller, attempt)
+            path = await self.authenticator.door(JobId(view.id), rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
     async def _either(

@@ -42,7 +42,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.scheduling.projects import project_of
-from gpushared.gate.containers.gpu_request import LABEL_MAX_WAIT, wish_of
+from gpushared.gate.containers.gpu_request import LABEL_MAX_WAIT, gpu_request_of
 from gpushared.gate.containers.inject import binds_late
 from gpushared.gate.containers.lease_port import Claim
 from gpushared.jobs.job_requests import MAX_IMAGE, is_container_name
@@ -62,13 +62,13 @@ WRITE_AGAIN_SECONDS = 1.0
 
 
 class LeaseService:
-    """The ``Desk`` of the gate, over the loop and its parts."""
+    """Implement the ``LeasePort`` of the gate over the loop and its parts."""
 
     def __init__(
         self,
         loop: Loop,
-        performer: Executor,
-        follower: ContainerReconciler,
+        executor: Executor,
+        reconciler: ContainerReconciler,
         engine: Engine,
         journal: Journal,
         attendance: Attendance,
@@ -78,8 +78,8 @@ class LeaseService:
         self.max_waits: Mapping[str, int] = {}
         """Seconds that requests wait in the queue that do not say so themselves, by user or project."""
         self._loop = loop
-        self._performer = performer
-        self._follower = follower
+        self._executor = executor
+        self._reconciler = reconciler
         self._engine = engine
         self._journal = journal
         self._attendance = attendance
@@ -89,11 +89,11 @@ class LeaseService:
         """Leases whose claim is over, which could not be written yet."""
 
     def engine_facts(self) -> EngineFacts:
-        if self._follower.facts is None:
+        if self._reconciler.facts is None:
             raise EngineUnavailable(
                 "the Docker engine has not answered yet", hint="`gpushare gpus` says what is wrong"
             )
-        return self._follower.facts
+        return self._reconciler.facts
 
     async def gpu_count(self) -> int:
         whole = [gpu for gpu in self._loop.state.gpus.values() if gpu.parent is None and not gpu.split]
@@ -149,7 +149,7 @@ class LeaseService:
     async def _edits(self, lease: LeaseId) -> Edits:
         try:
             async with asyncio.timeout(EDITS_SECONDS):
-                return await self._performer.edits_of(lease)
+                return await self._executor.edits_of(lease)
         except TimeoutError:
             raise TimedOut(
                 f"the settings of lease {lease} were not in place in {EDITS_SECONDS:.0f} s",
@@ -195,9 +195,9 @@ class LeaseService:
 
     # --- leases that the gate asks for -----------------------------------------------------------------
 
-    async def acquire(self, wish: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
-        request = read_request(wish, self.presets)
-        patience = self._patience(wish.max_wait, caller, self._project(request, caller))
+    async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
+        request = read_request(gpu_request, self.presets)
+        patience = self._patience(gpu_request.max_wait, caller, self._project(request, caller))
         asked = m.RequestSubmitted(
             request,
             caller,
@@ -258,7 +258,7 @@ class LeaseService:
         facts = await self._engine.inspect(container)
         if facts is None or not facts.device_name:
             return
-        await self._follower.note_end(facts, at)
+        await self._reconciler.note_end(facts, at)
         lease = await self._on_its_gpus(container, caller)
         if lease is not None:
             await self._loop.send(m.StartAsked(lease.id))
@@ -266,7 +266,7 @@ class LeaseService:
             await self._lease_again(facts, caller)
 
     async def start_failed(self, container: ContainerId) -> None:
-        await self._follower.inspect(container)
+        await self._reconciler.inspect(container)
 
     async def before_restart(self, container: ContainerId, caller: Caller) -> None:
         lease = await self._on_its_gpus(container, caller)
@@ -281,7 +281,7 @@ class LeaseService:
             await self._loop.send(m.RestartDone(lease.id))
 
     def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
-        return self._performer.parting.around(container, asked)
+        return self._executor.parting.around(container, asked)
 
     def last_words(self, container: str) -> Callable[[], str] | None:
         for lease in self._loop.state.leases.values():
@@ -361,13 +361,13 @@ class LeaseService:
         """
         previous = await self._previous(facts.device_name)
         if previous is None:
-            wish = wish_of(facts.labels)
-            if wish is None:
+            gpu_request = gpu_request_of(facts.labels)
+            if gpu_request is None:
                 raise StateConflict(
                     f"nothing is known of the lease that {facts.name} had",
                     hint="create the container anew with `gpushare run`",
                 )
-            request = read_request(wish, self.presets)
+            request = read_request(gpu_request, self.presets)
             uid = caller.uid if facts.owner_uid is None else facts.owner_uid
             return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
         owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)

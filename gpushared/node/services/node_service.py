@@ -47,7 +47,7 @@ class Api:
         loop: Loop,
         journal: Journal,
         sampler: Sampler,
-        follower: ContainerReconciler,
+        reconciler: ContainerReconciler,
         attendance: Attendance,
         troubles: Troubles,
         node_name: str,
@@ -61,7 +61,7 @@ class Api:
         self._loop = loop
         self._journal = journal
         self._sampler = sampler
-        self._follower = follower
+        self._reconciler = reconciler
         self._attendance = attendance
         self._troubles = troubles
         self._node_name = node_name
@@ -168,7 +168,7 @@ class Api:
         size = read_size(gpu=message.gpu, gpu_memory=message.gpu_memory, gpu_compute=message.gpu_compute)
         before = await self._again(found)
         after = await self._loop.send(m.ResizeAsked(found.id, caller, size)) or before
-        effects = resize_effects(before, after, self._loop.state, self._follower.facts)
+        effects = resize_effects(before, after, self._loop.state, self._reconciler.facts)
         return leases_pb2.ResizeAnswer(lease=self._view(after, caller), effects=effects)
 
     async def hold(self, message: leases_pb2.HoldRequest, caller: Caller) -> leases_pb2.Lease:
@@ -284,7 +284,7 @@ class Api:
         )
 
     def _engine_status(self) -> node_pb2.EngineStatus:
-        facts = self._follower.facts
+        facts = self._reconciler.facts
         if facts is None:
             return node_pb2.EngineStatus(trouble=self._troubles.of("engine") or "it has not answered yet")
         return node_pb2.EngineStatus(

@@ -160,8 +160,8 @@ class PoolDaemon:
             stack.push_async_callback(keep, self._parts.clock, self._troubles)
             mark = await self._read_mark()
             epoch = await self._parts.store.lead(above=mark.epoch)
-            front, doors = self._front()
-            trust = self._trust(doors)
+            front, authenticator = self._front()
+            trust = self._trust(authenticator)
             loop = await self._loop_of(trust, epoch, mark)
             stack.push_async_callback(self._mark, loop)
             await stack.enter_async_context(loop.running())
@@ -171,7 +171,7 @@ class PoolDaemon:
 
     # --- parts -----------------------------------------------------------------------------------------
 
-    def _trust(self, doors: CallAuthenticator) -> PoolTrust:
+    def _trust(self, authenticator: CallAuthenticator) -> PoolTrust:
         trust = PoolTrust(
             Path(self._config.coordinator.state_dir),
             self._parts.store,
@@ -180,7 +180,7 @@ class PoolDaemon:
             now=self._parts.now,
             hosts=(socket.gethostname(),),
             enrolled=self._enrolled,
-            doors=doors,
+            authenticator=authenticator,
             audit=self._of_calls,
         )
         name = self._config.coordinator.name

@@ -1,4 +1,4 @@
-"""Define the parts of a running coordinator, its doors, and the form in which its unary calls are served."""
+"""Define the parts of a running coordinator, its listeners, and the form in which its unary calls are served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Handler = Callable[[Any, PoolCaller], Awaitable[Message]]
 
 
 class Listener(StrEnum):
-    """Name the doors at which a call may come in."""
+    """Name the listeners at which a call may come in."""
 
     NODES = "nodes"
     """TLS; each connection has a node's certificate."""
@@ -45,7 +45,7 @@ class Service:
     """One gRPC service. ``calls``: those of its unary calls that the unix socket answers as JSON, too."""
 
     name: str
-    doors: frozenset[Listener]
+    authenticator: frozenset[Listener]
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ def unary_service(
     descriptor: ServiceDescriptor,
     handlers: Mapping[str, Handler],
     callers: Callers,
-    doors: frozenset[Listener],
+    authenticator: frozenset[Listener],
 ) -> Service:
     """``handlers`` by the names of the calls; those that have none are answered ``unimplemented``."""
     methods = {name: descriptor.methods_by_name[name] for name in handlers}
@@ -85,7 +85,7 @@ def unary_service(
     generic = grpc.method_handlers_generic_handler(descriptor.full_name, served)
     return Service(
         name=descriptor.full_name,
-        doors=doors,
+        authenticator=authenticator,
         add=lambda server: server.add_generic_rpc_handlers((generic,)),
         calls={
             f"{descriptor.full_name}/{name}": Unary(

@@ -78,7 +78,7 @@ class MemberLink:
         self,
         identity: Identity,
         dial: Dial,
-        desk: OrderPort,
+        order_handler: OrderPort,
         facts: NodeFacts,
         outbox: OutboxPort,
         troubles: Troubles,
@@ -92,7 +92,7 @@ class MemberLink:
         self.guests = guests or Guests()
         self.dial = dial
         self._identity = identity
-        self._desk = desk
+        self._order_handler = order_handler
         self._facts = facts
         self._outbox = outbox
         self._troubles = troubles
@@ -213,7 +213,7 @@ class MemberLink:
             session = self._session = Session(
                 self._identity,
                 call,
-                self._desk,
+                self._order_handler,
                 self._facts,
                 self._outbox,
                 self.guests,

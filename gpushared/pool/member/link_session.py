@@ -75,7 +75,7 @@ class Session:
         self,
         identity: Identity,
         call: Call,
-        desk: OrderPort,
+        order_handler: OrderPort,
         facts: NodeFacts,
         outbox: OutboxPort,
         guests: Guests,
@@ -89,7 +89,7 @@ class Session:
         """The coordinator's clock was ahead by this much at its welcome, as far as it could be told."""
         self._identity = identity
         self._call = call
-        self._desk = desk
+        self._order_handler = order_handler
         self._facts = facts
         self._outbox = outbox
         self._guests = guests
@@ -129,7 +129,7 @@ class Session:
         codec.check_generation("the coordinator", self.welcome.capabilities, "")
         self._beats.seconds = self.welcome.beat_seconds
         # Before any order is taken: those of a lower epoch are none.
-        await self._desk.contact_made(began, self.welcome.epoch, self.welcome.revision)
+        await self._order_handler.contact_made(began, self.welcome.epoch, self.welcome.revision)
         self.acknowledged_at = boottime()
         self.clock_difference_seconds = self.welcome.now - time.time()
 
@@ -173,11 +173,11 @@ class Session:
             del reading, writing  # as in ``talk``
 
     async def _say_hello(self) -> None:
-        for message in codec.hello_messages(self._hello(), self._desk.reports()):
+        for message in codec.hello_messages(self._hello(), self._order_handler.reports()):
             await self._in_time(self._call.write(message))
 
     def _hello(self) -> link_pb2.Hello:
-        contact = self._desk.contact()
+        contact = self._order_handler.contact()
         inventory, free = self._facts.inventory(), self._facts.free()
         self._beats.told = (inventory, free)
         return link_pb2.Hello(
@@ -208,7 +208,7 @@ class Session:
         self._mailbox.put((Report, key), lambda: self._report(key))
 
     def _report(self, key: AttemptKey) -> link_pb2.Up | None:
-        report = self._desk.report(key)
+        report = self._order_handler.report(key)
         return None if report is None else link_pb2.Up(report=codec.report_bytes(report))
 
     def submit(self, job: JobId, *, old: bool = False) -> None:
@@ -274,7 +274,7 @@ class Session:
     async def _look(self) -> None:
         self._looked = boottime()
         try:
-            await self._desk.look()
+            await self._order_handler.look()
         except GpushareError as error:
             log.warning("what must end for want of contact was not looked at: %s", error)
 
@@ -315,7 +315,7 @@ class Session:
             await self._acked.wait()
             self._acked.clear()
             try:
-                await self._desk.contact_made(
+                await self._order_handler.contact_made(
                     self._beats.acknowledged, self.welcome.epoch, self._beats.revision
                 )
             except GpushareError as error:
@@ -373,7 +373,7 @@ class Session:
     async def _order(self, data: bytes) -> None:
         """Take an order and answer it. An order that cannot be written is not answered: it comes again."""
         order = codec.read_order(data)
-        answer = await self._desk.take(order)
+        answer = await self._order_handler.take(order)
         if isinstance(answer, StaleEpoch):
             stale = link_pb2.Up(stale=codec.stale_bytes(answer))
             self._mailbox.put((StaleEpoch, order.key), lambda: stale)

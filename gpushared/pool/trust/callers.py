@@ -83,7 +83,7 @@ class PoolCaller:
 
 
 class Callers:
-    """Tells who calls. ``people`` and ``now`` are asked anew each time; ``doors`` is the unix socket's."""
+    """Tells who calls. ``people`` and ``now`` are asked anew each time; ``authenticator`` is the unix socket's."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Callers:
         tokens: ApiTokens,
         people: Callable[[], People],
         now: Callable[[], float],
-        doors: CallAuthenticator | None = None,
+        authenticator: CallAuthenticator | None = None,
         audit: CallAudit | None = None,
     ) -> None:
         self._audit = audit or CallAudit()
@@ -102,7 +102,7 @@ class Callers:
         self._tokens = tokens
         self._people = people
         self._now = now
-        self._doors = doors
+        self._authenticator = authenticator
         self._assertions = AssertionCheck(pool)
         self._calls = CallsUnderWay(CALLS_OF_A_PRINCIPAL)
         self.met: Callable[[str, str], None] = lambda _, __: None
@@ -125,9 +125,9 @@ class Callers:
             return self.asserted(node, signed, request_digest(message))
         if _first(auth, "transport_security_type") == b"ssl":
             return self._bearer(_metadata(context, AUTHORIZATION))
-        if self._doors is None:
+        if self._authenticator is None:
             raise PermissionRefused("this connection has no door", hint="use TLS, or the unix socket")
-        return self.local(await self._doors.caller_of(context))
+        return self.local(await self._authenticator.caller_of(context))
 
     def admitted(self, name: str, context: Context[Any, Any]) -> Admitted:
         """Return the caller as known before the message is read. Raise PermissionRefused.
@@ -261,7 +261,11 @@ class Callers:
         """Whoever could not say who they are goes by their node or their address."""
         auth = context.auth_context()
         if _first(auth, "transport_security_type") != b"ssl":
-            return Asker(NOBODY_HERE, "") if self._doors is None else await self._doors.asker_of(context)
+            return (
+                Asker(NOBODY_HERE, "")
+                if self._authenticator is None
+                else await self._authenticator.asker_of(context)
+            )
         host = host_of(context.peer())
         if _first(auth, "x509_pem_cert"):
             node = _node_in(auth) or host

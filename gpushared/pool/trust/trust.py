@@ -53,7 +53,7 @@ class PoolTrust:
         now: Callable[[], float],
         hosts: Sequence[str] = (),
         enrolled: Enrolled = nobody_told,
-        doors: CallAuthenticator | None = None,
+        authenticator: CallAuthenticator | None = None,
         audit: CallAudit | None = None,
         node_seconds: int = NODE_SECONDS,
     ) -> None:
@@ -72,7 +72,7 @@ class PoolTrust:
             tokens=self.api_tokens,
             people=people,
             now=now,
-            doors=doors,
+            authenticator=authenticator,
             audit=audit,
         )
         self.guard = LinkGuard(self.authority, self.ledger, self.standing, self.callers, now)

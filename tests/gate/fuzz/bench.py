@@ -11,9 +11,9 @@ from gpushared.gate.api.routes import Target, parse_target
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_server import Exchange, Limits
 from gpushared.storage.audit.line import AuditLine
-from tests.gate.desks import FakeDesk
 from tests.gate.fuzz.recording import Recorder, recording
 from tests.gate.fuzz.rig import Rig
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, ROOT, Served, raw_client, serving_gate
 
 LIMITS = Limits(head_seconds=0.3, body_seconds=0.3)
@@ -44,8 +44,8 @@ class Seen:
 class _Watched(Gate):
     """Keeps what was judged."""
 
-    def __init__(self, engine: str, desk: FakeDesk, seen: Seen) -> None:
-        super().__init__(engine, desk, audit=seen.lines.append)
+    def __init__(self, engine: str, lease_service: FakeDesk, seen: Seen) -> None:
+        super().__init__(engine, lease_service, audit=seen.lines.append)
         self._seen = seen
 
     async def handle(self, exchange: Exchange) -> None:
@@ -69,7 +69,7 @@ class Bench(Rig):
         super().__init__()
         self._seen = Seen()
         self._recorder = Recorder()
-        self.desk = FakeDesk()
+        self.lease_service = FakeDesk()
         self._served: dict[Caller, Served] = {}
 
     def talk(self, raw: bytes, caller: Caller) -> Seen:
@@ -79,7 +79,7 @@ class Bench(Rig):
     async def open(self) -> None:
         self._recorder = await self.stack.enter_async_context(recording())
         for caller in (ROOT, ALICE):
-            gate = _Watched(self._recorder.path, self.desk, self._seen)
+            gate = _Watched(self._recorder.path, self.lease_service, self._seen)
             serving = serving_gate(gate, caller, LIMITS)
             self._served[caller] = await self.stack.enter_async_context(serving)
 

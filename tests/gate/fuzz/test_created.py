@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
-from tests.gate.desks import FakeDesk
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.rig import Rig, fuzzed
 from tests.gate.fuzz.tap import tapping
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ALICE, ROOT, Reply, Served, ask, request, serving_gate
 
 HARMLESS: dict[str, Any] = {

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gpushared.gate.api.endpoints import match_route
 from gpushared.gate.api.routes import parse_target
 from gpushared.gate.docker_gate import Gate
-from tests.gate.desks import FakeDesk
 from tests.gate.fuzz.rig import fuzzed
+from tests.gate.lease_services import FakeDesk
 from tests.gate.serving import ROOT, Connections, Reply, Served, ask, request, serving_gate
 
 NAME = "fuzzed-nobody"

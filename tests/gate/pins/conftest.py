@@ -14,8 +14,8 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.http_client import EngineSocket
-from tests.gate.desks import FakeDesk
 from tests.gate.docker import Docker
+from tests.gate.lease_services import FakeDesk
 from tests.gate.pinning import Holding, give, make_pins
 from tests.gate.serving import ALICE, serving_gate
 
@@ -48,7 +48,7 @@ def engine(request: pytest.FixtureRequest) -> EngineSocket:
 @pytest.fixture
 async def holding(
     engine: EngineSocket,
-    desk: FakeDesk,
+    lease_service: FakeDesk,
     home: Path,
     docker_environment: dict[str, str],
     busybox_image: str,
@@ -59,7 +59,7 @@ async def holding(
     def new_life() -> HeldMounts:
         return make_pins(engine, policy, tmp_path / "ledger", owner=home.name)
 
-    gate = Gate(engine.path, desk, policy, pins=new_life())
+    gate = Gate(engine.path, lease_service, policy, pins=new_life())
     async with AsyncExitStack() as stack:
         alice = await stack.enter_async_context(serving_gate(gate, ALICE))
         of_alice = Docker(alice.url, docker_environment, busybox_image)

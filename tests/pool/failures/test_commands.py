@@ -70,7 +70,7 @@ class Round:
         self.shared.chmod(0o1777)
         commands = world.directory / self.shared.name
         commands.mkdir()
-        self.desk = Desk(self.node, commands)
+        self.order_handler = Desk(self.node, commands)
         self.named: dict[str, str] = {}
         self.files: list[Path] = []
 
@@ -116,7 +116,7 @@ class Round:
     # --- typing ----------------------------------------------------------------------------------------
 
     def type(self, rows: Iterable[Row]) -> list[Typed]:
-        return [self.desk.type(row, self._words(row)) for row in rows]
+        return [self.order_handler.type(row, self._words(row)) for row in rows]
 
     def _words(self, row: Row) -> list[str]:
         volume = ["-v", f"{self.shared}:{self.shared}", parts.BUSYBOX_IMAGE, "sh", "-c"]
@@ -162,7 +162,7 @@ class Round:
 
     def close(self) -> None:
         """Whatever the test came to: nothing of the round goes on."""
-        self.desk.close()
+        self.order_handler.close()
         self.let_go()
         self.node.gpushare("undrain", "all")
         for name in ("held", "here_held", "here_waits"):

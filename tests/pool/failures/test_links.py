@@ -13,7 +13,7 @@ UP, DOWN = "up", "down"
 
 
 def test_jobs_run_where_there_is_room_and_once(world: World) -> None:
-    """The ground on which the others stand: what a job asks for it gets, wherever it was submitted."""
+    """The other tests rest on this one: what a job asks for it gets, wherever it was submitted."""
     jobs = [world.submit(), world.submit("--model", "h100"), world.submit("--model", "t4", through="b")]
     runs = world.wait_running(*jobs)
     assert (runs[1].node, runs[2].node) == ("a", "c")

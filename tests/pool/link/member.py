@@ -175,14 +175,14 @@ class Node:
         name: str | None = None,
     ) -> None:
         self.name = NodeName(name or credentials.node)
-        self.desk = Desk()
+        self.order_handler = Desk()
         self.facts = Facts()
         self.outbox = Outbox(Asserter(credentials.assertion_key, credentials.pool), self.name)
         self.troubles = Troubles()
         self.link = MemberLink(
             Identity(credentials.pool, self.name, "boot-1", "0.1.0"),
             Dial(address, credentials.channel, credentials.server_name),
-            self.desk,
+            self.order_handler,
             self.facts,
             self.outbox,
             self.troubles,

@@ -225,5 +225,5 @@ async def test_a_refusal_is_heard_while_a_long_hello_is_being_said(coordinator: 
     spec_of_some_size = spec(name="n" * 1000)
     for number in range(1500):
         key = AttemptKey(JobId(f"{number:010}"), 1)
-        await node.desk.take(Place(key, 1, spec_of_some_size, Request()))
+        await node.order_handler.take(Place(key, 1, spec_of_some_size, Request()))
     assert "is not enrolled" in await refusal_of(node)

@@ -68,9 +68,9 @@ async def test_a_node_says_hello_takes_an_order_and_reports(coordinator: Coordin
         assert (hello.node, hello.inventory, hello.reports) == (N1, node.facts.inventory(), ())
         coordinator.link.perform(m.Send(node.name, place()))
         reported = await coordinator.machine.heard(is_a(m.AttemptReported))
-        assert reported == m.AttemptReported(node.name, node.desk.report(KEY))  # type: ignore[arg-type]
-        assert node.desk.seen.epoch == 1
-        node.desk.change(KEY, AttemptState.RUNNING)
+        assert reported == m.AttemptReported(node.name, node.order_handler.report(KEY))  # type: ignore[arg-type]
+        assert node.order_handler.seen.epoch == 1
+        node.order_handler.change(KEY, AttemptState.RUNNING)
         node.link.report(KEY)
         await coordinator.machine.heard(is_a(m.AttemptReported), times=2)
     await coordinator.machine.heard(lambda event: event == m.NodeDisconnected(node.name))
@@ -113,20 +113,20 @@ async def test_acknowledged_beats_are_contact_as_of_when_they_were_sent(coordina
     node = member_of(coordinator)
     async with node.running():
         await node.connected()
-        first = node.desk.seen.at
+        first = node.order_handler.seen.at
         coordinator.machine.revision = 40
         await coordinator.machine.heard(is_a(m.NodeHeartbeat), times=8)
         assert first is not None
-        assert node.desk.seen.at is not None
-        assert node.desk.seen.at > first
-        assert node.desk.seen.revision == 40
+        assert node.order_handler.seen.at is not None
+        assert node.order_handler.seen.at > first
+        assert node.order_handler.seen.revision == 40
 
 
 async def test_fences_are_looked_at_before_anything_is_sent(coordinator: Coordinator) -> None:
     """A machine that slept must not be heard of while it still runs what others may have begun anew."""
     node = member_of(coordinator, timing=Timing(look=0.0))
     looks: list[int] = []
-    coordinator.machine.answer = lambda _: looks.append(node.desk.looks)
+    coordinator.machine.answer = lambda _: looks.append(node.order_handler.looks)
     async with node.running():
         await coordinator.machine.heard(is_a(m.NodeHeartbeat), times=3)
     assert looks[:4] == sorted(set(looks[:4]))
@@ -144,19 +144,19 @@ async def test_a_beat_that_the_machine_did_not_take_is_no_contact(coordinator: C
             tried.set()
             return Unavailable("the disk is full") if isinstance(event, m.NodeHeartbeat) else None
 
-        before = node.desk.seen.at
+        before = node.order_handler.seen.at
         machine.answer = refuse
         known = machine.count(m.NodeHeartbeat)
         for _ in range(3):
             tried.clear()
             await tried.wait()
         assert machine.count(m.NodeHeartbeat) == known
-        assert node.desk.seen.at is not None
-        late = node.desk.seen.at
+        assert node.order_handler.seen.at is not None
+        late = node.order_handler.seen.at
         machine.answer = lambda _: None
         await machine.heard(is_a(m.NodeHeartbeat), times=known + 3)
         assert before is not None
-        assert node.desk.seen.at > late >= before
+        assert node.order_handler.seen.at > late >= before
 
 
 async def test_a_hello_that_is_longer_than_a_message_comes_in_several(coordinator: Coordinator) -> None:
@@ -164,7 +164,7 @@ async def test_a_hello_that_is_longer_than_a_message_comes_in_several(coordinato
     node = member_of(coordinator)
     keys = [AttemptKey(JobId(f"{number:010}"), 1) for number in range(1500)]
     for key in keys:
-        await node.desk.take(place(key=key))
+        await node.order_handler.take(place(key=key))
     async with node.running():
         hello = await hello_of(coordinator.machine)
     assert [report.key for report in hello.reports] == keys
@@ -222,7 +222,7 @@ async def test_a_coordinator_of_another_pool_is_not_joined(
     async with node.running():
         await node.until(lambda link: bool(link.state.last_error))
     assert "of the pool lab, and the coordinator of 'other'" in node.link.state.last_error
-    assert node.desk.seen.epoch == 0
+    assert node.order_handler.seen.epoch == 0
 
 
 async def test_an_order_that_cannot_be_read_is_passed_over(
@@ -263,11 +263,11 @@ async def test_an_order_that_the_node_cannot_write_down_is_not_answered(coordina
     node = member_of(coordinator)
     async with node.running():
         await node.connected()
-        node.desk.refusal = Unavailable("the disk is full")
+        node.order_handler.refusal = Unavailable("the disk is full")
         coordinator.link.perform(m.Send(node.name, place()))
         await coordinator.machine.heard(is_a(m.NodeHeartbeat), times=3)
         assert coordinator.machine.count(m.AttemptReported) == 0
-        node.desk.refusal = None
+        node.order_handler.refusal = None
         coordinator.link.perform(m.Send(node.name, place()))
         await coordinator.machine.heard(is_a(m.AttemptReported))
 
@@ -286,7 +286,7 @@ async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordi
             proxy.refuses = True
             await proxy.cut()
             await node.until(lambda link: not link.connected)
-            node.desk.change(KEY, AttemptState.RUNNING)
+            node.order_handler.change(KEY, AttemptState.RUNNING)
             node.link.report(KEY)
             proxy.refuses = False
             hello = await hello_of(coordinator.machine, times=2)
@@ -301,17 +301,17 @@ async def test_what_was_ordered_before_a_cut_is_decided_before_the_next_hello(
     """A coordinator that does not remember the order learns of it there, and places nothing beside it."""
     async with Proxy(coordinator.port).running() as proxy:
         node = Node(coordinator.enrol(N1), lambda: proxy.address)
-        node.desk.may_write.clear()
+        node.order_handler.may_write.clear()
         async with node.running():
             await node.connected()
             coordinator.link.perform(m.Send(node.name, place()))
-            await node.desk.asked.wait()
+            await node.order_handler.asked.wait()
             await proxy.cut()
             await node.until(lambda link: not link.connected)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
                     await coordinator.machine.heard(is_a(m.NodeRegistered), times=2)
-            node.desk.may_write.set()
+            node.order_handler.may_write.set()
             hello = await hello_of(coordinator.machine, times=2)
     assert [report.key for report in hello.reports] == [KEY]
 
@@ -420,4 +420,4 @@ async def test_fifty_nodes_come_back_after_the_coordinator_does(tmp_path: Path) 
             hellos = [event for event in coordinator.machine.events if isinstance(event, m.NodeRegistered)]
     assert sorted(hello.node for hello in hellos[50:]) == sorted(node.name for node in nodes)
     assert {hello.seen_epoch for hello in hellos[50:]} == {1}
-    assert {node.desk.seen.epoch for node in nodes} == {2}
+    assert {node.order_handler.seen.epoch for node in nodes} == {2}

@@ -70,7 +70,7 @@ class Machine:
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
         self.loop = Loop(NodeState(boot_id="boot-1"), MemoryJournal(), _Clock(), Troubles())
-        self.desk = OrderHandler(self.loop, _account, "boot-1")
+        self.order_handler = OrderHandler(self.loop, _account, "boot-1")
         self.enrolment = Enrolment(folder / name, time.time)
         self.troubles = Troubles()
         self.coordinator = ""
@@ -85,7 +85,7 @@ class Machine:
         return PoolLink(
             lambda: config,
             self.enrolment,
-            self.desk,
+            self.order_handler,
             self.loop,
             outbox,
             self.troubles,
@@ -100,7 +100,7 @@ class Machine:
     def _perform(self, instruction: Instruction | AttemptInstruction) -> None:
         match instruction:
             case TellCoordinator(key, coordinator):
-                self.desk.tell(coordinator, key)
+                self.order_handler.tell(coordinator, key)
             case PrepareAttempt(key, coordinator):
                 self._begin([AttemptPrepared(key, coordinator)])
             case LaunchAttempt(key, coordinator):
@@ -350,7 +350,7 @@ async def test_a_coordinator_that_was_away_finds_its_jobs_where_they_are(
         over = await world.until(lambda job: isinstance(job.state, Ended))
         assert over.attempts == 1
         await until(link, is_up)
-        assert machine.desk.seen(POOL).epoch == world.coordinator.loop.state.epoch
+        assert machine.order_handler.seen(POOL).epoch == world.coordinator.loop.state.epoch
 
 
 async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
@@ -362,13 +362,13 @@ async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
         other = Machine(tmp_path, "n2")
         await stack.enter_async_context(other.loop.running())
         await world.join(other)
-        await other.desk.contact(POOL, 0.0, epoch=50)
+        await other.order_handler.contact(POOL, 0.0, epoch=50)
         await linked(other, stack)
         async with asyncio.timeout(WAIT_SECONDS):
             while world.coordinator.loop.state.reported != {"n1", "n2"}:
                 await world.coordinator.loop.changed(0.2)
         assert world.coordinator.loop.epoch == 51
-        assert machine.desk.seen(POOL).epoch == 51
+        assert machine.order_handler.seen(POOL).epoch == 51
 
 
 async def test_a_node_that_says_again_and_again_that_it_has_seen_more_stops_nobody(
@@ -380,10 +380,10 @@ async def test_a_node_that_says_again_and_again_that_it_has_seen_more_stops_nobo
         liar = Machine(tmp_path, "n2")
         await stack.enter_async_context(liar.loop.running())
         await world.join(liar)
-        await liar.desk.contact(POOL, 0.0, epoch=50)
+        await liar.order_handler.contact(POOL, 0.0, epoch=50)
         async with AsyncExitStack() as once:
             await linked(liar, once)
-        await liar.desk.contact(POOL, 0.0, epoch=500)
+        await liar.order_handler.contact(POOL, 0.0, epoch=500)
         again = liar.serve()
         task = asyncio.create_task(again.run())
         stack.push_async_callback(_end, task)

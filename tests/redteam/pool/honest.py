@@ -50,7 +50,7 @@ class HonestNode:
         self.sent: list[bytes] = []
         self.runs = asyncio.Event()
         self._enrolment = enrolment
-        self._desk = Desk()
+        self._lease_service = Desk()
         self._call: Call | None = None
         self._channel: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -92,12 +92,12 @@ class HonestNode:
         )
         self._call = link_pb2_grpc.NodeLinkStub(self._channel).Connect()
         self._beat = self._acknowledged = 0
-        for message in codec.hello_messages(self._hello(), self._desk.reports()):
+        for message in codec.hello_messages(self._hello(), self._lease_service.reports()):
             await self._say(message)
         answer = await self._call.read()
         if not isinstance(answer, link_pb2.Down) or not answer.HasField("welcome"):
             raise EOFError(f"the coordinator does not welcome an honest node: {answer}")
-        await self._desk.contact_made(time.time(), answer.welcome.epoch, answer.welcome.revision)
+        await self._lease_service.contact_made(time.time(), answer.welcome.epoch, answer.welcome.revision)
         self._is_open = True
         self._reading = asyncio.create_task(self._read(self._call))
 
@@ -109,8 +109,8 @@ class HonestNode:
             capabilities=codec.CAPABILITIES,
             inventory=codec.inventory_bytes(INVENTORY),
             free=codec.free_bytes(self._free()),
-            seen_epoch=self._desk.seen.epoch,
-            seen_revision=self._desk.seen.revision,
+            seen_epoch=self._lease_service.seen.epoch,
+            seen_revision=self._lease_service.seen.revision,
             now=time.time(),
         )
 
@@ -120,7 +120,7 @@ class HonestNode:
         return HeartbeatReport(
             tuple(
                 Holding(LeaseId("l1"), grants, f"{PERSON}@lab", PERSON, exclusive=True, attempt=one.key)
-                for one in self._desk.reports()
+                for one in self._lease_service.reports()
                 if one.state is AttemptState.RUNNING
             )
         )
@@ -149,14 +149,14 @@ class HonestNode:
 
     async def _take(self, data: bytes) -> None:
         order = codec.read_order(data)
-        answer = await self._desk.take(order)
+        answer = await self._lease_service.take(order)
         if isinstance(answer, StaleEpoch):
             await self._say(link_pb2.Up(stale=codec.stale_bytes(answer)))
             return
         if isinstance(order, Place) and order.key.job == RUNNING_JOB:
-            self._desk.change(order.key, AttemptState.RUNNING)
+            self._lease_service.change(order.key, AttemptState.RUNNING)
             self.runs.set()
-        report = self._desk.report(order.key)
+        report = self._lease_service.report(order.key)
         if report is not None:
             await self._say(link_pb2.Up(report=codec.report_bytes(report)))
 

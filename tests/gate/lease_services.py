@@ -1,4 +1,4 @@
-"""A fake desk: grants what is asked, keeps a diary of what the gate told it, fails where a test says so."""
+"""A fake lease service: grants what is asked, keeps a diary of what the gate told it, fails where a test says so."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class FakeDesk:
     async def unclaim(self, lease: LeaseId) -> None:
         self._note("unclaim", lease)
 
-    async def acquire(self, wish: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
-        self._note("acquire", wish, caller.uid)
+    async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
+        self._note("acquire", gpu_request, caller.uid)
         self.waiting.set()
         try:
             await self.room.wait()
         except asyncio.CancelledError:
-            self._note("left the queue", wish)
+            self._note("left the queue", gpu_request)
             self.left.set()
             raise
         return self._claim(LeaseId("l-asked"))
