@@ -353,8 +353,8 @@ async def test_who_is_root_inside_copies_as_root_without_a_right(
 
 
 def test_nothing_is_imported_where_an_image_could_bring_it_along() -> None:
-    code = "import sys; sys.path.append(sys.argv[1]); from gpushared.gate.copies import entering; "
-    code += "entering.bound(); import csv"
+    code = "import sys; sys.path.append(sys.argv[1]); from gpushared.gate.copies import copy_helper; "
+    code += "copy_helper.bound(); import csv"
     done = subprocess.run([*COMMAND[:4], code, COMMAND[-1]], capture_output=True, check=False, timeout=60)
     assert b"No module named 'csv'" in done.stderr
 
