@@ -150,24 +150,20 @@ class Creates:
     async def _confine(
         self, body: Body, call: Call, gpu_request: GpuRequest | None, held: AsyncExitStack
     ) -> Body:
-        handler_context, caller = self._handler_context, call.caller
-        engine, lease_service, policy = (
-            handler_context.engine,
-            handler_context.lease_service,
-            handler_context.policy,
-        )
+        context, caller = self._handler_context, call.caller
+        engine, policy = context.engine, context.policy
         await check_name(call.target.get("name"), engine, caller)
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
         account = await account_of(caller)
-        in_gang = isinstance(gpu_request, ClaimWish) and lease_service.in_gang(gpu_request.lease, caller)
+        in_gang = isinstance(gpu_request, ClaimWish) and context.lease_service.in_gang(gpu_request.lease, caller)
         judged = judge_create(body, Context(account, policy, in_gang, gpu_request is not None, call.version))
         described = await find_image(engine, text(judged, "Image"))
         image = section(described, "Config")
         exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
         ports = ports_of(judged["HostConfig"], exposed)
         await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
-        if parent := await handler_context.together.parent(caller.uid):
+        if parent := await context.together.parent(caller.uid):
             judged["HostConfig"]["CgroupParent"] = parent
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
@@ -178,23 +174,20 @@ class Creates:
         mounts += unnamed_volumes(judged["HostConfig"], named)
         for mount in mounts:
             if mount["Type"] == "volume":
-                mount["VolumeOptions"] = handler_context.labelled(call, section(mount, "VolumeOptions"))
+                mount["VolumeOptions"] = context.labelled(call, section(mount, "VolumeOptions"))
         # Set in any case: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
         found: Sequence[PathWish] = ()
         if wishes := wishes_of(mounts):
-            pin = await held.enter_async_context(self._handler_context.pins.held(account, wishes))
+            pin = await held.enter_async_context(context.pins.held(account, wishes))
             found = pin.wishes
             lead_to(mounts, pin)
-            labels |= {
-                LABEL_HOST_PATHS: json.dumps([asdict(path) for path in pin.wishes]),
-                LABEL_PINS: pin.name,
-            }
+            labels |= {LABEL_HOST_PATHS: json.dumps([asdict(path) for path in found]), LABEL_PINS: pin.name}
         if policy.home_and_name and judged["User"] != ROOT_USER:
             put_home(judged, image, account, wishes, found)
             # Root of another number could not come to the daemon's file when the container starts.
             line = b"" if self._maps_users() else passwd_line(judged, image, caller)
-            if passwd := await held.enter_async_context(handler_context.passwd.with_line(described, line)):
+            if passwd := await held.enter_async_context(context.passwd.with_line(described, line)):
                 mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
                 labels[LABEL_USERS] = passwd.name
         judged["Labels"] = {**section(judged, "Labels"), **labels}
