@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ GPU = GpuId("GPU-fake-a")
 GIB = 2**30
 SET, GET = NO_MEMORY_LIMITS
 UNKNOWN_ERROR = 999
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may set limits")
 
 
 @pytest.fixture
