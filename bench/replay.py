@@ -21,6 +21,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.pass_records import PreemptionMode
 from gpushared.domain.scheduling.placement.free_capacity import rooms_of
 
 NEVER = float("inf")
@@ -48,9 +49,18 @@ class Job:
     grants: tuple[Grant, ...] = ()
     started: float = 0.0
     served: float = 0.0
-    """Seconds on GPUs so far, those of the present run aside."""
+    """The seconds on GPUs so far, without those of the present run."""
     ended: float | None = None
     runs: int = 0
+    mode: PreemptionMode = PreemptionMode.NOTIFY
+    """How the job gives way."""
+    bound: tuple[GpuId, ...] = ()
+    """The GPUs on which a paused job goes on."""
+    begun_anew: int = 0
+    thrown_away: float = 0.0
+    """The GPU-seconds of work that preemptions lost."""
+    reason: str = ""
+    """The reason why the job waited longest, by the scheduler's own words."""
 
     @property
     def gpus(self) -> float:
@@ -177,8 +187,15 @@ def _happen(
 def _stop(job: Job, scheduler: Scheduler, now: float) -> None:
     scheduler.ended(job, job.started, now)
     ran = now - job.started
-    job.remaining = job.remaining - ran + LOST_SECONDS
+    if job.mode is PreemptionMode.REQUEUE:
+        job.remaining, lost = job.duration, ran
+        job.begun_anew += 1
+    else:
+        job.remaining, lost = job.remaining - ran + LOST_SECONDS, LOST_SECONDS
+    if job.mode is PreemptionMode.PAUSE:
+        job.bound = tuple(grant.gpu for grant in job.grants)
     job.served += ran
+    job.thrown_away += lost * job.gpus
     job.grants, job.since = (), now
 
 
@@ -215,8 +232,15 @@ def new_job(
     return Job(lease, group, submitted, duration, submitted, duration)
 
 
+def squeeze_to(load: float, path: Path, gpus: int) -> float:
+    """Return how many times as fast the leases of a trace have to come for a load of so many GPUs."""
+    jobs = read_leases(path)
+    span = max(job.submitted for job in jobs) - min(job.submitted for job in jobs)
+    return load * gpus * span / sum(job.gpus * job.duration for job in jobs)
+
+
 def read_leases(path: Path, squeeze: float = 1.0) -> list[Job]:
-    """The leases of a trace in the order of their submission; they come ``squeeze`` times as fast."""
+    """Return the leases of a trace by their submission; they come ``squeeze`` times as fast."""
     with gzip.open(path, "rt") as lines:
         rows = sorted(csv.DictReader(lines), key=lambda row: float(row["submit_s"]))
     return [

@@ -130,9 +130,17 @@ def _running(job: Job) -> Lease:
 class Core:
     """The project's own core, told everything that a node knows and nothing more: no durations."""
 
-    def __init__(self, cluster: Cluster, policy: Policy) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        mode: PreemptionMode = PreemptionMode.PAUSE,
+        project: Callable[[Job], str] = lambda job: job.group,
+    ) -> None:
         self._cluster = cluster
         self._policy = policy
+        self._mode = mode
+        self._project = project
         self.usage = Usage(policy.half_life_seconds)
         self._turns: dict[str, float] = {}
         self._behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
@@ -140,6 +148,8 @@ class Core:
         self._leaves_at: dict[LeaseId, float] = {}
 
     def decide(self, waiting: Sequence[Job], running: Sequence[Job], now: float) -> Orders:
+        for job in waiting:
+            job.mode = self._mode
         gone = [job for job in running if self._leaves_at.get(job.lease.id, NEVER) <= now]
         stay = [job for job in running if job not in gone]
         jobs = {job.lease.id: job for job in waiting}
@@ -157,6 +167,8 @@ class Core:
         self._behind |= made.behind
         self._preempt(made, jobs, now)
         starts = [(jobs[lease], grants) for lease, grants in made.grants.items()]
+        for lease, verdict in made.verdicts.items():
+            jobs[lease].reason = f"{verdict.reason}: {verdict.text}"
         again = min((at for at in self._leaves_at.values() if at > now), default=NEVER)
         return Orders(starts, gone, min(again, made.look_again_at))
 
@@ -174,20 +186,28 @@ class Core:
         }
 
     def _candidate(self, job: Job) -> PendingRequest:
-        served = job.served * job.gpus
+        lease = job.lease
+        if job.bound:
+            lease = replace(lease, request=replace(lease.request, gpus=job.bound))
         return PendingRequest(
-            job.lease, job.group, self._priority(job), job.since, served=served, yields=True
+            lease,
+            self._project(job),
+            self._priority(job),
+            job.since,
+            served=job.served,
+            yields=job.mode.loses_nothing,
         )
 
     def _holder(self, job: Job) -> RunningLease:
         return RunningLease(
             _running(job),
-            job.group,
+            self._project(job),
             self._priority(job),
             job.started,
-            step=PreemptionMode.PAUSE,
+            step=job.mode,
             leaving=job.lease.id in self._leaves_at,
-            served=job.served * job.gpus,
+            served=job.served,
+            begun_anew=job.begun_anew,
             behind=self._behind.get(job.lease.id, ()),
         )
 
@@ -197,5 +217,5 @@ class Core:
     def ended(self, job: Job, start: float, now: float) -> None:
         self._behind.pop(job.lease.id, None)
         self._leaves_at.pop(job.lease.id, None)
-        interval = Interval(job.group, round(job.gpus * 1000), start, now)
+        interval = Interval(self._project(job), round(job.gpus * 1000), start, now)
         self.usage = self.usage.record((interval,)).prune(now)

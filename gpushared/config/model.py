@@ -209,7 +209,8 @@ class QueueConfig:
         PreemptionSetting.AUTO,
         Choice(PreemptionSetting),
         "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects, here or set by `gpushare project set`.",
+        "`auto` is on where there are projects, here or set by `gpushare project set`, and elsewhere lets only "
+        "those give way that lose nothing.",
     )
     half_life_seconds: int = setting(
         24 * HOUR_SECONDS,
@@ -229,6 +230,12 @@ class QueueConfig:
     )
     reservations: int = setting(
         4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."
+    )
+    drain_seconds: int = setting(
+        4 * 24 * HOUR_SECONDS,
+        Seconds(1, 366 * 24 * HOUR_SECONDS),
+        "The request that has waited longest, if longer than this, has GPUs drained for it though no time "
+        "limit tells its start.",
     )
     max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
     max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")

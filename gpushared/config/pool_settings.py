@@ -188,7 +188,8 @@ class PoolQueueConfig:
         PreemptionSetting.AUTO,
         Choice(PreemptionSetting),
         "`on` lets jobs give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects.",
+        "`auto` is on where there are projects, and elsewhere lets only those give way that lose nothing, "
+        "which no job of a pool does.",
     )
     half_life_seconds: int = setting(
         DAY_SECONDS,
@@ -208,6 +209,12 @@ class PoolQueueConfig:
     )
     reservations: int = setting(
         4, Whole(1, 1000), "For so many jobs that wait for room GPUs may be kept at a time."
+    )
+    drain_seconds: int = setting(
+        4 * DAY_SECONDS,
+        Seconds(1, 366 * DAY_SECONDS),
+        "The job that has waited longest, if longer than this, has GPUs drained for it though no time limit "
+        "tells its start.",
     )
 
 

@@ -24,4 +24,5 @@ def queue_policy_of(config: Config | CoordinatorConfig, *, stop_grace_seconds: i
         notice_seconds=float(queue.preempt_notice_seconds),
         grace_seconds=float(stop_grace_seconds),
         reservations=queue.reservations,
+        drain_seconds=float(queue.drain_seconds),
     )

@@ -107,10 +107,11 @@ class ClassConfig:
     time_limit_seconds: int = setting(
         0, Seconds(0, YEAR_SECONDS), "The `--time` of requests that name none; 0 is no limit."
     )
-    long_run_gpu_seconds: int = setting(
-        0,
+    long_run_seconds: int = setting(
+        HOUR_SECONDS,
         Seconds(0, YEAR_SECONDS),
-        "A lease that has held so many GPU-seconds sinks below the others of its project; 0 is never.",
+        "A lease that has held its GPUs for so long sinks below the others of its project, and again at four "
+        "times as long; 0 is never.",
     )
 
     @property
@@ -122,7 +123,7 @@ class ClassConfig:
             gives_way=self.gives_way,
             min_run_seconds=float(self.min_run_seconds),
             time_limit_seconds=self.time_limit_seconds or None,
-            long_run_gpu_seconds=float(self.long_run_gpu_seconds) or None,
+            long_run_seconds=float(self.long_run_seconds) or None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ priority = 20
 gives_way = "always"
 min_run_seconds = "5m"
 time_limit_seconds = "8h"
-long_run_gpu_seconds = 7200
+long_run_seconds = 7200
 [queue]
 preemption = "on"
 half_life_seconds = "12h"
@@ -65,13 +66,13 @@ def rules(folder: Path, text: str) -> Rules:
     return rules_of(loaded(folder, text))
 
 
-def test_without_projects_nothing_is_guaranteed_and_nobody_gives_way() -> None:
+def test_without_projects_nothing_is_guaranteed_and_nobody_loses_work() -> None:
     """The defaults of the configuration are those of the policy."""
     made = rules_of(Config())
     expected = Policy(notice_seconds=60.0)
     assert made.policy == expected
     assert made.preemption is PreemptionSetting.AUTO
-    assert made.policy_with({}).classes[LeaseClass.TRAIN].min_run_seconds == float("inf")
+    assert made.policy_with({}) == replace(expected, lossless_only=True)
 
 
 def test_projects_are_read_with_their_quotas(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_classes_and_figures_reach_the_policy(tmp_path: Path) -> None:
     made = rules(tmp_path, FULL)
     train = made.policy.classes[LeaseClass.TRAIN]
     assert (train.order, train.priority, train.gives_way) == (2, 20, GivesWay.ALWAYS)
-    assert (train.min_run_seconds, train.time_limit_seconds, train.long_run_gpu_seconds) == (300, 28800, 7200)
+    assert (train.min_run_seconds, train.time_limit_seconds, train.long_run_seconds) == (300, 28800, 7200)
     assert made.policy.classes[LeaseClass.INFER].gives_way is GivesWay.NEVER
     assert made.policy.classes[LeaseClass.BUILD] == DEFAULT_CLASSES[LeaseClass.BUILD]
     assert made.preemption is PreemptionSetting.ON

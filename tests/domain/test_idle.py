@@ -36,7 +36,7 @@ from gpushared.domain.model.request import (
     LeaseClass,
     Request,
 )
-from gpushared.domain.scheduling.projects import Policy, Project
+from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project
 
 ALICE = Caller(1000, 1000, "alice")
 GPU = Gpu(GpuId("GPU-0"), 0, "H100", 81920 * MIB, 81920 * MIB)
@@ -389,14 +389,14 @@ WHOLE = Request(1, 1000, None, 1000, isolation=Isolation.EXCLUSIVE)
 
 
 @pytest.mark.parametrize(
-    ("policy", "state"),
-    [(Policy(projects={"paid": Project("paid")}), "suspending"), (Rules().policy, "active")],
+    ("preemption", "state"),
+    [(PreemptionSetting.AUTO, "suspending"), (PreemptionSetting.OFF, "active")],
 )
 def test_a_lowered_lease_gives_way_to_whoever_waits_where_leases_give_way_at_all(
-    policy: Policy, state: str
+    preemption: PreemptionSetting, state: str
 ) -> None:
     node = Node()
-    node.state = replace(node.state, rules=replace(node.state.rules, policy=policy))
+    node.state = replace(node.state, rules=replace(node.state.rules, preemption=preemption))
     node.look()
     node.passes(3599)
     node.send(m.RequestSubmitted(WHOLE, Caller(1001, 1001, "bob")))

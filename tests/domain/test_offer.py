@@ -30,6 +30,7 @@ from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
     GivesWay,
     Policy,
+    PreemptionSetting,
     Project,
     Quota,
 )
@@ -241,7 +242,8 @@ OVER = "is more than project alice is guaranteed, and gives way to those who are
         (rules(min_run_seconds=600.0), f"{OVER}, not in the next 10m"),
         (rules(train=GivesWay.NEVER), "is of class train, which gives way to administrators only"),
         (rules(train=GivesWay.ALWAYS), "is best effort, and gives way to the classes before it"),
-        (Rules(), "gives way to nobody but administrators"),
+        (Rules(), "gives way to nobody but administrators, because it would lose its work"),
+        (Rules(preemption=PreemptionSetting.OFF), "gives way to nobody but administrators"),
     ],
 )
 def test_a_running_lease_is_told_what_happens_when_others_need_its_gpus(by: Rules, sentence: str) -> None:
@@ -250,6 +252,18 @@ def test_a_running_lease_is_told_what_happens_when_others_need_its_gpus(by: Rule
     lease = node.run("1")
     node.state = replace(node.state, rules=by)
     assert node.told(lease) == f"{sentence}; then it is told, stopped, and started again when there is room"
+
+
+def test_who_waits_is_told_whose_work_would_be_lost() -> None:
+    """Without configuration nobody's work is ended for others, and the administrator's means are named."""
+    node = Node()
+    lease = node.run("1")
+    node.state = replace(node.state, rules=Rules())
+    waits = node.ask("1", BOB)
+    assert node.told(waits) == (
+        f"{lease.id} of alice has no time limit and would lose its work by giving way; an administrator may set "
+        "`time_limit_seconds` of a class, or let leases give way with `preemption`"
+    )
 
 
 def test_what_is_guaranteed_to_its_project_is_said() -> None:

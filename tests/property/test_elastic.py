@@ -27,7 +27,7 @@ from gpushared.domain.scheduling.placement.free_capacity import (
     place,
 )
 from tests.property.test_placement import rooms
-from tests.property.test_queue import BIG, SMALL, Node, node
+from tests.property.test_queue import BIG, SMALL, Node, limited, node
 from tests.property.worlds import COUNT_RANGES, ELASTIC, LIMITS, MEMORY_RANGES, REQUESTS, SHARE_RANGES
 
 
@@ -159,10 +159,10 @@ def test_a_grant_is_within_its_range_and_nothing_is_sold_twice(
 def test_a_range_that_passes_the_head_never_delays_it(
     gpus: int, before: list[Request], big: Request, stream: list[tuple[Request, int | None]]
 ) -> None:
-    """Its start, where time limits tell one, never moves back, and what it waits for never grows."""
+    """Its start, which time limits tell, never moves back, and what it waits for never grows."""
     world = node(gpus)
     for request in before:
-        world.ask(request)
+        world.ask(limited(request))
     count = min(gpus, big.gpu_count)
     head = world.ask(Request(count, 1000, None, 1000, isolation=Isolation.EXCLUSIVE))
     known = float("inf")

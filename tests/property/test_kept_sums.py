@@ -198,6 +198,7 @@ def test_a_kept_picture_of_a_pool_is_one_that_is_drawn_anew(seed: int) -> None:
 def _drawn(snapshot: ClusterSnapshot, pool: Pool) -> tuple[Any, ...]:
     state: PoolState = pool.state
     places = snapshot.drawn(state, state.policy, pool.now)
+    snapshot.roll.sink(pool.now)
     books = [snapshot.roll.running.books(now) for now in (pool.now, pool.now - HOUR, pool.now + 3 * HOUR)]
     troubles = {host: [room.gpu.trouble for room in rooms] for host, rooms in places.rooms().items()}
     return places.rooms(), troubles, told(snapshot.roll, pool.now), books

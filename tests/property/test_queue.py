@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +54,13 @@ def small(permille: int, limit: int | None) -> Request:
 
 
 SMALL = st.builds(small, st.sampled_from((50, 100, 250)), LIMITS)
+
+
+def limited(request: Request) -> Request:
+    """Return the request with a time limit, so that the start of those behind it can be foreseen."""
+    return replace(request, time_limit_seconds=request.time_limit_seconds or 3600)
+
+
 BIG = st.builds(
     lambda count: Request(count, 1000, None, 1000, isolation=Isolation.EXCLUSIVE), st.integers(1, 3)
 )
@@ -68,17 +75,17 @@ BIG = st.builds(
 def test_the_head_starts_once_the_leases_on_its_gpus_have_ended(
     gpus: int, before: list[Request], big: Request, stream: list[Request]
 ) -> None:
-    """However many small requests keep coming, one with each lease that ends."""
+    """However many small requests keep coming, one with each lease that ends; if all have time limits."""
     world = node(gpus)
     for request in before:
-        world.ask(request)
+        world.ask(limited(request))
     big = Request(min(gpus, big.gpu_count), 1000, None, 1000, isolation=Isolation.EXCLUSIVE)
     head = world.ask(big)
     queued_before = [lease.id for lease in world.state.waiting() if lease.id != head]
     for request in stream:
         if not world.waits(head):
             break
-        world.ask(request)
+        world.ask(limited(request))
         first = decisions(world.state, world.now)[0]
         assert first.reservation is not None
         on_kept = [

@@ -804,7 +804,9 @@ class Explanation(_message.Message):
     fits_now: _builtins.str
     """What would be granted at once in its place, a sentence; empty for nothing."""
     gives_way: _builtins.str
-    """What becomes of it when others need its GPUs, or to whom it gave way and why, a sentence."""
+    """What becomes of it when others need its GPUs, or to whom it gave way and why, or, while it waits, whose work
+    would be lost if they gave way to it; a sentence.
+    """
     @_builtins.property
     def lease(self) -> Global___Lease: ...
     @_builtins.property

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
-from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, without_preemption
+from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, with_preemption
 
 TOLD_JOBS = 4096
 """A coordinator learns at most this many jobs that it does not remember from one node. That is more than
@@ -114,8 +114,4 @@ class PoolRules:
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
         """Return the policy that says which request goes next, and if any lease gives way."""
         policy = replace(self.policy, projects={**self.policy.projects, **projects})
-        if self.preemption is PreemptionSetting.ON or (
-            self.preemption is PreemptionSetting.AUTO and policy.projects
-        ):
-            return policy
-        return without_preemption(policy)
+        return with_preemption(policy, self.preemption)

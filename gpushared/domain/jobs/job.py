@@ -374,6 +374,8 @@ class Job:
     story: tuple[JobStoryEntry, ...] = field(default=())
     tries: tuple[Try, ...] = ()
     """Earlier attempts that ran, the newest last."""
+    preemptions: int = 0
+    """How often the job had to give way, which loses its work."""
     presumed: Part | None = None
     """The only part of the newest attempt, as its node told of it last, where that attempt was taken to be
     over without its node's word and no other was begun since."""
@@ -388,6 +390,16 @@ class Job:
         if self.presumed is None or self.presumed.node in self.refused_by:
             return self.refused_by
         return (*self.refused_by, self.presumed.node)
+
+    @property
+    def starts_again(self) -> bool:
+        """Return True if the job waits again after it had to give way."""
+        return self.spec.requeue and not self.spec.interactive
+
+    @property
+    def served_seconds(self) -> float:
+        """Return how long the job's earlier attempts ran."""
+        return sum(max(0.0, one.ended_at - one.started_at) for one in self.tries)
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -149,7 +149,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingReq
         project=job.project,
     )
     priority = policy.classes[request.lease_class].priority + job.priority
-    return PendingRequest(lease, job.project, priority, job.submitted_at)
+    return PendingRequest(lease, job.project, priority, job.submitted_at, served=job.served_seconds)
 
 
 def _winners(draft: PoolDraft) -> list[JobId]:
@@ -193,7 +193,8 @@ def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
         victim = state.jobs.get(JobId(name.partition("#")[0]))
         if victim is not None and isinstance(victim.state, Placing | Running):
             said = f"it gives way to job {winner.id}, because {preemption.why}"
-            then = Then.REQUEUE if victim.spec.requeue and not victim.spec.interactive else Then.FAIL
+            then = Then.REQUEUE if victim.starts_again else Then.FAIL
+            victim = replace(victim, preemptions=victim.preemptions + 1)
             cancel(victim, then, said, draft, said, ending=Ending(EndKind.PREEMPTED, said))
 
 

@@ -378,7 +378,7 @@ def _comes_back(job: Job, part: Part) -> bool:
     """Return True if the job runs again after an end that was not its own doing."""
     if part.state is AttemptState.REFUSED:
         return not _will_not_have_it(part)
-    return job.spec.requeue and not job.spec.interactive
+    return job.starts_again
 
 
 def _will_not_have_it(part: Part) -> bool:

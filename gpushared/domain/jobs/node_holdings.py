@@ -28,7 +28,7 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.domain.scheduling.pass_records import RunningLease
+from gpushared.domain.scheduling.pass_records import PreemptionMode, RunningLease
 from gpushared.domain.scheduling.projects import Policy
 
 
@@ -150,7 +150,17 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
     granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
     # What counts for nobody's quota is not weighed against what others are guaranteed.
     stays = job.told_by != HERE
-    return RunningLease(lease, lease.project, priority, granted_at or since, leaving=leaving, stays=stays)
+    return RunningLease(
+        lease,
+        lease.project,
+        priority,
+        granted_at or since,
+        step=PreemptionMode.REQUEUE if job.starts_again else PreemptionMode.STOP,
+        leaving=leaving,
+        served=job.served_seconds,
+        begun_anew=job.preemptions,
+        stays=stays,
+    )
 
 
 def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> RunningLease:

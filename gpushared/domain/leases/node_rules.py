@@ -9,7 +9,7 @@ from enum import StrEnum
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
-from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, without_preemption
+from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, with_preemption
 
 
 class MpsMode(StrEnum):
@@ -118,7 +118,4 @@ class Rules:
         policy = self.policy
         if projects:
             policy = replace(policy, projects={**policy.projects, **projects})
-        automatic = self.preemption is PreemptionSetting.AUTO and policy.projects
-        if self.preemption is PreemptionSetting.ON or automatic:
-            return policy
-        return without_preemption(policy)
+        return with_preemption(policy, self.preemption)

@@ -14,7 +14,6 @@ from gpushared.domain.leases.instructions import Instruction
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.model.errors import NotFound, PermissionRefused
 from gpushared.domain.model.gpu import (
-    WHOLE_PERMILLE,
     Drained,
     Gpu,
     GpuId,
@@ -376,8 +375,8 @@ class Draft:
         if before is not None and since is not None:
             used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
             self.usage = self.usage.record([used]).prune(self.now)
-            served = before.served_gpu_seconds + used.permille / WHOLE_PERMILLE * max(0.0, self.now - since)
-            lease = replace(lease, served_gpu_seconds=served)
+            served = before.served_seconds + max(0.0, self.now - since)
+            lease = replace(lease, served_seconds=served)
         return replace(lease, held_since=self.now if lease.grants else None)
 
     def move(self, lease: Lease, to: LeaseState, why: str) -> Lease:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.queue_pass import HOST, holder
-from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, step_of
+from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, step_of, wanted_request
+from gpushared.domain.leases.surroundings import rooms_for
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.lease import (
     Lease,
     LeaseId,
+    Queued,
     Requeued,
     Suspended,
 )
 from gpushared.domain.model.units import format_duration
 from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.outcome import waits_for_leases
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
 from gpushared.domain.scheduling.quota_usage import QuotaUsage
@@ -23,7 +26,8 @@ from gpushared.domain.scheduling.quota_usage import QuotaUsage
 def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     """Return what happens to a lease when others need its GPUs, or why it had to leave them.
 
-    The text is empty if nothing is to be said.
+    For a lease that waits the text tells whose work would be lost if it did not. The text is empty if nothing
+    is to be said.
     """
     winner = _made_way_for(lease.id, state)
     if winner is not None and winner.promised is not None:
@@ -33,7 +37,7 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     if isinstance(lease.state, Suspended | Requeued):
         return _why_it_left(lease)
     if not lease.grants:
-        return ""
+        return _who_would_lose(lease, state) if isinstance(lease.state, Queued) else ""
     when = _when(holder(lease, state, state.policy, now), state, now)
     return f"{when}; then it {_HOW[step_of(lease, state)]}{_why_not_milder(lease, state)}"
 
@@ -53,6 +57,41 @@ def _why_not_milder(lease: Lease, state: NodeState) -> str:
     return f", because {why}"
 
 
+NAMED = 3
+"""So many of the leases that stand in the way are named."""
+
+
+def _who_would_lose(lease: Lease, state: NodeState) -> str:
+    """Return which leases of other users do not give way to a waiting one, because they would lose their work.
+
+    They are the leases without an end, on a node where only leases that lose nothing give way.
+    """
+    if not state.policy.lossless_only or lease.held_by or not _only_leases_stand_in_the_way(lease, state):
+        return ""
+    losers = [
+        one
+        for one in state.holders()
+        if one.payer != lease.payer
+        and one.expires_at is None
+        and step_of(one, state) is not PreemptionStep.SUSPEND
+    ]
+    if not losers:
+        return ""
+    names = ", ".join(f"{one.id} of {one.owner_name}" for one in losers[:NAMED])
+    more = f" and {len(losers) - NAMED} more" if len(losers) > NAMED else ""
+    one, they = ("has", "its") if len(losers) == 1 else ("have", "their")
+    return (
+        f"{names}{more} {one} no time limit and would lose {they} work by giving way; an administrator may set "
+        "`time_limit_seconds` of a class, or let leases give way with `preemption`"
+    )
+
+
+def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
+    """Return True if the lease would start if all others had ended."""
+    request = wanted_request(lease, state)
+    return waits_for_leases(request, rooms_for(request, state.rooms(), state))
+
+
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
     """Return the waiting lease that gets the room that this lease leaves."""
     return next((one for one in state.waiting() if one.promised and lease in one.promised.victims), None)
@@ -70,8 +109,11 @@ def _when(one: RunningLease, state: NodeState, now: float) -> str:
     rules = policy.classes[one.lease.request.lease_class]
     if one.behind:
         return f"holds what is kept for {', '.join(one.behind)}, and leaves when one of them can start"
-    if rules.min_run_seconds == NEVER:
-        return "gives way to nobody but administrators"
+    loses = policy.lossless_only and not one.step.loses_nothing
+    if rules.min_run_seconds == NEVER or loses:
+        return "gives way to nobody but administrators" + (
+            ", because it would lose its work" if loses else ""
+        )
     if one.lease.lowered:
         return "is idle, and gives way to whoever waits" + _protected(one, policy, now)
     if rules.gives_way is GivesWay.NEVER:
@@ -81,6 +123,8 @@ def _when(one: RunningLease, state: NodeState, now: float) -> str:
         return "is best effort, and gives way to the classes before it" + _protected(one, policy, now)
     if _is_over_quota(one, state, now):
         text = f"is more than project {project} is guaranteed, and gives way to those who are below theirs"
+        if one.step.loses_nothing:
+            text += " or hold less than a fair share"
     else:
         text = f"is guaranteed to project {project}, and gives way to a higher priority in it only"
     return text + _protected(one, policy, now)

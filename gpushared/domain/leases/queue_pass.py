@@ -45,7 +45,7 @@ LOWERED = -1000
 _LADDER = {
     PreemptionStep.SUSPEND: PreemptionMode.PAUSE,
     PreemptionStep.REQUEUE: PreemptionMode.REQUEUE,
-    PreemptionStep.STOP: PreemptionMode.REQUEUE,
+    PreemptionStep.STOP: PreemptionMode.STOP,
 }
 
 
@@ -91,7 +91,7 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
         held=bool(lease.held_by),
         begin_at=state.begins_at(lease.request),
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
-        served=lease.served_gpu_seconds,
+        served=lease.served_seconds,
         yields=_yields(lease, state, policy),
         draws_on=state.draws_on(lease),
     )
@@ -109,7 +109,8 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Runnin
         saved_at=now if step is PreemptionStep.SUSPEND else None,
         step=_LADDER[step],
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
-        served=lease.served_gpu_seconds,
+        begun_anew=lease.begun_anew,
+        served=lease.served_seconds,
         behind=lease.behind,
         draws_on=state.draws_on(lease),
     )

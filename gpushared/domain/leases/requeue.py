@@ -89,6 +89,7 @@ def preempt(lease: Lease, by: str, draft: Draft) -> None:
     if step is PreemptionStep.SUSPEND:
         suspend(lease, why, draft, wanted=True)
         return
+    lease = replace(lease, begun_anew=lease.begun_anew + 1)
     until = draft.now + draft.rules.preempt_notice_seconds
     after = (
         "and starts again when there is room"

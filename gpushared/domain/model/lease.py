@@ -434,8 +434,8 @@ class Lease:
     """The project whose quota the lease counts against; empty in old journals, which mean the owner's own."""
     held_since: float | None = None
     """The recorded value of ``holds_since``; None in old journals too."""
-    served_gpu_seconds: float = 0.0
-    """The GPU-seconds that the lease held before it last had to give way."""
+    served_seconds: float = 0.0
+    """The seconds for which the lease held GPUs before it last had to give way."""
     behind: tuple[LeaseId, ...] = ()
     """The waiting leases for which its GPUs are kept; it gives way when one of them can start."""
     promised: Promised | None = None
@@ -444,6 +444,8 @@ class Lease:
     """True if the container is started again after the lease had to give way."""
     preemptions: int = 0
     """How often the lease had to give way."""
+    begun_anew: int = 0
+    """How often the lease lost its work by giving way."""
     suspend_trouble: str = ""
     """The reason why the last attempt to take the lease off its GPUs failed."""
     notice: Notice | None = None

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol, TypeVar
 
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.gpu_amounts import GpuLookup, Sizes, sizes_of
-from gpushared.domain.scheduling.pass_records import RunningLease
+from gpushared.domain.scheduling.long_runs import sinks_at, sunk_holder
+from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
 from gpushared.domain.scheduling.use_over_time import RunningUse
 
@@ -101,6 +103,8 @@ class HolderIndex:
         self._levels: dict[str, Mapping[int, int]] = {}
         self._behind: dict[LeaseId, Holders] = {}
         self._running: RunningUse | None = RunningUse()
+        self._sinks: list[tuple[float, int, LeaseId]] = []
+        """When the priority of which lease sinks, as a heap; the number tells a lease that came again."""
         for holder in holders:
             self.add(holder)
 
@@ -132,6 +136,22 @@ class HolderIndex:
         for other in holder.behind:
             self._behind[other] = {**self.behind(other), lease.id: holder}
         self._count(entry, 1)
+        self._note_sinking(holder)
+
+    def sink(self, now: float) -> float:
+        """Lower the priorities of the runs that have become long; return when the next one sinks."""
+        while self._sinks and self._sinks[0][0] <= now:
+            at, _, lease = heappop(self._sinks)
+            entry = self._entries.get(lease)
+            if entry is not None and at == sinks_at(entry.holder, self.policy):
+                self.remove(lease)
+                self.add(sunk_holder(entry.holder, self.policy, now))
+        return self._sinks[0][0] if self._sinks else NEVER
+
+    def _note_sinking(self, holder: RunningLease) -> None:
+        at = sinks_at(holder, self.policy)
+        if self._running is not None and at < NEVER:
+            heappush(self._sinks, (at, self.version, holder.lease.id))
 
     def remove(self, lease: LeaseId) -> None:
         """Count a holder out; KeyError if it is not counted in."""

@@ -47,6 +47,13 @@ class PreemptionMode(StrEnum):
     """The program is told, saves itself and ends within the notice; the lease is asked again later."""
     REQUEUE = "requeue"
     """The container is stopped and starts again from its beginning or its last save."""
+    STOP = "stop"
+    """The container is stopped and does not start again."""
+
+    @property
+    def loses_nothing(self) -> bool:
+        """Return True if the work goes on later where it was."""
+        return self in (PreemptionMode.PAUSE, PreemptionMode.NOTIFY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,9 @@ class PendingRequest:
     begin_at: float | None = None
     after: tuple[LeaseId, ...] = ()
     served: float = 0.0
-    """The GPU-seconds that the lease held before it was preempted."""
+    """The seconds for which the lease held GPUs before it was preempted."""
+    sunk: int = 0
+    """The steps by which its long run has lowered its priority."""
     yields: bool = False
     """The lease loses little when it is taken off again: it may use GPUs kept for others until they start."""
     draws_on: str = ""
@@ -88,7 +97,11 @@ class RunningLease:
     step: PreemptionMode = PreemptionMode.REQUEUE
     leaving: bool = False
     served: float = 0.0
-    """The GPU-seconds that the lease held before this run."""
+    """The seconds for which the lease held GPUs before this run."""
+    begun_anew: int = 0
+    """The number of times that the lease lost its work by giving way."""
+    sunk: int = 0
+    """The steps by which its long run has lowered its priority."""
     behind: tuple[LeaseId, ...] = ()
     """The waiting leases that its GPUs were kept for when it was granted: it goes when one of them can
     start."""
@@ -126,7 +139,8 @@ class Preemption:
 class Reservation:
     """Keep GPUs for a request that waits; ``start_at`` is infinite if no time limit tells the start.
 
-    ``lease`` is empty for GPUs that the fixed quota of ``project`` is owed.
+    ``lease`` is empty for GPUs that the fixed quota of ``project`` is owed. ``drains``: the GPUs stay free for
+    the request though nobody can foresee its start.
     """
 
     lease: LeaseId
@@ -137,6 +151,12 @@ class Reservation:
     """True if it is the project's turn."""
     rank: tuple[int, str] | None = None
     """The priority and class of the request, if it is no turn."""
+    drains: bool = False
+
+    @property
+    def is_firm(self) -> bool:
+        """Return True if nobody else starts on the GPUs unless it leaves in time."""
+        return self.drains or not self.lease or self.start_at < NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.scheduling.capacity_port import CapacityPort
-from gpushared.domain.scheduling.gpu_amounts import sizes_of
 from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.long_runs import sunk, sunk_holder
 from gpushared.domain.scheduling.pass_records import (
-    NEVER,
     PassDecision,
     PendingRequest,
     Plan,
@@ -24,11 +22,12 @@ from gpushared.domain.scheduling.queue_order import (
     RequestLine,
     backlogs,
     gate,
-    sunk,
-    sunk_holder,
 )
 from gpushared.domain.scheduling.scheduling_pass import SchedulingPass
 from gpushared.domain.scheduling.use_over_time import Usage
+
+DRAIN_REST = 0.5
+"""After a drain the next one waits for this part of ``drain_seconds``."""
 
 
 def plan(
@@ -46,16 +45,20 @@ def plan(
 
     ``under_way``: preemptions of earlier passes whose winners still wait. A winner starts as soon as its
     victims have left; until then its place is kept, whatever happens around it. ``holders``: all holders, or
-    a roll that the caller keeps for this policy, which is left as it is.
+    a roll that the caller keeps for this policy, where only the priorities of long runs sink.
     """
-    roll, sinks_at = _as_they_count(holders, policy, places, now)
+    if not isinstance(holders, HolderIndex):
+        holders = HolderIndex(policy, places, [sunk_holder(one, policy, now) for one in holders])
+    roll, next_sinks_at = holders, holders.sink(now)
     desk = SchedulingPass(roll, usage, places, turns or {}, now)
-    desk.wake(sinks_at)
+    desk.wake(next_sinks_at)
     queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
     _finish_preemptions(under_way, queue, roll.leaving, desk)
     desk.keep_fixed()
     ready = _pass_gate(queue, desk)
     queues = backlogs(ready, policy, desk.turns, now)
+    desk.ledger.waiting = queues.keys()
+    _drain_a_host(ready, desk)
     _reserve_turns(queues, desk)
     _serve_claims(queues, desk)
     _serve_the_rest(_left_over(queues, ready, desk), desk)
@@ -69,23 +72,6 @@ def plan(
         desk.look_again_at,
         desk.fixed(),
     )
-
-
-def _as_they_count(
-    holders: Sequence[RunningLease] | HolderIndex, policy: Policy, places: CapacityPort, now: float
-) -> tuple[HolderIndex, float]:
-    """Return the holders with the priorities that count, and when the next priority will sink."""
-    if all(rules.long_run_gpu_seconds is None for rules in policy.classes.values()):
-        return holders if isinstance(holders, HolderIndex) else HolderIndex(policy, places, holders), NEVER
-    found, first = [], NEVER
-    for holder in holders.holders() if isinstance(holders, HolderIndex) else holders:
-        gpus = sum(sizes_of(holder.lease.grants, places).values()) / WHOLE_PERMILLE
-        counted, sinks_at = sunk_holder(holder, gpus, policy, now)
-        found.append(counted)
-        first = min(first, sinks_at)
-    roll = HolderIndex(policy, places, found)
-    roll.lent = holders.lent if isinstance(holders, HolderIndex) else {}
-    return roll, first
 
 
 def _finish_preemptions(
@@ -120,6 +106,26 @@ def _pass_gate(queue: Iterable[PendingRequest], desk: SchedulingPass) -> list[Pe
         if one.begin_at is not None:
             desk.wake(one.begin_at)
     return ready
+
+
+def _drain_a_host(ready: Iterable[PendingRequest], desk: SchedulingPass) -> None:
+    """Drain a host for the request that has waited longest, if it waits too long.
+
+    After a request that waited so long has started, the next one waits for ``DRAIN_REST`` of that time.
+    """
+    drain_seconds = desk.policy.drain_seconds
+    for holder in desk.ledger.roll.holders():
+        rests_until = holder.started_at + DRAIN_REST * drain_seconds
+        if desk.now < rests_until and holder.started_at - holder.lease.created_at >= drain_seconds:
+            desk.wake(rests_until)
+            return
+    for one in sorted(ready, key=lambda one: (one.since, one.lease.sequence)):
+        due_at = one.since + drain_seconds
+        if desk.now < due_at:
+            desk.wake(due_at)
+            return
+        if desk.reserve_drain(one):
+            return
 
 
 def _reserve_turns(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:

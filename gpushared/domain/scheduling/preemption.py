@@ -9,11 +9,17 @@ A request may take GPUs back by one of these rights:
 - *kept*: from leases that were granted what was kept for it, on condition that they leave.
 - *turn*: it is its project's turn. From leases over quota of projects that used more, if they held their
   GPUs for a turn and their class does not go before its own.
+- *home*: the same, from leases of its own project with the same or a lower priority.
+- *share*: its project holds less than its fair share, and it waited for a quarter of the patience. From
+  leases over quota of projects that used more and hold more than their fair share.
 
-No lease is preempted before the least run time of its class, nor does a turn give way to its own project
-before it has lasted ``turn_seconds``. Unless it is idle, no lease is preempted by its own project at the same
-or a higher priority, nor while its GPUs are guaranteed to its project, except by *priority* and *class*; and
-a class that never gives way never does. And no lease is preempted unless the winner then has a place.
+No lease is preempted before the least run time of its class, which doubles each time that the lease lost its
+work; nor does a turn give way to its own project before it has lasted ``turn_seconds``. A lease that would
+lose its work gives way to no *turn*, *home* or *share*, nor to a priority that is higher only because it runs
+long; with ``lossless_only`` it gives way to nobody. Unless it is idle, no lease is preempted by its own
+project at a higher priority, nor while its GPUs are guaranteed to its project, except by *priority*, *class*
+and *home*; and a class that never gives way never does. And no lease is preempted unless the winner then has
+a place.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import CapacityPort
+from gpushared.domain.scheduling.long_runs import named_priority
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
     PendingRequest,
@@ -45,6 +52,10 @@ NOTIFY_SHARE = 0.5
 """A lease that is told may save itself; so much of its work is taken as lost."""
 EACH_VICTIM_SECONDS = 60.0
 """Each victim costs so much besides, because somebody is disturbed."""
+SHARE_RUN_SECONDS = 600.0
+"""A lease runs at least so long before a user who holds less than a fair share may take its GPUs,"""
+SHARE_PATIENCE = 0.25
+"""and that user's request has waited for this part of the patience."""
 EXACT_UP_TO = 5
 """So many leases on one GPU are tried in all combinations."""
 
@@ -58,6 +69,8 @@ class PreemptionReason(StrEnum):
     CLASS = "class"
     KEPT = "kept"
     TURN = "turn"
+    HOME = "home"
+    SHARE = "share"
 
 
 WHY = {
@@ -67,6 +80,8 @@ WHY = {
     PreemptionReason.CLASS: "its class goes before best effort",
     PreemptionReason.KEPT: "the room was kept for it",
     PreemptionReason.TURN: "it waited longest in its project and others had their turn",
+    PreemptionReason.HOME: "it waited longest in its project",
+    PreemptionReason.SHARE: "others hold more than their share, and lose nothing by waiting",
 }
 
 
@@ -101,7 +116,17 @@ class PreemptionRules:
         """Return True if any lease could have to give way without a claim or a turn."""
         if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
             return True
-        return self.ledger.lowest_priority(winner.project) < winner.priority
+        if self.ledger.lowest_priority(winner.project) < winner.priority:
+            return True
+        return self._is_below_share(winner) and bool(self.lossless())
+
+    def lossless(self) -> list[RunningLease]:
+        """Return those of ``over_quota`` that lose nothing by giving way."""
+        return [one for one in self.over_quota() if one.step.loses_nothing]
+
+    def _is_below_share(self, winner: PendingRequest) -> bool:
+        """Return True if the winner's project holds less than its fair share."""
+        return self.ledger.held(winner.project) < self.ledger.fair_share(winner.project)
 
     def eligible(
         self, winner: PendingRequest, *, claim: bool, turn: bool
@@ -112,14 +137,14 @@ class PreemptionRules:
         """
         found: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
         later = NEVER
-        others = self.over_quota() if claim or turn else []
+        others = self.over_quota() if claim else self.lossless()
         roll = self.ledger.roll
         behind = roll.behind(winner.lease.id).values()
         for holder in (*roll.of(winner.project), *roll.best_effort.values(), *behind, *others):
             right = self.right(winner, holder, claim=claim, turn=turn)
             if right is None:
                 continue
-            free_from = self.free_from(holder, right)
+            free_from = self.free_from(winner, holder, right)
             if free_from <= self.now:
                 found[holder.lease.id] = (holder, right)
             else:
@@ -133,42 +158,65 @@ class PreemptionRules:
         rules = self.policy.classes[holder.lease.request.lease_class]
         if holder.leaving or holder.stays or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
             return None
+        if self.policy.lossless_only and not holder.step.loses_nothing:
+            return None
         if winner.lease.id in holder.behind:
             return PreemptionReason.KEPT
         if holder.lease.lowered:
             return PreemptionReason.IDLE
         if holder.project == winner.project:
-            return PreemptionReason.PRIORITY if holder.priority < winner.priority else None
+            return _right_at_home(winner, holder, turn=turn)
         mine = self.policy.classes[winner.lease.request.lease_class]
         if rules.gives_way is GivesWay.ALWAYS and mine.order < rules.order:
             return PreemptionReason.CLASS
-        if not (claim or turn) or not self.ledger.over_quota(holder):
-            return None
         if claim:
-            return PreemptionReason.CLAIM
-        used_more = self.ledger.fair(holder.project) > self.ledger.fair(winner.project)
-        return PreemptionReason.TURN if used_more and mine.order <= rules.order else None
+            return PreemptionReason.CLAIM if self.ledger.over_quota(holder) else None
+        later_class = mine.order <= rules.order or holder.sunk > 0
+        return self._right_by_use(winner, holder, turn=turn) if later_class else None
+
+    def _right_by_use(
+        self, winner: PendingRequest, holder: RunningLease, *, turn: bool
+    ) -> PreemptionReason | None:
+        """Return the right by which the winner may take GPUs of a project that used more."""
+        ledger = self.ledger
+        if not holder.step.loses_nothing or not ledger.over_quota(holder):
+            return None
+        if ledger.fair(holder.project) <= ledger.fair(winner.project):
+            return None
+        if self._is_below_share(winner) and ledger.keeps_share((holder,)):
+            return PreemptionReason.SHARE
+        return PreemptionReason.TURN if turn else None
 
     def may_go_together(
         self, victims: Sequence[RunningLease], rights: Mapping[LeaseId, tuple[RunningLease, PreemptionReason]]
     ) -> bool:
-        """Return True if every project keeps its guarantees when all these leases go."""
+        """Return True if every project keeps its guarantees, and its fair share, when all these leases go."""
         taken: dict[str, list[RunningLease]] = defaultdict(list)
+        shared: dict[str, list[RunningLease]] = defaultdict(list)
         for one in victims:
-            if rights[one.lease.id][1] in (PreemptionReason.CLAIM, PreemptionReason.TURN):
+            right = rights[one.lease.id][1]
+            if right in (PreemptionReason.CLAIM, PreemptionReason.TURN, PreemptionReason.SHARE):
                 taken[one.project].append(one)
-        return all(self.ledger.may_lose(holders) for holders in taken.values())
+            if right is PreemptionReason.SHARE:
+                shared[one.project].append(one)
+        return all(self.ledger.may_lose(holders) for holders in taken.values()) and all(
+            self.ledger.keeps_share(holders) for holders in shared.values()
+        )
 
-    def free_from(self, holder: RunningLease, right: PreemptionReason) -> float:
-        """Return from when on the lease may be preempted by that right."""
+    def free_from(self, winner: PendingRequest, holder: RunningLease, right: PreemptionReason) -> float:
+        """Return from when on the winner may preempt the lease by that right."""
         if right is PreemptionReason.KEPT:
             return holder.started_at
         least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
-        if right is PreemptionReason.TURN or (
-            right is PreemptionReason.PRIORITY and self._has_the_turn(holder)
-        ):
+        if not holder.step.loses_nothing:
+            least *= 2**holder.begun_anew
+        at_home = right in (PreemptionReason.PRIORITY, PreemptionReason.HOME)
+        if right is PreemptionReason.TURN or (at_home and self._has_the_turn(holder)):
             least = max(least, self.policy.turn_seconds)
-        return holder.started_at + least
+        if right is not PreemptionReason.SHARE:
+            return holder.started_at + least
+        waited_at = winner.since + SHARE_PATIENCE * self.policy.patience_seconds
+        return max(holder.started_at + max(least, SHARE_RUN_SECONDS), waited_at)
 
     def _has_the_turn(self, holder: RunningLease) -> bool:
         """Return True if its project's last turn went to the lease: the oldest of those that started then."""
@@ -177,6 +225,19 @@ class PreemptionRules:
             return False
         rivals = (one for one in self.ledger.roll.of(holder.project) if one.started_at == started_at)
         return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
+
+
+def _right_at_home(winner: PendingRequest, holder: RunningLease, *, turn: bool) -> PreemptionReason | None:
+    """Return the right by which the winner may take GPUs of its own project.
+
+    A lease that would lose its work has a lower priority only if it would have one without its long run.
+    """
+    if holder.step.loses_nothing:
+        if holder.priority < winner.priority:
+            return PreemptionReason.PRIORITY
+        return PreemptionReason.HOME if turn and holder.priority == winner.priority else None
+    lower = named_priority(holder) < named_priority(winner) and holder.priority < winner.priority
+    return PreemptionReason.PRIORITY if lower else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +266,7 @@ def lost_seconds(holder: RunningLease, now: float) -> float:
             return gpus * PAUSE_SECONDS
         case PreemptionMode.NOTIFY:
             return gpus * max(PAUSE_SECONDS, unsaved * NOTIFY_SHARE)
-        case PreemptionMode.REQUEUE:
+        case PreemptionMode.REQUEUE | PreemptionMode.STOP:
             return gpus * max(PAUSE_SECONDS, unsaved)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import assert_never
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.request import LeaseClass
@@ -35,8 +36,8 @@ class PreemptionSetting(StrEnum):
     """Say if leases give way to others."""
 
     AUTO = "auto"
-    """Leases give way if there are projects: a node that nobody has configured must not stop people's
-    work."""
+    """Leases give way by all rules where there are projects. Elsewhere only leases that lose nothing give
+    way: a node that nobody has configured must not end people's work."""
     ON = "on"
     OFF = "off"
 
@@ -50,8 +51,9 @@ class ClassRules:
         priority: The priority of requests that name none; it counts inside a project only.
         min_run_seconds: A lease runs at least so long before it may be preempted.
         time_limit_seconds: The limit of requests that name none; None = unlimited.
-        long_run_gpu_seconds: A lease that has held so much sinks below the others of its project, so that
-            short work need not wait for it; None = never.
+        long_run_seconds: A lease that has held its GPUs for so long sinks below the others of its project,
+            and once more each time that it has held them four times as long, so that short work need not
+            wait for it; None = never.
     """
 
     order: int
@@ -59,7 +61,7 @@ class ClassRules:
     gives_way: GivesWay = GivesWay.OVER_QUOTA
     min_run_seconds: float = 600.0
     time_limit_seconds: int | None = None
-    long_run_gpu_seconds: float | None = None
+    long_run_seconds: float | None = HOUR
 
 
 DEFAULT_CLASSES: Mapping[LeaseClass, ClassRules] = {
@@ -133,6 +135,9 @@ class Policy:
         notice_seconds: The time from the notice of a preemption to the signal that ends the container.
         grace_seconds: The time from that signal to its end by force.
         reservations: So many requests may have GPUs kept for them at a time.
+        drain_seconds: A request that waits longer, and whose start nobody can foresee, has a host drained for
+            it; one request at a time.
+        lossless_only: True if only leases that lose nothing give way.
         allowance: On a node of a pool, how much of the pool's limits the node may give by itself.
     """
 
@@ -145,6 +150,8 @@ class Policy:
     notice_seconds: float = 30.0
     grace_seconds: float = 10.0
     reservations: int = 4
+    drain_seconds: float = 4 * DAY
+    lossless_only: bool = False
     allowance: Allowance | None = None
 
     def project(self, name: str) -> Project:
@@ -157,6 +164,23 @@ def without_preemption(policy: Policy) -> Policy:
     never = float("inf")
     classes = {name: replace(rules, min_run_seconds=never) for name, rules in policy.classes.items()}
     return replace(policy, classes=classes, turn_seconds=never)
+
+
+def with_preemption(policy: Policy, setting: PreemptionSetting) -> Policy:
+    """Return the policy in which leases give way as the setting says."""
+    match setting:
+        case PreemptionSetting.ON:
+            return policy
+        case PreemptionSetting.AUTO:
+            return policy if policy.projects else without_losses(policy)
+        case PreemptionSetting.OFF:
+            return without_preemption(policy)
+    assert_never(setting)
+
+
+def without_losses(policy: Policy) -> Policy:
+    """Return the same order in which only leases that lose nothing give way."""
+    return replace(policy, lossless_only=True)
 
 
 def project_of(user: str, asked: str, policy: Policy) -> str:
@@ -205,7 +229,7 @@ def _project_problems(project: Project) -> Iterable[str]:
 
 
 def _figure_problems(policy: Policy) -> Iterable[str]:
-    for name in ("half_life_seconds", "patience_seconds", "reservations"):
+    for name in ("half_life_seconds", "patience_seconds", "reservations", "drain_seconds"):
         if not getattr(policy, name) > 0:
             yield f"{name} must be above 0"
     for name in ("lookahead_seconds", "turn_seconds", "notice_seconds", "grace_seconds"):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
@@ -24,7 +24,6 @@ from gpushared.domain.scheduling.pass_records import (
     NEVER,
     PassDecision,
     PendingRequest,
-    RunningLease,
     WaitReason,
 )
 from gpushared.domain.scheduling.projects import Policy
@@ -67,29 +66,6 @@ class ProjectQueue:
     def drop(self) -> RequestLine:
         """Drop the first kind, which is refused as a whole."""
         return heappop(self.heap)[2]
-
-
-LONG_RUN_DROP = 1000
-"""The priority of a long run sinks so far: below all that users may ask for."""
-
-
-def sunk(candidate: PendingRequest, policy: Policy) -> PendingRequest:
-    """Return the candidate with the priority that counts."""
-    least = policy.classes[candidate.lease.request.lease_class].long_run_gpu_seconds
-    if not candidate.served or least is None or candidate.served < least:
-        return candidate
-    return replace(candidate, priority=candidate.priority - LONG_RUN_DROP)
-
-
-def sunk_holder(holder: RunningLease, gpus: float, policy: Policy, now: float) -> tuple[RunningLease, float]:
-    """Return the holder of so many GPUs with the priority that counts, and when that will sink."""
-    least = policy.classes[holder.lease.request.lease_class].long_run_gpu_seconds
-    if least is None or gpus <= 0:
-        return holder, NEVER
-    sinks_at = holder.started_at + (least - holder.served) / gpus
-    if now < sinks_at:
-        return holder, sinks_at
-    return replace(holder, priority=holder.priority - LONG_RUN_DROP), NEVER
 
 
 def gate(candidate: PendingRequest, now: float) -> PassDecision | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu
@@ -40,6 +40,9 @@ class QuotaUsage:
         self.roll = roll.copy()
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
         self._decayed = usage.decayed(now, roll.running)
+        self.waiting: Collection[str] = ()
+        """The projects that wait for something."""
+        self._all_held = (-1, 0.0)
 
     def add(self, holder: RunningLease) -> None:
         """Count a holder in."""
@@ -66,6 +69,26 @@ class QuotaUsage:
         """
         ahead = self.roll.all(project) / WHOLE_PERMILLE * self.policy.lookahead_seconds
         return (self._decayed.get(project, 0.0) + ahead) / self.policy.project(project).weight
+
+    def fair_share(self, project: str) -> float:
+        """Return the project's part, by weight, of all that is held, in permille of a GPU.
+
+        The others that count are the projects that hold something or wait.
+        """
+        if self._all_held[0] != self.roll.version:
+            names = {*self.roll.projects(), *self.waiting}
+            weights = sum(self.policy.project(name).weight for name in names)
+            self._all_held = (
+                self.roll.version,
+                sum(self.roll.all(name) for name in names) / max(1e-9, weights),
+            )
+        return self._all_held[1] * self.policy.project(project).weight
+
+    def keeps_share(self, victims: Sequence[RunningLease]) -> bool:
+        """Return True if a project holds its fair share when all but the last of these leases are gone."""
+        project = victims[0].project
+        sizes = [sum(self.roll.sizes(one.lease.id).values()) for one in victims]
+        return self.roll.all(project) - sum(sizes) + max(sizes) > self.fair_share(project)
 
     def filled(self, project: str) -> float:
         """Return the part of its guarantees that a project holds; the lowest claims first."""

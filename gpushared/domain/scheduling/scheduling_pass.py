@@ -85,6 +85,7 @@ class SchedulingPass:
         self._leaving: dict[LeaseId, RunningLease] = {}
         self._vacating: frozenset[GpuId] = NOTHING
         self._refused: set[tuple[str, Request]] = set()
+        self._drained_for: LeaseId | None = None
 
     # --- what is booked ------------------------------------------------------------------------------------
 
@@ -423,6 +424,17 @@ class SchedulingPass:
         if isinstance(allowed, Request):
             self._reserve(one.lease.id, one.project, allowed, turn=True)
 
+    def reserve_drain(self, one: PendingRequest) -> bool:
+        """Keep GPUs free for a request though nobody can foresee its start; return True if that helps it."""
+        allowed = self._allowed(one)
+        if not isinstance(allowed, Request):
+            return False
+        self._drained_for = one.lease.id
+        if self._reserve(one.lease.id, one.project, allowed, turn=True):
+            return True
+        self._drained_for = None
+        return False
+
     def release(self, lease: LeaseId) -> None:
         """Keep no GPUs for a request any more."""
         self.reservations = [kept for kept in self.reservations if kept.lease != lease]
@@ -444,11 +456,15 @@ class SchedulingPass:
         found = soonest(lease, request, self.index, self.places, closed, self.now)
         if found is None:
             return False
-        self.reservations.append(Reservation(lease, project, *found, turn=turn, rank=rank))
+        drains = lease == self._drained_for
+        self.reservations.append(Reservation(lease, project, *found, turn=turn, rank=rank, drains=drains))
         return True
 
     def _closed(self, one: PendingRequest, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
-        """Return the GPUs that leases are leaving, or that are kept for others in the request's time."""
+        """Return the GPUs that leases are leaving, or that are kept for others in the request's time.
+
+        Where nobody can foresee the start of those others, only a request that yields makes room for them.
+        """
         limit = request.time_limit_seconds
         until = NEVER if limit is None else self.now + limit
         build = request.lease_class is FIXED_CLASS
@@ -456,6 +472,7 @@ class SchedulingPass:
             gpu
             for kept in self.reservations
             if kept.lease != one.lease.id
+            and (kept.is_firm or one.yields)
             and not (firm_only and kept.lease)
             and not (not kept.lease and build and kept.project == one.project)
             and not until <= kept.start_at < NEVER

@@ -32,7 +32,8 @@ HERE = Path(__file__).parent
 NOW = 1_800_000_000.0
 SIZE = 81_920 * MIB
 KEYS = {
-    "name", "hosts", "projects", "classes", "used", "held", "asks", "turns", "gets", "says", "then", "again",
+    "name", "hosts", "projects", "classes", "lossless", "used", "held", "asks", "turns", "gets", "says", "then",
+    "again",
 }  # fmt: skip
 
 
@@ -118,7 +119,11 @@ def _world(case: Mapping[str, Any]) -> World:
         gpus[f"host{at}"] = [
             Gpu(GpuId(str(first + n)), first + n, model or "H100", SIZE, SIZE) for n in range(int(count))
         ]
-    policy = Policy(projects=_projects(case.get("projects", ())), classes=_classes(case.get("classes", ())))
+    policy = Policy(
+        projects=_projects(case.get("projects", ())),
+        classes=_classes(case.get("classes", ())),
+        lossless_only=case.get("lossless", False),
+    )
     used = [text.split() for text in case.get("used", ())]
     usage = Usage(policy.half_life_seconds).record(
         Interval(project, round(float(hours) * 1000), NOW - 3600, NOW) for project, hours in used
@@ -153,7 +158,9 @@ def _classes(texts: list[str]) -> dict[LeaseClass, Any]:
         name, what = text.split()
         rules = found[LeaseClass(name)]
         if what.startswith("long="):
-            found[LeaseClass(name)] = replace(rules, long_run_gpu_seconds=float(parse_duration(what[5:])))
+            found[LeaseClass(name)] = replace(rules, long_run_seconds=float(parse_duration(what[5:])))
+        elif what.startswith("least="):
+            found[LeaseClass(name)] = replace(rules, min_run_seconds=float(parse_duration(what[6:])))
         else:
             found[LeaseClass(name)] = replace(rules, gives_way=GivesWay(what))
     return found
@@ -204,14 +211,17 @@ def _holder(at: int, text: str, policy: Policy) -> RunningLease:
         lease, state=Reserved(grants, started, started), expires_at=None if limit is None else started + limit
     )
     lease = replace(lease, lowered="lowered" in said)
+    lease = replace(lease, created_at=started - (parse_duration(said["waited"]) if "waited" in said else 0))
+    steps = {"pause": PreemptionMode.PAUSE, "saves": PreemptionMode.NOTIFY}
     return RunningLease(
         lease,
         words[0],
         int(said.get("priority", policy.classes[request.lease_class].priority)),
         started,
         saved_at=NOW - parse_duration(said["saved"]) if "saved" in said else None,
-        step=PreemptionMode.PAUSE if "pause" in said else PreemptionMode.REQUEUE,
+        step=next((step for word, step in steps.items() if word in said), PreemptionMode.REQUEUE),
         leaving="leaving" in said,
+        begun_anew=int(said.get("anew", "0")),
         behind=tuple(LeaseId(name) for name in said.get("behind", "").split(",") if name),
     )
 
@@ -228,6 +238,7 @@ def _candidate(at: int, text: str, policy: Policy) -> PendingRequest:
         held="held" in said,
         begin_at=NOW + parse_duration(said["begin"]) if "begin" in said else None,
         after=tuple(LeaseId(name) for name in said.get("after", "").split(",") if name),
+        served=float(parse_duration(said["served"]) if "served" in said else 0),
         yields="yields" in said,
     )
 

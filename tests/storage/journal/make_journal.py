@@ -139,7 +139,7 @@ def full_lease(sequence: int, state: LeaseState) -> Lease:
         held_by_admin=True,
         project="vision",
         held_since=12.25,
-        served_gpu_seconds=3600.5,
+        served_seconds=3600.5,
         behind=(LeaseId("l-1"),),
         promised=Promised(GRANTS, (LeaseId("l-4"),), "it is guaranteed"),
         requeues=True,

@@ -93,13 +93,13 @@ async def test_gpus_are_drained_as_they_were(old: Path) -> None:
 
 
 async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
-    """Before version 3 none did."""
+    """Before version 3 none did. Up to version 4 their GPU-seconds were written, not their seconds."""
     if version_of(old) < GIVING_WAY:
         pytest.skip("of an older version")
     journal = SqliteJournal(old)
     suspending, suspended, _, requeued = (await journal.load()).leases[-4:]
     await journal.close()
-    full = full_lease(suspending.sequence, NEWER_STATES[0])
+    full = replace(full_lease(suspending.sequence, NEWER_STATES[0]), served_seconds=0.0)
     assert suspending == (full if version_of(old) >= JOBS else replace(full, attempt=None, coordinator=""))
     assert isinstance(suspended.state, Suspended)
     assert (suspended.state.held, suspended.state.left_seconds, suspended.state.wanted) == (

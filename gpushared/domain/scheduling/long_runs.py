@@ -1,0 +1,54 @@
+"""Lower the priority of long runs, so that short work of the same project need not wait for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from gpushared.domain.scheduling.pass_records import NEVER, PendingRequest, RunningLease
+from gpushared.domain.scheduling.projects import Policy
+
+LONG_RUN_DROP = 1000
+"""The priority of a long run sinks so far: below all that users may ask for."""
+LONG_RUN_STEP = 4
+"""A run that is so many times as long sinks once more,"""
+LONG_RUN_STEPS = 6
+"""but not more often than this."""
+
+One = TypeVar("One", PendingRequest, RunningLease)
+
+
+def sunk(candidate: PendingRequest, policy: Policy) -> PendingRequest:
+    """Return the candidate with the priority that counts."""
+    while candidate.served and candidate.served >= _next_step(candidate, policy):
+        candidate = _lower(candidate)
+    return candidate
+
+
+def sunk_holder(holder: RunningLease, policy: Policy, now: float) -> RunningLease:
+    """Return the holder with the priority that counts."""
+    while sinks_at(holder, policy) <= now:
+        holder = _lower(holder)
+    return holder
+
+
+def sinks_at(holder: RunningLease, policy: Policy) -> float:
+    """Return when the priority of a holder sinks by its next step."""
+    return holder.started_at + _next_step(holder, policy) - holder.served
+
+
+def named_priority(one: PendingRequest | RunningLease) -> int:
+    """Return the priority without what a long run takes from it."""
+    return one.priority + one.sunk * LONG_RUN_DROP
+
+
+def _next_step(one: PendingRequest | RunningLease, policy: Policy) -> float:
+    """Return the seconds on GPUs with which the priority sinks by its next step."""
+    least = policy.classes[one.lease.request.lease_class].long_run_seconds
+    if least is None or one.sunk >= LONG_RUN_STEPS:
+        return NEVER
+    return least * float(LONG_RUN_STEP**one.sunk)
+
+
+def _lower(one: One) -> One:
+    return replace(one, priority=one.priority - LONG_RUN_DROP, sunk=one.sunk + 1)
