@@ -39,6 +39,7 @@ from gpushared.domain.scheduling.pass_records import (
     WaitReason,
 )
 from gpushared.domain.scheduling.placement.free_capacity import Reason, Refusal, Rooms
+from gpushared.domain.scheduling.scheduling_pass import NO_ROOM
 
 _NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
 
@@ -133,7 +134,8 @@ def _decision(
     verdict = plan.verdicts.get(lease.id)
     if verdict is None or verdict.reason is WaitReason.RESOURCES:
         reason, refusals, lack = _no_room(wanted_request(lease, state), rooms, state)
-        return Decision(lease.id, position, (), reason, refusals, kept, lack)
+        said = "" if verdict is None or verdict.text == NO_ROOM.text else verdict.text
+        return Decision(lease.id, position, (), reason, refusals, kept, lack or said)
     return Decision(
         lease.id, position, (), Reason(verdict.reason), (), kept, _text(lease, verdict, state, now)
     )

@@ -155,7 +155,7 @@ def _serve_a_claim(backlog: ProjectQueue, desk: SchedulingPass) -> bool:
         models = desk.ledger.claims(one, desk.places)
         room = desk.claim(one, models) if models else None
         if room is None:
-            backlog.drop()
+            desk.note_unmet(backlog.drop(), guaranteed=bool(models))
             continue
         desk.settle(one, room, turn=one is backlog.turn)
         backlog.advance()

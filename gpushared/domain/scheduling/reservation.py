@@ -3,10 +3,12 @@
 The first request of the order that waits for leases to end, and each project's next turn that does, have the
 GPUs kept where they will fit soonest: by the time limits of the leases there, and where limits say nothing,
 where least must end. A request behind them is granted on a kept GPU only if its own time limit ends first.
+Where limits do not tell the start, others start on the GPUs too, unless a host is drained: for the request
+that has waited longest, once it has waited for ``drain_seconds``.
 
-The bound. Let every lease end within T seconds, and let a request fit its host beside what is fixed for
-others, in a project that stays below its limit and makes no claim. With k older requests in its project, n
-projects that ask without end, and g GPUs, it starts within
+The bound where all leases have time limits. Let every lease end within T seconds, and let a request fit its
+host beside what is fixed for others, in a project that stays below its limit and makes no claim. With k older
+requests in its project, n projects that ask without end, and g GPUs, it starts within
 
     (k + 1) * (patience_seconds + n * T) + 2 * D / g
 
@@ -15,8 +17,11 @@ project has a turn once a patience, which goes to its oldest request, so k turns
 before; GPUs that are kept for a turn empty within T; turns of the other projects come before it only while
 those used less, and what a project is given while another one waits puts it behind that one for good,
 because use decays in all alike. A claim may go before it, each for at most T: what is guaranteed to one
-cannot be kept from them for another. Leases without a time limit have no T; a turn takes their GPUs back
-instead, once they held them for ``turn_seconds``, if they are over quota and may give way.
+cannot be kept from them for another.
+
+The bound without time limits. Let every lease end within T seconds nevertheless, let drain_seconds be D, and
+let no host become emptier than the one that is drained. A request starts within D + T, and for each request
+that has waited longer, within D / 2 + T more: half of D is the rest after each drain.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from gpushared.domain.scheduling.preemption import (
     victim,
 )
 from gpushared.domain.scheduling.projects import GivesWay
+from gpushared.domain.scheduling.queue_order import RequestLine
 from gpushared.domain.scheduling.quota_usage import QuotaUsage
 from gpushared.domain.scheduling.reservation import HostIndex, soonest
 from gpushared.domain.scheduling.use_over_time import Usage
@@ -86,6 +87,8 @@ class SchedulingPass:
         self._vacating: frozenset[GpuId] = NOTHING
         self._refused: set[tuple[str, Request]] = set()
         self._drained_for: LeaseId | None = None
+        self._unmet: set[LeaseId] = set()
+        """Requests within their project's guarantee that no host can serve."""
 
     # --- what is booked ------------------------------------------------------------------------------------
 
@@ -496,7 +499,14 @@ class SchedulingPass:
         owners = ", ".join(self._fixed.owners())
         if owners and self._fits_without_fixed(request):
             return PassDecision(WaitReason.FIXED_QUOTA, f"the free room is fixed for build work of {owners}")
+        if one.lease.id in self._unmet and request.gpu_count > 1:
+            return _unmet(one, request)
         return NO_ROOM
+
+    def note_unmet(self, line: RequestLine, *, guaranteed: bool) -> None:
+        """Note requests that were refused, and if they are within their project's guarantee."""
+        if guaranteed:
+            self._unmet.update(one.lease.id for one in line.candidates)
 
     def _fits_without_fixed(self, request: Request) -> bool:
         with self._fixed.lifted():
@@ -504,6 +514,15 @@ class SchedulingPass:
 
 
 NO_ROOM = PassDecision(WaitReason.RESOURCES, "waits for room")
+
+
+def _unmet(one: PendingRequest, request: Request) -> PassDecision:
+    """Return the verdict on a request that its project is guaranteed, and that no host has room for."""
+    text = (
+        f"project {one.project} is guaranteed the {request.gpu_count} GPUs, but no host can give so many now: "
+        "a guarantee counts GPUs, not hosts"
+    )
+    return PassDecision(WaitReason.RESOURCES, text)
 
 
 def preempting(preemption: Preemption) -> PassDecision:
