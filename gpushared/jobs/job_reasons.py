@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpushared.domain.jobs.coordinator_state import PoolState, array_key, kind_of
@@ -29,6 +29,7 @@ from gpushared.domain.jobs.placement_reasons import lack_of_room
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.scheduling.pass_records import WaitReason
 from gpushared.domain.scheduling.placement.free_capacity import Reason
+from gpushared.domain.scheduling.scheduling_pass import NO_ROOM
 
 NAMED = 3
 
@@ -132,7 +133,8 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         )
     verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
     if verdict is not None and verdict.reason is WaitReason.RESOURCES:
-        return _why_no_room(job, state, now)
+        why = _why_no_room(job, state, now)
+        return why if verdict.text == NO_ROOM.text else replace(why, sentence=verdict.text)
     return Why(verdict.reason, verdict.text) if verdict is not None else None
 
 

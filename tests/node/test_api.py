@@ -30,7 +30,7 @@ HUGE = "1" * 200_000
 
 def test_json_and_grpc_give_the_same_answers(lone_daemon: DaemonProcess) -> None:
     """Values, defaults, errors and hints."""
-    held = lone_daemon.request("0.25", request_id="r1")
+    held = lone_daemon.request("0.25", time="3h", request_id="r1")
     queued = lone_daemon.request("2", time="2h")
     lone_daemon.wait_lease(held["id"], "reserved")
     wait_until(lambda: lone_daemon.lease(held["id"])["memory_wall"], "its settings are made")
@@ -48,7 +48,7 @@ def test_json_and_grpc_give_the_same_answers(lone_daemon: DaemonProcess) -> None
         ("Leases/Wait", {"lease_id": held["id"], "token": "older", "timeout_seconds": 5}),
         ("Leases/Stop", {"lease_id": held["id"], "grace_seconds": -1}),
         ("Leases/Explain", {"lease_id": queued["id"]}),
-        ("Leases/Offer", {"gpu": "0.5", "time": "1h"}),
+        ("Leases/Offer", {"gpu": "0.5", "time": "9h"}),
         ("Leases/List", {"ended": True}),
         ("Node/Presets", {}),
     ]

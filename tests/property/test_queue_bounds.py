@@ -119,12 +119,13 @@ def _starts_within_the_bound(
 ) -> None:
     """Let small requests come until the large ones have started, each within its bound."""
     began, older = world.now, len(larges) - 1
+    first = (1 + DRAIN_REST) * DRAIN_SECONDS + longest + LATE_SECONDS
     each = DRAIN_REST * DRAIN_SECONDS + longest + LATE_SECONDS
     while any(large in world.waiting for large in larges):
         if world.now < began + DRAIN_SECONDS:
             waited_longer = sum(one.since < began for one in world.waiting.values())
             older = len(larges) - 1 + waited_longer
-        assert world.now < began + DRAIN_SECONDS + longest + LATE_SECONDS + older * each
+        assert world.now < began + first + older * each
         _crowd(world, chance, longest)
 
 

@@ -89,6 +89,8 @@ class HolderIndex:
         """The number grows with every change, for callers that remember their results."""
         self.best_effort: dict[LeaseId, RunningLease] = {}
         self.leaving: dict[LeaseId, RunningLease] = {}
+        self.lossless: dict[LeaseId, RunningLease] = {}
+        """The leases that lose nothing by giving way."""
         self.lent: Mapping[tuple[str, str], int] = {}
         """The part of a pool's limits that its nodes may give by themselves and do not hold. The key is
         project and model; an empty model stands for all together."""
@@ -111,7 +113,7 @@ class HolderIndex:
     def copy(self) -> HolderIndex:
         """Return a copy, to try changes on while this roll stays as it is."""
         twin = copy(self)
-        for name in ("best_effort", "leaving", "_entries", "_projects", "_hosts"):
+        for name in ("best_effort", "leaving", "lossless", "_entries", "_projects", "_hosts"):
             setattr(twin, name, getattr(self, name).copy())
         for name in ("_all", "_held", "_fixed", "_load", "_levels", "_behind"):
             setattr(twin, name, getattr(self, name).copy())
@@ -133,6 +135,8 @@ class HolderIndex:
             self.best_effort[lease.id] = holder
         if holder.leaving:
             self.leaving[lease.id] = holder
+        if holder.step.loses_nothing:
+            self.lossless[lease.id] = holder
         for other in holder.behind:
             self._behind[other] = {**self.behind(other), lease.id: holder}
         self._count(entry, 1)
@@ -161,6 +165,7 @@ class HolderIndex:
             self._hosts.drop(host, lease)
         self.best_effort.pop(lease, None)
         self.leaving.pop(lease, None)
+        self.lossless.pop(lease, None)
         for other in entry.holder.behind:
             self._behind[other] = {name: one for name, one in self.behind(other).items() if name != lease}
         self._count(entry, -1)

@@ -20,21 +20,24 @@ One = TypeVar("One", PendingRequest, RunningLease)
 
 def sunk(candidate: PendingRequest, policy: Policy) -> PendingRequest:
     """Return the candidate with the priority that counts."""
-    while candidate.served and candidate.served >= _next_step(candidate, policy):
-        candidate = _lower(candidate)
-    return candidate
+    steps = candidate.sunk
+    while candidate.served and candidate.served >= _next_step(candidate, steps, policy):
+        steps += 1
+    return _lowered(candidate, steps)
 
 
 def sunk_holder(holder: RunningLease, policy: Policy, now: float) -> RunningLease:
     """Return the holder with the priority that counts."""
-    while sinks_at(holder, policy) <= now:
-        holder = _lower(holder)
-    return holder
+    steps = holder.sunk
+    # The sum is that of ``sinks_at``, so that both agree to the last bit.
+    while holder.started_at + _next_step(holder, steps, policy) - holder.served <= now:
+        steps += 1
+    return _lowered(holder, steps)
 
 
 def sinks_at(holder: RunningLease, policy: Policy) -> float:
     """Return when the priority of a holder sinks by its next step."""
-    return holder.started_at + _next_step(holder, policy) - holder.served
+    return holder.started_at + _next_step(holder, holder.sunk, policy) - holder.served
 
 
 def named_priority(one: PendingRequest | RunningLease) -> int:
@@ -42,13 +45,15 @@ def named_priority(one: PendingRequest | RunningLease) -> int:
     return one.priority + one.sunk * LONG_RUN_DROP
 
 
-def _next_step(one: PendingRequest | RunningLease, policy: Policy) -> float:
-    """Return the seconds on GPUs with which the priority sinks by its next step."""
+def _lowered(one: One, steps: int) -> One:
+    if steps == one.sunk:
+        return one
+    return replace(one, priority=named_priority(one) - steps * LONG_RUN_DROP, sunk=steps)
+
+
+def _next_step(one: PendingRequest | RunningLease, steps: int, policy: Policy) -> float:
+    """Return the seconds on GPUs with which the priority sinks by one step more."""
     least = policy.classes[one.lease.request.lease_class].long_run_seconds
-    if least is None or one.sunk >= LONG_RUN_STEPS:
+    if least is None or steps >= LONG_RUN_STEPS:
         return NEVER
-    return least * float(LONG_RUN_STEP**one.sunk)
-
-
-def _lower(one: One) -> One:
-    return replace(one, priority=one.priority - LONG_RUN_DROP, sunk=one.sunk + 1)
+    return least * float(LONG_RUN_STEP**steps)

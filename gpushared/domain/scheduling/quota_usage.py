@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,10 +56,6 @@ class QuotaUsage:
     def held(self, project: str) -> int:
         """Return all that a project holds."""
         return self.roll.all(project)
-
-    def lowest_priority(self, project: str) -> int:
-        """Return the lowest priority with which a project holds something; maxsize if it holds nothing."""
-        return self.roll.lowest_priority(project, sys.maxsize)
 
     def fair(self, project: str) -> float:
         """Return the figure of fair share: decayed GPU-seconds by weight, with a lookahead.

@@ -20,8 +20,9 @@ because use decays in all alike. A claim may go before it, each for at most T: w
 cannot be kept from them for another.
 
 The bound without time limits. Let every lease end within T seconds nevertheless, let drain_seconds be D, and
-let no host become emptier than the one that is drained. A request starts within D + T, and for each request
-that has waited longer, within D / 2 + T more: half of D is the rest after each drain.
+let no host become emptier than the one that is drained. A request starts within D + D / 2 + T, and for each
+request that has waited longer, within D / 2 + T more: half of D is the rest after the start of a request that
+waited for D.
 """
 
 from __future__ import annotations
