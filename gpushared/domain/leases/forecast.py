@@ -87,9 +87,12 @@ def _passed(
     """Return the state after one moment, and when time alone may change it.
 
     Where leases give way, the next pass may take back the grants of one pass, so the moment is passed over
-    again.
+    again; but not where only leases that lose nothing give way, which are safe for their first minutes.
     """
-    gives_way = any(rules.min_run_seconds < float("inf") for rules in state.policy.classes.values())
+    policy = state.policy
+    gives_way = not policy.lossless_only and any(
+        rules.min_run_seconds < float("inf") for rules in policy.classes.values()
+    )
     for _ in range(PASSES if gives_way else 1):
         draft = Draft(state, at)
         _leave(draft)
