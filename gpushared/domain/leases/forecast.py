@@ -39,6 +39,8 @@ POSITIONS = 32
 """An estimate further back in the queue says nothing."""
 STEPS = 64
 PASSES = 3
+ROUNDS = 8
+"""Where leases take turns, so many of them give way in a forecast; what comes after that says nothing."""
 _NO_CONTAINER = ContainerId("")
 
 
@@ -60,15 +62,22 @@ def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Ma
     known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
     state = replace(state, leases=known)
     found: dict[LeaseId, Start] = {}
-    at = now
+    at, given_way = now, _given_way(state)
     for _ in range(STEPS):
         state, look_again_at = _passed(state, at, sought, found)
         ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
         if not later or sought <= found.keys():
             break
+        if state.policy.lossless_only and _given_way(state) >= given_way + ROUNDS:
+            break
         at = min(later)
     return found
+
+
+def _given_way(state: NodeState) -> int:
+    """Return how often the leases have given way."""
+    return sum(lease.preemptions for lease in state.leases.values())
 
 
 def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start]) -> list[Decision]:
