@@ -156,7 +156,9 @@ class Creates:
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
         account = await account_of(caller)
-        in_gang = isinstance(gpu_request, ClaimWish) and context.lease_service.in_gang(gpu_request.lease, caller)
+        in_gang = isinstance(gpu_request, ClaimWish) and context.lease_service.in_gang(
+            gpu_request.lease, caller
+        )
         judged = judge_create(body, Context(account, policy, in_gang, gpu_request is not None, call.version))
         described = await find_image(engine, text(judged, "Image"))
         image = section(described, "Config")
