@@ -38,6 +38,7 @@ SERVING_SECONDS: Final = 60.0
 ENDING_SECONDS: Final = 90.0
 """A process that was told to end and has not by then is killed."""
 SETTINGS: Final = {
+    "GPUSHARED_QUEUE__PREEMPTION": "off",
     "GPUSHARED_QUEUE__PREEMPT_NOTICE_SECONDS": "2",
     "GPUSHARED_CLASSES__TRAIN__MIN_RUN_SECONDS": "0",
     "GPUSHARED_POOL_NODES__SETTLE_SECONDS": "20",

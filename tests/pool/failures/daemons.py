@@ -250,4 +250,7 @@ mount_prefixes = ["{self._shared}", "{self.machine.here}"]
 
 [engine]
 stop_grace_seconds = {STOP_GRACE_SECONDS}
+
+[queue]
+preemption = "off"
 """
