@@ -85,7 +85,7 @@ def test_the_head_starts_once_the_leases_on_its_gpus_have_ended(
     for request in stream:
         if not world.waits(head):
             break
-        world.ask(limited(request))
+        world.ask(replace(request, time_limit_seconds=36_000))  # too long to end before the head starts
         first = decisions(world.state, world.now)[0]
         assert first.reservation is not None
         on_kept = [
