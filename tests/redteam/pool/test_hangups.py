@@ -54,8 +54,11 @@ def world(pool: World) -> Iterator[World]:
 
 @pytest.fixture
 def door(world: World) -> str:
-    """Where machine a reaches the gate of node b, on which a job holds one of two GPUs."""
-    job = world.submit("--node", "b")
+    """Where machine a reaches the gate of node b, on which a job holds one of two GPUs for an hour at most.
+
+    Only because of that limit b keeps its other GPU for a client that asks for both.
+    """
+    job = world.submit("--node", "b", "--time", "1h")
     world.wait_running(job)
     return world.nodes["a"].gpushare("door", job).strip().removeprefix("unix://")
 
