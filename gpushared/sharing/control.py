@@ -181,6 +181,8 @@ class MpsControl:
         self.home = home
         self.pipe_dir = home / "pipe"
         self.log = home / "log" / "control.log"
+        self.was_alive = False
+        """True if ``start`` found the daemon alive, so that servers may run under it."""
         self._binary = binary
         self._multiuser = multiuser
         self._timing = timing or ControlTiming()
@@ -214,7 +216,8 @@ class MpsControl:
         try:
             self._prepare_directories()
             self._let_process_go()
-            if not await self._adopt():
+            self.was_alive = await self._adopt()
+            if not self.was_alive:
                 await self._spawn()
         except OSError as error:
             raise SharingUnavailable(f"the MPS control daemon cannot be started: {error}") from error

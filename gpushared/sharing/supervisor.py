@@ -235,10 +235,9 @@ class Supervisor:
             self._applied = wanted
 
     async def _watch(self) -> None:
-        # The first look is at once: a daemon that was found alive may have servers, which are no strangers.
-        pause_seconds = 0.0
-        while not await self.control.exits_within(pause_seconds):
-            pause_seconds = self._poll_seconds
+        if self.control.was_alive:
+            await self._look()  # its servers are no strangers on the GPU
+        while not await self.control.exits_within(self._poll_seconds):
             await self._look()
             if self._error is None:
                 await self._recycle()

@@ -43,12 +43,16 @@ def serves_socket(pid: int, runtime_dir: Path, name: str) -> bool:
     return False
 
 
-def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -> str:
+async def ask(binary: Path, pipe_dir: Path, *commands: str, user: int | None = None) -> str:
     """What a client gets to read that is not the adapter.
 
     A control daemon of NVIDIA's converses with one client at a time, and the adapter is one too: others read
-    that it is busy, or nothing.
+    that it is busy, or nothing. Beside the event loop, on which the adapter ends its own conversation.
     """
+    return await asyncio.to_thread(_ask_until_answered, binary, pipe_dir, commands, user)
+
+
+def _ask_until_answered(binary: Path, pipe_dir: Path, commands: Sequence[str], user: int | None) -> str:
     until = time.monotonic() + ANSWER_SECONDS
     asks = any(command.startswith("get_default_") for command in commands)
     while time.monotonic() < until:

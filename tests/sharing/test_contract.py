@@ -50,7 +50,7 @@ async def daemon(binary: Path, runtime_dir: Path) -> MpsControl:
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 async def test_it_answers(daemon: MpsControl, binary: Path, commands: list[str], answer: str) -> None:
-    assert daemons.ask(binary, daemon.pipe_dir, *commands) == answer
+    assert await daemons.ask(binary, daemon.pipe_dir, *commands) == answer
 
 
 async def test_limits_are_read_back_and_lost_with_the_daemon(daemon: MpsControl) -> None:

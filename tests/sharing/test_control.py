@@ -43,7 +43,7 @@ async def test_limits_are_set_so_that_another_client_reads_them(
     daemon: MpsControl, mps_control_binary: Path
 ) -> None:
     await daemon.set_limits(DaemonLimits((20480,), percentage=40))
-    answer = daemons.ask(
+    answer = await daemons.ask(
         mps_control_binary,
         daemon.pipe_dir,
         "get_default_device_pinned_mem_limit 0",
@@ -89,7 +89,7 @@ def chatter(daemon: MpsControl, mps_control_binary: Path) -> Iterator[None]:
 
     def talk() -> None:
         while not enough.is_set():
-            daemons.ask(mps_control_binary, daemon.pipe_dir, "get_server_list")
+            asyncio.run(daemons.ask(mps_control_binary, daemon.pipe_dir, "get_server_list"))
 
     thread = threading.Thread(target=talk)
     thread.start()
@@ -207,7 +207,7 @@ async def test_who_has_only_a_lease_directory_may_ask_but_neither_set_nor_quit(
     assert stat.S_IMODE(leased.parent.parent.stat().st_mode) == 0o700, "no way in for users of the host"
     # A container's mount begins behind the private folder; here the folder is opened to get there.
     leased.parent.parent.chmod(0o711)
-    answer = daemons.ask(
+    answer = await daemons.ask(
         mps_control_binary,
         leased,
         "set_default_active_thread_percentage 100",

@@ -204,7 +204,7 @@ async def test_a_server_that_no_command_takes_away_goes_with_its_daemon_and_the_
     await looking.until(lambda status: status.trouble is None and status.mode == "mps")
     question = "get_default_device_pinned_mem_limit 0"
     linked = runtime_dir / "leases" / "l-1" / "mps"
-    assert daemons.ask(mps.binary, linked, question).split() == [f"{leasable_gib(FIRST)}G"]
+    assert (await daemons.ask(mps.binary, linked, question)).split() == [f"{leasable_gib(FIRST)}G"]
 
 
 async def test_a_server_in_a_fault_is_left_alone_while_it_has_clients(

@@ -86,7 +86,7 @@ async def test_a_shared_lease_gets_its_socket_and_its_walls(
     assert edits.walls == LIMITED
     assert [mount.source for mount in edits.mounts] == [str(leased(runtime_dir, "l-1").parent)]
     assert daemons.names_in(leased(runtime_dir, "l-1")) == ["control"]
-    answer = daemons.ask(mps_control_binary, leased(runtime_dir, "l-1"), LIMIT_QUESTION)
+    answer = await daemons.ask(mps_control_binary, leased(runtime_dir, "l-1"), LIMIT_QUESTION)
     assert answer.split() == [f"{leasable_gib(FIRST)}G"]
     statuses = await sharing.status()
     assert statuses == (
@@ -161,7 +161,7 @@ async def test_a_lease_over_two_gpus_gets_a_daemon_over_exactly_those(
     await sharing.open(lease(2, grant(SECOND), grant(FIRST)), GPUS)
     of_both = leased(runtime_dir, "l-2")
     questions = [f"get_default_device_pinned_mem_limit {gpu}" for gpu in range(3)]
-    answer = daemons.ask(mps_control_binary, of_both, *questions)
+    answer = await daemons.ask(mps_control_binary, of_both, *questions)
     assert answer.split() == [f"{leasable_gib(FIRST)}G", f"{leasable_gib(SECOND)}G"]
     assert len(daemons.serving_under(runtime_dir)) == 2
     assert [status.mode for status in await sharing.status()] == ["mps", "mps", "none"]
@@ -232,7 +232,7 @@ async def test_a_lease_that_comes_while_its_daemon_is_ended_gets_a_new_one(
     await until_status(sharing, lambda status: status.mode == "none")
     await sharing.open(lease(2), GPUS)
     assert await daemons.gone(old)
-    answer = daemons.ask(mps_control_binary, leased(runtime_dir, "l-2"), LIMIT_QUESTION)
+    answer = await daemons.ask(mps_control_binary, leased(runtime_dir, "l-2"), LIMIT_QUESTION)
     assert answer.split() == [f"{leasable_gib(FIRST)}G"]
 
 

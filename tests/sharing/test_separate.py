@@ -66,11 +66,11 @@ def socket_of(runtime_dir: Path, name: str) -> Path:
     return runtime_dir / "leases" / name / "mps" / "control"
 
 
-def told(binary: Path, runtime_dir: Path, name: str, gpus: int = 1) -> list[str]:
+async def told(binary: Path, runtime_dir: Path, name: str, gpus: int = 1) -> list[str]:
     """The limits that a container of this lease reads from its daemon."""
     questions = [f"get_default_device_pinned_mem_limit {gpu}" for gpu in range(gpus)]
     pipe_dir = socket_of(runtime_dir, name).parent
-    return daemons.ask(binary, pipe_dir, *questions, PERCENTAGE_QUESTION).split()
+    return (await daemons.ask(binary, pipe_dir, *questions, PERCENTAGE_QUESTION)).split()
 
 
 async def test_two_separate_leases_have_two_daemons_each_with_the_limits_of_its_lease(
@@ -82,8 +82,8 @@ async def test_two_separate_leases_have_two_daemons_each_with_the_limits_of_its_
         await sharing.open(separate(2, of_memory(8, 125)), GPUS),
     ]
     assert [edits.walls for edits in opened] == [SERVER_SIDE, SERVER_SIDE]
-    assert told(mps_control_binary, runtime_dir, "l-1") == ["20G", "25.0"]
-    assert told(mps_control_binary, runtime_dir, "l-2") == ["8G", "12.5"]
+    assert await told(mps_control_binary, runtime_dir, "l-1") == ["20G", "25.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-2") == ["8G", "12.5"]
     assert not socket_of(runtime_dir, "l-1").samefile(socket_of(runtime_dir, "l-2"))
     assert len(daemons.serving_under(runtime_dir)) == 2
 
@@ -93,7 +93,7 @@ async def test_any_share_of_the_compute_passes_the_read_back(
     mps_control_binary: Path, share: MakeSharing, runtime_dir: Path, permille: int
 ) -> None:
     await share(mps_control_binary).open(separate(1, of_memory(2, permille)), GPUS)
-    assert told(mps_control_binary, runtime_dir, "l-1") == ["2G", f"{permille / 10:.1f}"]
+    assert await told(mps_control_binary, runtime_dir, "l-1") == ["2G", f"{permille / 10:.1f}"]
 
 
 async def test_a_separate_lease_over_two_gpus_has_one_daemon_with_a_limit_for_each_gpu(
@@ -101,7 +101,7 @@ async def test_a_separate_lease_over_two_gpus_has_one_daemon_with_a_limit_for_ea
 ) -> None:
     grants = (Grant(SECOND, 4096 * MIB, 500), of_memory(2, 250))
     await share(mps_control_binary).open(separate(1, *grants), GPUS)
-    assert told(mps_control_binary, runtime_dir, "l-1", gpus=2) == ["2G", "4G", "25.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-1", gpus=2) == ["2G", "4G", "25.0"]
     assert len(daemons.serving_under(runtime_dir)) == 1
 
 
@@ -111,8 +111,8 @@ async def test_a_separate_and_a_shared_lease_of_one_user_stand_on_one_gpu_withou
     sharing = share(mps_control_binary)
     await sharing.open(lease(1), GPUS)
     await sharing.open(separate(2, of_memory(8, 100)), GPUS)
-    assert told(mps_control_binary, runtime_dir, "l-1") == [f"{leasable_gib(FIRST)}G", "100.0"]
-    assert told(mps_control_binary, runtime_dir, "l-2") == ["8G", "10.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-1") == [f"{leasable_gib(FIRST)}G", "100.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-2") == ["8G", "10.0"]
     statuses = await sharing.status()
     assert [status.mode for status in statuses] == ["mps", "none", "none"]
 
@@ -146,8 +146,8 @@ async def test_a_killed_daemon_of_a_separate_lease_is_started_again_with_the_lim
     before = socket_of(runtime_dir, "l-2").stat().st_ino
     os.kill(victim, signal.SIGKILL)
     await daemons.until(lambda: socket_of(runtime_dir, "l-2").stat().st_ino != before)
-    assert told(mps_control_binary, runtime_dir, "l-2") == ["8G", "12.5"]
-    assert told(mps_control_binary, runtime_dir, "l-1") == ["20G", "25.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-2") == ["8G", "12.5"]
+    assert await told(mps_control_binary, runtime_dir, "l-1") == ["20G", "25.0"]
 
 
 async def test_a_daemon_of_a_separate_lease_is_found_again_by_the_next_life_and_limited_again(
@@ -159,12 +159,12 @@ async def test_a_daemon_of_a_separate_lease_is_found_again_by_the_next_life_and_
     await first.close(keep_running=True)
     (home,) = [one for one in (runtime_dir / "mps").iterdir() if one.name.startswith("l-")]
     lost = "set_default_device_pinned_mem_limit 0 80G"
-    daemons.ask(mps_control_binary, home / "pipe", lost, "set_default_active_thread_percentage 100")
+    await daemons.ask(mps_control_binary, home / "pipe", lost, "set_default_active_thread_percentage 100")
     second = share(mps_control_binary)
     await second.sweep({"l-1"})
     await second.open(separate(1, of_memory(20, 250)), GPUS)
     assert daemons.serving_under(runtime_dir) == kept
-    assert told(mps_control_binary, runtime_dir, "l-1") == ["20G", "25.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-1") == ["20G", "25.0"]
 
 
 async def test_a_sweep_ends_the_daemons_of_separate_leases_that_are_over(
@@ -188,7 +188,7 @@ async def test_another_size_changes_the_limits_of_the_daemon_that_serves(
     serving = daemons.serving_under(runtime_dir)
     await sharing.open(separate(1, of_memory(8, 500)), GPUS)
     assert daemons.serving_under(runtime_dir) == serving
-    assert told(mps_control_binary, runtime_dir, "l-1") == ["8G", "50.0"]
+    assert await told(mps_control_binary, runtime_dir, "l-1") == ["8G", "50.0"]
 
 
 async def test_a_container_that_is_started_again_gets_a_new_daemon_with_the_limits_of_its_new_lease(
@@ -201,7 +201,7 @@ async def test_a_container_that_is_started_again_gets_a_new_daemon_with_the_limi
     await sharing.close_lease(separate(1).id, "c-5f3a")
     await sharing.open(separate(2, of_memory(8, 500), device_name="c-5f3a"), GPUS)
     assert await daemons.gone(old)
-    assert told(mps_control_binary, runtime_dir, "c-5f3a") == ["8G", "50.0"]
+    assert await told(mps_control_binary, runtime_dir, "c-5f3a") == ["8G", "50.0"]
 
 
 @pytest.mark.parametrize(("watched", "wall"), [((), "none"), ((LeaseClass.TRAIN,), "watchdog")])
@@ -246,6 +246,6 @@ async def test_a_daemon_that_hangs_holds_up_no_other_separate_lease(
     os.kill(pid, signal.SIGSTOP)
     try:
         await sharing.open(separate(2, of_memory(8, 125)), GPUS)
-        assert told(mps_control_binary, runtime_dir, "l-2") == ["8G", "12.5"]
+        assert await told(mps_control_binary, runtime_dir, "l-2") == ["8G", "12.5"]
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -67,7 +67,7 @@ async def test_a_killed_daemon_is_started_again_limited_again_and_linked_again(
     for name in ("l-1", "l-2"):
         directory = leased(runtime_dir, name)
         assert names_in(directory) == ["control"]
-        answer = daemons.ask(mps_control_binary, directory, "get_default_device_pinned_mem_limit 0")
+        answer = await daemons.ask(mps_control_binary, directory, "get_default_device_pinned_mem_limit 0")
         assert answer.split() == [LIMITS_READ]
     # It may be mounted in a container, so it must be the same directory.
     assert leased(runtime_dir, "l-1").stat().st_ino == before
@@ -188,23 +188,24 @@ async def test_it_looks_at_its_clients_at_once_when_asked(
     played = PlayedControl(runtime_dir / "played")
     supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
     await supervisor.attach("l-1")
-    await until(lambda: supervisor.clients_at is not None)
+    assert supervisor.clients_at is None
     played.serve(71, "100\n")
     supervisor.look_soon()
     supervisor.look_soon()
-    await until(lambda: bool(supervisor.clients))
-    assert (supervisor.clients, played.asked("get_server_list")) == (frozenset({100}), 2)
+    await until(lambda: supervisor.clients_at is not None)
+    assert (supervisor.clients, played.asked("get_server_list")) == (frozenset({100}), 1)
 
 
 async def test_a_daemon_that_was_found_alive_tells_its_servers_at_once(
-    supervise: MakeSupervisor, runtime_dir: Path
+    mps_control_binary: Path, supervise: MakeSupervisor
 ) -> None:
     """They would be taken for strangers on the GPU until then."""
-    played = PlayedControl(runtime_dir / "played")
-    played.serve(71, "100\n")
-    supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
+    before = supervise(mps_control_binary)
+    await before.attach("l-1")
+    await before.let_go()
+    supervisor = supervise(mps_control_binary, poll_seconds=NEVER_AGAIN_SECONDS)
     await supervisor.attach("l-1")
-    await until(lambda: supervisor.servers == (71,))
+    await until(lambda: supervisor.clients_at is not None)
 
 
 async def test_the_clients_of_a_daemon_that_died_are_not_known(
