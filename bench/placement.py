@@ -44,7 +44,10 @@ class FirstFit:
     def part(self, before: int, after: int) -> float:  # noqa: ARG002
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int) -> float:  # noqa: ARG002
+    def model(self, name: str) -> float:  # noqa: ARG002
+        return 0.0
+
+    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002
         return 0.0
 
 

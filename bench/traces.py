@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,26 +62,74 @@ def varied(hosts: list[Host], tasks: list[Request], how: str) -> tuple[list[Host
     """Another list made of this one, to see that a policy does not live by its exact sizes."""
     what, _, seed = how.partition(":")
     chance = random.Random(int(seed or 0))
+    if what == "hosts":
+        drawn = chance.choices(hosts, k=800)
+        return [_renamed(host, f"host-{number}") for number, host in enumerate(drawn)], tasks
+    return hosts, _other_tasks(what, tasks, hosts, chance)
+
+
+def _other_tasks(
+    what: str, tasks: list[Request], hosts: Sequence[Host], chance: random.Random
+) -> list[Request]:
     match what:
         case "":
-            pass
+            return tasks
         case "half":
-            tasks = chance.sample(tasks, len(tasks) // 2)
+            return chance.sample(tasks, len(tasks) // 2)
         case "again":
-            tasks = chance.choices(tasks, k=len(tasks))
+            return chance.choices(tasks, k=len(tasks))
         case "kinds":
             weights = {task: chance.expovariate(1) for task in dict.fromkeys(tasks)}
-            tasks = chance.choices(tasks, [weights[task] for task in tasks], k=len(tasks))
+            return chance.choices(tasks, [weights[task] for task in tasks], k=len(tasks))
         case "sizes":
-            sizes = sorted({task.compute_permille or 0 for task in tasks} - {0, WHOLE_PERMILLE})
-            grown = {size: min(1000, max(50, round(size * chance.uniform(0.7, 1.3), -1))) for size in sizes}
-            tasks = [_sized(task, int(grown.get(task.compute_permille or 0, 0))) for task in tasks]
-        case "hosts":
-            drawn = chance.choices(hosts, k=800)
-            hosts = [_renamed(host, f"host-{number}") for number, host in enumerate(drawn)]
+            return _resized(tasks, chance)
+        case "gangs":
+            return _shifted(tasks, chance, lambda task: task.gpu_count > 1, 0.5)
+        case "shared":
+            return _shifted(
+                tasks, chance, lambda task: 0 < (task.compute_permille or 0) < WHOLE_PERMILLE, 0.6
+            )
+        case "bound":
+            return _bound(tasks, hosts, chance)
+        case "cpu":
+            idle = [task for task in tasks if not task.gpu_count]
+            return [*tasks, *chance.choices(idle, k=len(tasks) // 10)]
         case _:
             raise SystemExit(f"unknown variation {what!r}")
-    return hosts, tasks
+
+
+def _resized(tasks: Load, chance: random.Random) -> list[Request]:
+    """Each size of a part times 0.7 to 1.3."""
+    sizes = sorted({task.compute_permille or 0 for task in tasks} - {0, WHOLE_PERMILLE})
+    grown = {size: min(1000, max(50, round(size * chance.uniform(0.7, 1.3), -1))) for size in sizes}
+    return [_sized(task, int(grown.get(task.compute_permille or 0, 0))) for task in tasks]
+
+
+def _bound(tasks: Load, hosts: Sequence[Host], chance: random.Random) -> list[Request]:
+    """Tasks of one GPU at random bound to the scarcer models, until those are asked for by 80 % of their GPUs."""
+    counts = Counter(gpu.name for host in hosts for gpu in host.gpus)
+    ((usual, _),) = counts.most_common(1)
+    total = counts.total()
+    del counts[usual]
+    names, weights = list(counts), list(counts.values())
+    ones = sum(asked_permille(task) for task in tasks if task.gpu_count == 1)
+    odds = 0.8 * counts.total() / total * sum(map(asked_permille, tasks)) / ones
+    return [
+        replace(task, models=tuple(chance.choices(names, weights)))
+        if task.gpu_count == 1 and chance.random() < odds
+        else task
+        for task in tasks
+    ]
+
+
+def _shifted(
+    tasks: Load, chance: random.Random, is_one: Callable[[Request], bool], part: float
+) -> list[Request]:
+    """As many tasks drawn again, so that those of a sort ask for this part of all that is asked for."""
+    ones = sum(asked_permille(task) for task in tasks if is_one(task))
+    others = sum(map(asked_permille, tasks)) - ones
+    weights = [part / max(1, ones) if is_one(task) else (1 - part) / max(1, others) for task in tasks]
+    return chance.choices(tasks, weights, k=len(tasks))
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -14,6 +14,8 @@ from itertools import accumulate
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 
 PRIOR: Mapping[int, float] = {1000: 1.0, 500: 1.0, 250: 1.0}
+MOST_GPUS = 16
+"""Requests of so many whole GPUs and more of one host count alike."""
 PATIENCE = 50.0
 """A GPU is expected to see so many more requests before nobody asks for what is left of it."""
 FIRST_LESSON = 16
@@ -24,12 +26,16 @@ MEMORY = 20_000.0
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Hold the size of a request: GPUs, permille of each, and host CPU and memory for each 1000 permille."""
+    """Hold the size of a request: GPUs, permille of each, and host CPU and memory for each 1000 permille.
+
+    ``models``: the only GPU models that will do; empty for all.
+    """
 
     count: int
     permille: int
     cpu_ratio: float
     memory_ratio: float
+    models: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -43,6 +49,9 @@ class DemandProfile:
     leftover: list[float] = field(default_factory=lambda: expected_leftover(PRIOR))
     cpu: Scarcity = field(default_factory=lambda: Scarcity(()))
     memory: Scarcity = field(default_factory=lambda: Scarcity(()))
+    too_few: list[float] = field(default_factory=lambda: unused_by_gangs({}))
+    bound: Mapping[str, float] = field(default_factory=dict)
+    """The part of all demand, in GPUs, that only GPUs of a model can serve."""
 
     def copy(self) -> DemandProfile:
         """Return a mix with its own counts.
@@ -71,6 +80,16 @@ class DemandProfile:
         weights = [(size, count * size.count * size.permille) for size, count in self.counts.items()]
         self.cpu = Scarcity((size.cpu_ratio, weight) for size, weight in weights)
         self.memory = Scarcity((size.memory_ratio, weight) for size, weight in weights)
+        total = sum(weight for _, weight in weights) or 1.0
+        gangs: dict[int, float] = {}
+        bound: dict[str, float] = {}
+        for size, weight in weights:
+            if size.permille == WHOLE_PERMILLE:
+                count = min(size.count, MOST_GPUS)
+                gangs[count] = gangs.get(count, 0.0) + weight / total
+            for model in size.models:
+                bound[model] = bound.get(model, 0.0) + weight / total / len(size.models)
+        self.too_few, self.bound = unused_by_gangs(gangs), bound
 
 
 def expected_leftover(sizes: Mapping[int, float]) -> list[float]:
@@ -92,6 +111,18 @@ def expected_leftover(sizes: Mapping[int, float]) -> list[float]:
         after = sum(share * leftover[rest - size] for size, share in fitting) / chance
         leftover[rest] = never * rest + (1.0 - never) * after
     return leftover
+
+
+def unused_by_gangs(shares: Mapping[int, float]) -> list[float]:
+    """Return for each number of untouched GPUs on a host the permille that whole requests leave unused.
+
+    ``shares``: the part of all demand that requests of so many whole GPUs make. Requests of k GPUs leave the
+    rest of the number by k unused; what others than they ask for may fill that rest.
+    """
+    return [
+        WHOLE_PERMILLE * sum(share * (count % size) for size, share in shares.items() if size > 1)
+        for count in range(MOST_GPUS + 1)
+    ]
 
 
 class Scarcity:

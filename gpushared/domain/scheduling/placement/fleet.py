@@ -124,6 +124,7 @@ class Fleet:
         self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
+        self._supply = _supply(self.hosts)
         self._policies = (self.mix.lessons, self._made_now())
 
     def copy(self) -> Fleet:
@@ -356,7 +357,9 @@ class Fleet:
         return self._policies[1]
 
     def _made_now(self) -> PlacementPolicy:
-        return policy_for(self.policy, self.mix) if isinstance(self.policy, PolicyName) else self.policy
+        if not isinstance(self.policy, PolicyName):
+            return self.policy
+        return policy_for(self.policy, self.mix, self._supply)
 
     def _ranking(self, request: Request) -> Ranking:
         kind = kind_of(request)
@@ -373,6 +376,12 @@ class Fleet:
         if len(self._rankings) > MAX_RANKINGS:
             del self._rankings[next(iter(self._rankings))]
         return ranking
+
+
+def _supply(hosts: Iterable[Host]) -> Mapping[str, float]:
+    """Return the part of all GPUs that each model makes."""
+    counts = Counter(gpu.name for host in hosts for gpu in host.gpus)
+    return {model: count / counts.total() for model, count in counts.items()}
 
 
 def _as_found(host: Host, rooms: Rooms, makes: dict[tuple[object, ...], int]) -> Free:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from itertools import groupby
 
-from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.instances import best_fit, wants_instances
 from gpushared.domain.scheduling.placement.hosts import Free, memory_level
 from gpushared.domain.scheduling.placement.policies import PlacementPolicy
@@ -45,7 +45,7 @@ def rate(
     if need.memory_bytes > free.memory_bytes:
         return HostReason.HOST_MEMORY
     if need.count == 0:
-        return 0.0, 0.0, policy.host(need, free, 0)
+        return 0.0, 0.0, policy.host(need, free, 0, 0)
     ranks = _ranks(need, free, policy, closed, kin)
     if len(ranks) < need.count:
         return _lack(need, free)
@@ -98,6 +98,7 @@ def _ordinary_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Col
         left = room.free_bytes - memory
         after = min(room.free_permille - permille, memory_level(left, room.gpu))
         part = policy.part(free.levels[at], 0 if need.whole else after)
+        part += permille * policy.model(room.gpu.name)
         untouched = last and room.leases == 0
         ranks.append((float(untouched), part, float(left), at))
     return ranks
@@ -109,7 +110,7 @@ def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collec
     if need.models and gpu.name not in need.models:
         return []
     memory, permille = need.on(gpu)
-    last = policy.whole_gpus_last
+    last, wanted = policy.whole_gpus_last, permille * policy.model(gpu.name)
     ranks: list[Rank] = []
     seen: dict[tuple[int, int, bool], tuple[float, float, float]] = {}
     for at, room in enumerate(free.rooms):
@@ -119,7 +120,7 @@ def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collec
         untouched = last and room.leases == 0
         known = seen.get((compute, left, untouched))
         if known is None:
-            part = policy.part(free.levels[at], min(compute, memory_level(left, gpu)))
+            part = policy.part(free.levels[at], min(compute, memory_level(left, gpu))) + wanted
             known = seen[compute, left, untouched] = (float(untouched), part, float(left))
         ranks.append((*known, at))
     return ranks if memory > 0 else []
@@ -160,12 +161,13 @@ def _broken_into(group: Sequence[Rank]) -> float:
 
 def _score(need: Need, free: Free, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
     untouched = part = 0.0
-    taken = 0
+    taken = broken = 0
     for rank in chosen:
         untouched += rank[0]
         part += rank[1]
         taken += free.levels[rank[3]] if need.whole else need.on(free.rooms[rank[3]].gpu)[1]
-    return untouched, part, policy.host(need, free, min(taken, free.total_permille))
+        broken += free.levels[rank[3]] == WHOLE_PERMILLE
+    return untouched, part, policy.host(need, free, min(taken, free.total_permille), broken)
 
 
 def _lack(need: Need, free: Free) -> HostReason:

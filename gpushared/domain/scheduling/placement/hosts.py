@@ -50,6 +50,8 @@ class Free:
     total_permille: int
     top_permille: int
     """The most compute that is free on one of the host's GPUs."""
+    untouched: int
+    """The number of GPUs of which nothing is leased."""
     link_groups: tuple[int, ...]
     uniform: bool
     """True if the host's GPUs are ordinary and alike, so that an answer for one GPU is the answer for all."""
@@ -67,6 +69,7 @@ def free_of(host: Host, rooms: Sequence[FreeCapacity], twin: int | None = None) 
         levels,
         sum(levels),
         max((room.free_permille for room in rooms), default=0),
+        levels.count(WHOLE_PERMILLE),
         host.link_groups,
         _uniform(host.gpus),
         twin,
@@ -117,6 +120,7 @@ def changed(
         tuple(levels),
         sum(levels),
         max(room.free_permille for room in rooms) if rooms else 0,
+        levels.count(WHOLE_PERMILLE),
         free.link_groups,
         free.uniform,
     )

@@ -7,12 +7,12 @@ host that was listed first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Protocol
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
-from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
+from gpushared.domain.scheduling.placement.demand_profile import MOST_GPUS, DemandProfile
 from gpushared.domain.scheduling.placement.hosts import UNLIMITED, Free
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -20,6 +20,13 @@ FREE_GPU_WEIGHT = 0.02
 """A free GPU on the host counts as much as a fiftieth of a GPU stranded there: enough to break ties."""
 MEMORY_WEIGHT = 0.3
 """Host memory counts less than CPU: a process seldom uses all of the memory that it asks for."""
+
+GANG_WEIGHT = 0.05
+"""An untouched GPU that requests of several can no longer use counts as a twentieth of a stranded one: others
+may still fill it. With more the mean over all lists of ``bench/placement_table.py`` falls."""
+MODEL_WEIGHT = 0.02
+"""A GPU of a model that is asked for as much as there is of it counts as a fiftieth of a stranded one: any
+weight above 0 keeps those who can choose away from it, and a large one only breaks good fits."""
 
 KIN_PERMILLE = 300.0
 """The worth is a little more than a quarter of a GPU, a usual size. It outweighs a slice's best fit, but
@@ -54,8 +61,14 @@ class PlacementPolicy(Protocol):
     def part(self, before: int, after: int) -> float:
         """Return the cost of leaving ``after`` permille of a GPU that had ``before``."""
 
-    def host(self, need: Need, free: Free, taken: int) -> float:
-        """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory."""
+    def model(self, name: str) -> float:
+        """Return the cost of 1 permille of a GPU of this model, for those who wait for that model alone."""
+
+    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:
+        """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory.
+
+        ``broken``: the number of untouched GPUs among those that are taken.
+        """
 
 
 class Pack:
@@ -67,7 +80,10 @@ class Pack:
     def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
         return float(after)
 
-    def host(self, need: Need, free: Free, taken: int) -> float:  # noqa: ARG002 - only what is left matters
+    def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
+        return 0.0
+
+    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
         return float(free.total_permille - taken)
 
 
@@ -80,30 +96,47 @@ class Spread:
     def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
         return -float(after)
 
-    def host(self, need: Need, free: Free, taken: int) -> float:  # noqa: ARG002 - only what is left matters
+    def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
+        return 0.0
+
+    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
         return -float(free.total_permille - taken)
 
 
 class Fragmentation:
     """Choose the least growth of the capacity that will stay idle.
 
-    Idle capacity is leftover shares that no request is for, and GPUs whose host has no CPU or memory left for
-    coming requests. The policy learns from past requests what comes.
+    Idle capacity is leftover shares that no request is for, GPUs whose host has no CPU or memory left for
+    coming requests, untouched GPUs of which a host has too few for requests of several, and GPUs that others
+    took from those who can use this model alone. The policy learns from past requests what comes.
     """
 
     whole_gpus_last = True
     kin_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
 
-    def __init__(self, mix: DemandProfile) -> None:
+    def __init__(self, mix: DemandProfile, supply: Mapping[str, float] | None = None) -> None:
+        """Take ``supply``: the part of the fleet's GPUs that each model makes."""
         self._leftover = mix.leftover
         self._cpu = mix.cpu
         self._memory = mix.memory
+        self._too_few = mix.too_few
+        self._wanted = {
+            model: MODEL_WEIGHT * min(1.0, share / supply[model])
+            for model, share in mix.bound.items()
+            if supply and supply.get(model)
+        }
 
     def part(self, before: int, after: int) -> float:
         return round(self._leftover[after] - self._leftover[before], 6)
 
-    def host(self, need: Need, free: Free, taken: int) -> float:
+    def model(self, name: str) -> float:
+        return self._wanted.get(name, 0.0)
+
+    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:
         cost = FREE_GPU_WEIGHT * (free.total_permille - taken)
+        if broken:
+            untouched = min(free.untouched, MOST_GPUS)
+            cost += GANG_WEIGHT * (self._too_few[max(0, untouched - broken)] - self._too_few[untouched])
         if free.cpu_milli < UNLIMITED >> 1:
             cost += _growth(self._cpu.stranded, free.cpu_milli, need.cpu_milli, free.total_permille, taken)
         if free.memory_bytes < UNLIMITED >> 1:
@@ -118,12 +151,17 @@ def _growth(stranded: Stranded, amount: int, less: int, permille: int, taken: in
     return stranded(amount - less, permille - taken) - stranded(amount, permille)
 
 
-def policy_for(name: PolicyName, mix: DemandProfile) -> PlacementPolicy:
-    """Return the policy for the mix as it is now; a later lesson needs a new policy."""
+def policy_for(
+    name: PolicyName, mix: DemandProfile, supply: Mapping[str, float] | None = None
+) -> PlacementPolicy:
+    """Return the policy for the mix as it is now; a later lesson needs a new policy.
+
+    ``supply``: the part of the fleet's GPUs that each model makes.
+    """
     match name:
         case PolicyName.PACK:
             return Pack()
         case PolicyName.SPREAD:
             return Spread()
         case PolicyName.FRAGMENTATION:
-            return Fragmentation(mix)
+            return Fragmentation(mix, supply)

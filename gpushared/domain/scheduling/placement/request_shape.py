@@ -112,4 +112,4 @@ def size_of(request: Request, gpus: Iterable[Gpu] = ()) -> Size | None:
     permille = min(need.permille, WHOLE_PERMILLE)
     parts = need.count * permille or WHOLE_PERMILLE
     cpu, memory = need.cpu_milli * WHOLE_PERMILLE, need.memory_bytes * WHOLE_PERMILLE
-    return Size(need.count, permille, cpu / parts, memory / parts)
+    return Size(need.count, permille, cpu / parts, memory / parts, need.models)
