@@ -105,7 +105,7 @@ Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], "asyncio.Futu
 @dataclass
 class World:
     coordinator: Coordinator
-    authenticator: TunnelEndpoints
+    endpoints: TunnelEndpoints
     gate: Answering
     account: Caller = ADA
     as_whom: list[Caller] = field(default_factory=list)
@@ -132,7 +132,7 @@ class World:
         self.coordinator.tunnels = Tunnels(lambda: self.coordinator)
 
     async def connect(self, job: JobId = JOB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(await self.authenticator.door(job, 0, ADA))
+        return await asyncio.open_unix_connection(await self.endpoints.door(job, 0, ADA))
 
 
 async def vouch(_: Caller, __: jobs_pb2.TunnelChunk) -> tuple[tuple[str, bytes], ...]:
@@ -147,10 +147,10 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
         async def the_channel() -> grpc.aio.Channel:
             return channel
 
-        authenticator = TunnelEndpoints(
+        endpoints = TunnelEndpoints(
             folder / "tunnels", the_channel, vouch, lambda error: Unavailable(str(error.details()))
         )
-        world = World(coordinator, authenticator, gate)
+        world = World(coordinator, endpoints, gate)
         await world.start()
         stack.push_async_callback(world.kill)
         options = channel_options("x")
@@ -180,7 +180,7 @@ async def tunnel_world(folder: Path, gate: Answering) -> AsyncIterator[World]:
         )
         coordinator.tell = ends.open
         stack.push_async_callback(ends.close)
-        stack.push_async_callback(authenticator.close)
+        stack.push_async_callback(endpoints.close)
         yield world
     await asyncio.gather(*tasks)
 
@@ -319,7 +319,7 @@ async def test_nobody_can_answer_for_another_tunnel(tmp_path: Path) -> None:
         reader, writer = await world.connect()
         writer.write(b"a\n")
         assert await reader.readline() == b"A\n"
-        stub = link_pb2_grpc.NodeLinkStub(await world.authenticator._channel())
+        stub = link_pb2_grpc.NodeLinkStub(await world.endpoints._channel())
         for guess in ("", "0" * 32, seen[0].tunnel_id):
             call = stub.Serve()
             await call.write(link_pb2.TunnelData(tunnel_id=guess))
@@ -348,7 +348,7 @@ async def test_a_call_that_never_says_which_tunnel_it_is_ends(
 ) -> None:
     monkeypatch.setattr(tunnels_module, "ANSWER_SECONDS", 0.1)
     async with tunnel_world(tmp_path, echo) as world:
-        call = link_pb2_grpc.NodeLinkStub(await world.authenticator._channel()).Serve()
+        call = link_pb2_grpc.NodeLinkStub(await world.endpoints._channel()).Serve()
         async with asyncio.timeout(20):
             with pytest.raises(grpc.aio.AioRpcError, match="did not say which"):
                 await call.read()
@@ -410,7 +410,7 @@ async def test_a_node_that_breaks_a_tunnel_off_leaves_no_error_unread(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with tunnel_world(tmp_path, echo) as world:
-        stub = link_pb2_grpc.NodeLinkStub(await world.authenticator._channel())
+        stub = link_pb2_grpc.NodeLinkStub(await world.endpoints._channel())
         calls: set[asyncio.Task[object]] = set()
 
         async def break_off(tunnel_id: str) -> object:
@@ -471,7 +471,7 @@ async def test_a_door_that_closes_leaves_other_sockets_alone(
     """The next socket gets its number; the event loop must not go on to look at the old one by it."""
     monkeypatch.setattr(tunnel_endpoints, "IDLE_SECONDS", -1.0)
     async with tunnel_world(tmp_path, echo) as world:
-        path = Path(await world.authenticator.door(JobId("9999999999"), 0, ADA))
+        path = Path(await world.endpoints.door(JobId("9999999999"), 0, ADA))
         await asyncio.sleep(0)  # its door waits for somebody
         reader, writer = await world.connect()
         assert not path.exists()
@@ -487,7 +487,7 @@ async def test_no_coordinator_names_files_elsewhere(tmp_path: Path, job: str) ->
     """The name of a job is its word, and the daemon is root."""
     async with tunnel_world(tmp_path, echo) as world:
         with pytest.raises(RequestError, match="is no name of a job"):
-            await world.authenticator.door(JobId(job), 0, ADA)
+            await world.endpoints.door(JobId(job), 0, ADA)
 
 
 async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
@@ -502,7 +502,7 @@ async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
         refused, other = await world.connect()
         assert b"too many connections" in await refused.read()
         with pytest.raises(LimitReached):
-            await world.authenticator.door(JobId("9999999999"), 0, ADA)
+            await world.endpoints.door(JobId("9999999999"), 0, ADA)
         writer.close()
         other.close()
 
@@ -513,7 +513,7 @@ async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
 async def test_whoever_was_told_of_a_door_finds_connections_made(tmp_path: Path) -> None:
     """As many as ``docker run`` uses; the next one is made when it is asked for."""
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
-        path = await world.authenticator.door(JOB, 0, ADA)
+        path = await world.endpoints.door(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):
             await world.came.acquire()
         writers = []
@@ -538,11 +538,11 @@ async def test_connections_that_nobody_uses_are_given_up_on_both_machines(
         ended.release()
 
     async with tunnel_world(tmp_path, silent) as world, asyncio.timeout(30):
-        await world.authenticator.door(JOB, 0, ADA)
+        await world.endpoints.door(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):
             await ended.acquire()
         assert not world.coordinator.tunnels._open
-        await world.authenticator.door(JOB, 0, ADA)
+        await world.endpoints.door(JOB, 0, ADA)
         await world.came.acquire()
 
 
@@ -551,16 +551,16 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
 ) -> None:
     calls: asyncio.Queue[tunnel_endpoints.Call] = asyncio.Queue()
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
-        opened = world.authenticator._opened
+        opened = world.endpoints._opened
 
         async def noted(door: tunnel_endpoints._Door) -> tunnel_endpoints.Tunnel:
             tunnel = await opened(door)
             calls.put_nowait(tunnel.call)
             return tunnel
 
-        monkeypatch.setattr(world.authenticator, "_opened", noted)
+        monkeypatch.setattr(world.endpoints, "_opened", noted)
         world.coordinator.person = "bob"
-        path = await world.authenticator.door(JOB, 0, ADA)
+        path = await world.endpoints.door(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):
             assert await (await calls.get()).code() is grpc.StatusCode.PERMISSION_DENIED
         world.coordinator.person = "ada"
@@ -578,10 +578,10 @@ async def test_unused_connections_leave_room_for_those_in_use(
     monkeypatch.setattr(tunnels_module, "MAX_TUNNELS_PER_PERSON", 3)
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         for _ in range(5):
-            await world.authenticator.door(JOB, 0, ADA)
+            await world.endpoints.door(JOB, 0, ADA)
         for _ in range(2):
             await world.came.acquire()
-        path = await world.authenticator.door(JobId("9999999999"), 0, ADA)
+        path = await world.endpoints.door(JobId("9999999999"), 0, ADA)
         reader, writer = await asyncio.open_unix_connection(path)
         assert "job 9999999999 has nothing on this node" in (await reader.read()).decode()
         writer.close()

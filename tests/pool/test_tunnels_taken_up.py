@@ -138,12 +138,12 @@ async def test_nobody_takes_up_the_connection_of_another(tmp_path: Path) -> None
         assert await reader.readline() == b"HELLO\n"
         assert world.ends is not None
         name = next(name for name, one in world.ends._connections.items() if one.stream.received)
-        door = next(iter(world.authenticator._authenticator.values()))
-        again = await world.authenticator._opened(door, name)
+        door = next(iter(world.endpoints._doors.values()))
+        again = await world.endpoints._opened(door, name)
         with pytest.raises(Exception, match="a connection of that name is there"):
             await again.call.read()
         world.ends._connections[name].whose = ("bob", world.ends._connections[name].whose[1])
-        stolen = await world.authenticator._opened(door, name, 0)
+        stolen = await world.endpoints._opened(door, name, 0)
         with pytest.raises(NotFound):
             await tunnel_endpoints._count(stolen.call)
         writer.write(b"still here\n")
@@ -299,7 +299,7 @@ async def test_a_connection_that_nobody_takes_up_is_away_and_only_while_the_coor
         assert await reader.readline() == b"HELLO\n"
         await asyncio.sleep(0.6)
         assert not any(is_away() for is_away in world.is_away)
-        await world.authenticator.close()
+        await world.endpoints.close()
         world.linked_seconds = 0.0
         await asyncio.sleep(0.6)
         assert not any(is_away() for is_away in world.is_away)

@@ -45,7 +45,7 @@ class Service:
     """One gRPC service. ``calls``: those of its unary calls that the unix socket answers as JSON, too."""
 
     name: str
-    authenticator: frozenset[Listener]
+    listeners: frozenset[Listener]
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ def unary_service(
     descriptor: ServiceDescriptor,
     handlers: Mapping[str, Handler],
     callers: Callers,
-    authenticator: frozenset[Listener],
+    listeners: frozenset[Listener],
 ) -> Service:
     """``handlers`` by the names of the calls; those that have none are answered ``unimplemented``."""
     methods = {name: descriptor.methods_by_name[name] for name in handlers}
@@ -85,7 +85,7 @@ def unary_service(
     generic = grpc.method_handlers_generic_handler(descriptor.full_name, served)
     return Service(
         name=descriptor.full_name,
-        authenticator=authenticator,
+        listeners=listeners,
         add=lambda server: server.add_generic_rpc_handlers((generic,)),
         calls={
             f"{descriptor.full_name}/{name}": Unary(

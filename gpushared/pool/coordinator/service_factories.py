@@ -80,7 +80,7 @@ def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
         unary.add(server)
         server.add_generic_rpc_handlers((room.streams(),))
 
-    return (Service(unary.name, unary.authenticator, add, unary.calls),)
+    return (Service(unary.name, unary.listeners, add, unary.calls),)
 
 
 class _Room:
@@ -340,7 +340,7 @@ class ListenerServer:
     @asynccontextmanager
     async def serving(self, services: Sequence[Service]) -> AsyncIterator[None]:
         """Takes calls as long as the block runs."""
-        served = [service for service in services if self._door in service.authenticator]
+        served = [service for service in services if self._door in service.listeners]
         for service in served:
             service.add(self._server)
         await self._add_health([service.name for service in served])

@@ -122,7 +122,7 @@ class TunnelEndpoints:
         self._channel = channel
         self._vouch = vouch
         self._fault = fault
-        self._authenticator: dict[_Key, _Door] = {}
+        self._doors: dict[_Key, _Door] = {}
         self._open: Counter[int] = Counter()
         self._ready: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,12 +136,12 @@ class TunnelEndpoints:
             raise RequestError(f"{shown(job)} is no name of a job")
         self._close_idle()
         key = (job, attempt, rank, caller.uid)
-        door = self._authenticator.get(key)
+        door = self._doors.get(key)
         if door is None:
-            of_user = sum(uid == caller.uid for _, _, _, uid in self._authenticator)
-            if len(self._authenticator) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
+            of_user = sum(uid == caller.uid for _, _, _, uid in self._doors)
+            if len(self._doors) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
-            door = self._authenticator[key] = self._made(key, caller)
+            door = self._doors[key] = self._made(key, caller)
         door.used_at = asyncio.get_running_loop().time()
         self._prepare(door)
         return str(door.path)
@@ -151,7 +151,7 @@ class TunnelEndpoints:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._authenticator.clear()
+        self._doors.clear()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _made(self, key: _Key, caller: Caller) -> _Door:
@@ -186,12 +186,12 @@ class TunnelEndpoints:
             log.warning("door=%s is closed: %s", door.path.name, error)
         finally:
             door.listener.close()
-            if self._authenticator.get(key) is door:
+            if self._doors.get(key) is door:
                 self._forget(key, door)
 
     def _forget(self, key: _Key, door: _Door) -> None:
         door.path.unlink(missing_ok=True)
-        del self._authenticator[key]
+        del self._doors[key]
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -201,7 +201,7 @@ class TunnelEndpoints:
 
     def _close_idle(self) -> None:
         now = asyncio.get_running_loop().time()
-        for key, door in list(self._authenticator.items()):
+        for key, door in list(self._doors.items()):
             if not door.open and now - door.used_at > IDLE_SECONDS:
                 self._forget(key, door)
                 assert door.accepting is not None, "made with it"
