@@ -1,7 +1,7 @@
-"""What share of the GPUs asked for each placement policy places, on many lists made of one.
+"""Measure what share of the GPUs asked for each placement policy places, on many lists made of one.
 
 Reads what ``placement.py`` reads. Each list is offered once in random order until 1.3 times the GPUs there are
-have been asked for. Printed is the share of what was asked for, or of all GPUs where that is less, that was
+have been asked for. The table has the share of what was asked for, or of all GPUs where that is less, that was
 placed when 90, 100 and 130 % of the GPUs had been asked for, and the time of a decision.
 """
 

@@ -83,7 +83,7 @@ def _ask(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, words: li
 
 
 def _newer_samples(pynvml: Any, known: tuple[type[Exception], ...], handle: Any, since: int) -> Any:
-    """What nvmlDeviceGetProcessesUtilizationInfo says, which came with driver release 550."""
+    """Return what nvmlDeviceGetProcessesUtilizationInfo says, which came with driver release 550."""
     try:
         samples = pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, since)
     except known as error:

@@ -60,12 +60,8 @@ def throughput(a: RealNode, b: RealNode, image: str, mib: int) -> None:
     docker, name = need("docker"), f"gpushared-bench-{b.process.pid}"
     started = [*NOBODY, BIN / "gpushare", "run", "--node", "b", *LEASE, "-d", "--rm", "--network=none"]
     timed([*started, "--name", name, image, "sleep", "600"], a.environ)
-    authenticator = list((a.home / "r/doors").glob("*.sock"))
-    job = (
-        authenticator[0]
-        if len(authenticator) == 1
-        else max(authenticator, key=lambda door: door.stat().st_mtime)
-    )
+    sockets = list((a.home / "r/doors").glob("*.sock"))
+    job = sockets[0] if len(sockets) == 1 else max(sockets, key=lambda door: door.stat().st_mtime)
     ways = {
         "the engine": "/var/run/docker.sock",
         "the gate": str(b.socket),

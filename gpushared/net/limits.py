@@ -109,7 +109,7 @@ class UserShare:
             )
         self._requests += 1
         try:
-            async with self._desk():
+            async with self._slot():
                 yield
         finally:
             self._requests -= 1
@@ -174,7 +174,7 @@ class UserShare:
         self._turn_taken = False
 
     @asynccontextmanager
-    async def _desk(self) -> AsyncIterator[None]:
+    async def _slot(self) -> AsyncIterator[None]:
         await self._slots.acquire()
         slot = _Slot(self._slots)
         timer = asyncio.get_running_loop().call_later(self.limits.slot_seconds, slot.leave)

@@ -99,7 +99,7 @@ class PoolServices:
             orders.tunnel,
             self.link.connected_seconds,
         )
-        self._authenticator = TunnelEndpoints(
+        self._endpoints = TunnelEndpoints(
             runtime_dir / DOORS_FOLDER,
             self.link.channel,
             self._vouch,
@@ -133,7 +133,7 @@ class PoolServices:
     async def run(self) -> None:
         """Keep up the parts of the membership, for ever."""
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._authenticator.close)
+            stack.push_async_callback(self._endpoints.close)
             stack.push_async_callback(self._ends.close)
             clients = PoolClients(self._room.outbox, self.link)
             await asyncio.gather(self.link.run(), self._follow(), clients.run())
@@ -149,7 +149,7 @@ class PoolServices:
     def _take_up(self) -> None:
         """Set the pool that the node is in now; first before anybody can ask, so nobody hears of none."""
         membership, jobs = self._enrolment.membership, self._room.jobs
-        jobs.authenticator = None if membership is None else self._authenticator
+        jobs.endpoints = None if membership is None else self._endpoints
         if membership is None:
             jobs.pool = None
         elif jobs.pool is None or jobs.pool.name != membership.pool:

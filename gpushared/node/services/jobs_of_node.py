@@ -80,7 +80,7 @@ class NodeJobs:
     ) -> None:
         """``socket``: the path of the node's own."""
         self.pool: PoolJobs | None = None
-        self.authenticator: NodeEndpoints | None = None
+        self.endpoints: NodeEndpoints | None = None
         self._book = book
         self._loop = loop
         self._lease_views = views
@@ -260,12 +260,12 @@ class NodeJobs:
         path = self._socket
         here = not view.pool or (self._is_here(part.node) and self._has_lease(LeaseId(part.lease_id), caller))
         if not here:
-            if self.authenticator is None or self.pool is None:
+            if self.endpoints is None or self.pool is None:
                 raise Unavailable(
                     f"the container of job {view.id} is on the node {part.node}", hint="ask there"
                 )
             self.pool.check_answers()
-            path = await self.authenticator.door(JobId(view.id), rank, caller, attempt)
+            path = await self.endpoints.door(JobId(view.id), rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
     async def _either(
