@@ -56,7 +56,7 @@ WAIT_SECONDS = 5.0
 """So long may somebody else wait, which is longer because this machine runs other tests, too."""
 SLOWER = 20
 """On a slow machine the wait may be so many times that of a quiet moment."""
-CALL_SECONDS = 1.0
+CALL_SECONDS = 0.3
 """An attacker does not wait for longer."""
 ROWS_SECONDS = 20.0
 TROUBLE = re.compile(
