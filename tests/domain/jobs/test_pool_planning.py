@@ -192,7 +192,7 @@ def test_a_job_behind_others_that_ask_for_the_same_and_wait_needs_no_pass() -> N
 def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) -> None:
     """After whatever happened, and also after passes whose steps were dropped."""
     pool = Pool("a", "b", "c", gpus=2)
-    kept = pool.state.snapshot = ClusterSnapshot()
+    kept = pool.snapshot
     for at in range(40):
         _something(pool, seed * 1000 + at)
         now = pool.now
@@ -280,7 +280,7 @@ def _held_by_vision(pool: Pool) -> int:
     """What counts as the project's, in the pass over a job that waits because it is too large."""
     gpus = 5 + len(pool.state.jobs)
     pool.submit(f"needs-{gpus}-gpus", replace(WHOLE, gpu_count=gpus), owner=BOB)
-    return int(pool.state.snapshot.roll.all("vision"))
+    return int(pool.snapshot.roll.all("vision"))
 
 
 def test_what_somebody_holds_counts_to_a_project_that_they_may_use_and_to_no_limit() -> None:
