@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator
 
 import click
@@ -16,16 +15,11 @@ from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import HELP
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
-from gpushared.client.messages import PoolShare
 from gpushared.domain.model.errors import NotFound
-from gpushared.domain.model.units import format_duration, parse_gpus, shown
+from gpushared.domain.model.units import parse_gpus, shown
 
 NO_LIMIT = "none"
 HOUR_SECONDS = 3600
-_SHARE_TROUBLES = {
-    "away": "its coordinator is away, so there is no more for now",
-    "ended": "its coordinator has been away for too long to give any of it",
-}
 _ORIGINS = {
     "set": "set at run time",
     "config": "as configured",
@@ -86,24 +80,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         items=[one.to_json() for one in answer.projects],
         ids=[one.name for one in answer.projects],
         simulated=answer.simulated,
-        notes=[_pool_share(share) for share in answer.pool_shares],
-        extra={"pool_shares": [share.to_json() for share in answer.pool_shares]},
     )
-
-
-def _pool_share(one: PoolShare) -> str:
-    """Word the share that the pool lets this node give by itself, with the age of the pool's message."""
-    of = f" of model {one.model}" if one.model else ""
-    gives = (
-        f"pool {one.pool}: this node may give {text.share(one.permille)} GPU{of} to {one.project} by itself"
-    )
-    age = (
-        ""
-        if one.told_at is None
-        else f", said {format_duration(max(0, round(time.time() - one.told_at)))} ago"
-    )
-    trouble = _SHARE_TROUBLES.get(one.trouble, one.trouble)
-    return f"{gives}, {text.share(one.held_permille)} held{age}" + (f"; {trouble}" if trouble else "")
 
 
 LISTING = Listing(

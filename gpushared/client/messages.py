@@ -341,24 +341,11 @@ class Project(Message):
     quiet_idle: tuple[IdlePolicy, ...] = ()
 
 
-class PoolShare(Message):
-    """Tell what this node's pool lets it give by itself; ``trouble`` is empty, "away" or "ended"."""
-
-    pool: str = ""
-    project: str = ""
-    model: str = ""
-    permille: int = 0
-    held_permille: int = 0
-    told_at: Time = None
-    trouble: str = ""
-
-
 class ProjectList(Message):
     """Hold the answer of ``Projects.List``."""
 
     projects: tuple[Project, ...] = ()
     simulated: bool = False
-    pool_shares: tuple[PoolShare, ...] = ()
 
 
 class DrainAnswer(Message):

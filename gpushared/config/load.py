@@ -71,6 +71,8 @@ class ConfigSchema:
     show: str
     """A sentence on how to see the settings that hold now."""
     foreign: tuple[str, ...] = ()
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Sections of older versions, each with a hint on the rule that holds now."""
 
     def is_section(self, at: tuple[str, ...]) -> bool:
         """Return True if a path leads to a section, or to all of a table's."""
@@ -426,6 +428,8 @@ def check_projects(projects: Mapping[str, ProjectConfig], draft: ConfigDraft) ->
 
 def _nearest(at: tuple[str, ...], schema: ConfigSchema) -> str:
     """Return a hint with the setting that was meant, by its whole path or by its last name alone."""
+    if at[0] in schema.removed:
+        return schema.removed[at[0]]
     if at[0] in schema.tables and len(at) == _depth(at, schema):
         section = _part_of_project(at)[0] if at[0] == PROJECTS else schema.tables[at[0]]
         known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(section)}

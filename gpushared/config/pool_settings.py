@@ -49,7 +49,6 @@ from gpushared.config.queue_rules import (
     TrainConfig,
     UserConfig,
 )
-from gpushared.domain.jobs.coordinator_rules import WhenCutOff
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
@@ -219,24 +218,6 @@ class PoolQueueConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolQuotasConfig:
-    """These settings bound what nodes may give by themselves of projects that have a limit."""
-
-    when_cut_off: WhenCutOff = setting(  # noqa: RUF009 - makes a field
-        WhenCutOff.SERVE,
-        Choice(WhenCutOff),
-        "Of a node that does not reach the coordinator: `serve` lets it go on giving what it was allowed "
-        "last, `refuse` stops that after `cut_off_seconds`. The coordinator counts it as held either way.",
-    )
-    cut_off_seconds: int = setting(
-        300,
-        Seconds(10, DAY_SECONDS),
-        "With `refuse`: so long without an answer of the coordinator a node still gives; at least twelve "
-        "beats.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class PoolPlacementConfig:
     """The policy chooses a job's node and GPUs among those that have room."""
 
@@ -263,7 +244,6 @@ class CoordinatorConfig:
     classes_build: BuildConfig = field(default_factory=BuildConfig)
     classes_train: TrainConfig = field(default_factory=TrainConfig)
     classes_infer: InferConfig = field(default_factory=InferConfig)
-    quotas: PoolQuotasConfig = field(default_factory=PoolQuotasConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -281,12 +261,15 @@ POOL = ConfigSchema(
         "classes.build": BuildConfig,
         "classes.train": TrainConfig,
         "classes.infer": InferConfig,
-        "quotas": PoolQuotasConfig,
         "placement": PoolPlacementConfig,
         "audit": AuditConfig,
         "log": LogConfig,
     },
     tables={PROJECTS: ProjectConfig, USERS: UserConfig, PRESETS: Preset},
+    removed={
+        "quotas": "take [quotas] out: a pool's limits count the pool's jobs only, and a node's own leases "
+        "count towards the limits in its config.toml"
+    },
     named={
         PRESETS: PRESET_NAMED,
         USERS: Named(

@@ -22,7 +22,6 @@ from gpushared.net.call_checks import error_of
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.jobs.local_jobs import LocalJobs
-from gpushared.node.pool.allowance_file import AllowanceFile
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
@@ -57,21 +56,16 @@ class PoolServices:
         room: JobsRoom,
         api: Api,
         troubles: Troubles,
-        allowance: Callable[[Callable[[], bool]], AllowanceFile],
         audit: Sink,
         *,
         runtime_dir: Path,
         simulated: bool,
     ) -> None:
-        """``room`` is open, and what ``enrolment`` has is loaded.
-
-        ``allowance`` is made of what tells whether the coordinator answers.
-        """
+        """``room`` is open, and what ``enrolment`` has is loaded."""
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
             config, enrolment, host.order_handler, loop, room.outbox, troubles, orders, simulated=simulated
         )
-        self.allowance = allowance(lambda: self.link.connected)
         self._loop = loop
         self._enrolment = enrolment
         self._room = room
@@ -85,8 +79,6 @@ class PoolServices:
             time.time,
         )
         self._make_tunnels(runtime_dir, host, orders)
-        self.link.guests.allowance = self.allowance.told
-        loop.due = self.allowance.due
         room.outbox.teller = self.link
         self._take_up()
 
@@ -141,9 +133,8 @@ class PoolServices:
     async def _follow(self) -> None:
         """Serve the pool's jobs while the node is in a pool."""
         while True:
-            version, membership = self._enrolment.version, self._enrolment.membership
+            version = self._enrolment.version
             self._take_up()
-            await self.allowance.be_in("" if membership is None else membership.pool)
             await self._enrolment.changed(version)
 
     def _take_up(self) -> None:

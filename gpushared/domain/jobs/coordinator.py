@@ -19,7 +19,6 @@ from gpushared.domain.jobs import (
     job_commands,
     job_placement,
     liveness,
-    node_allowances,
     recovery,
 )
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
@@ -100,7 +99,6 @@ def restore(
         usage=usage_of(accounts.usage, rules.policy.half_life_seconds),
         turns=accounts.turns,
         projects=accounts.projects,
-        lends=any(node_allowances.is_lent(member) for member in enrolled.values()),
         next_sequence=1 + max((job.sequence for job in everything), default=0),
     )
     _remember(state, everything)

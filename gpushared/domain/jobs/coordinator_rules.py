@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
@@ -15,18 +14,6 @@ TOLD_JOBS = 4096
 run on a node, together with the finished jobs of which a node tells."""
 TOLD_BYTES = 64 * MIB
 """The descriptions of these jobs take at most this much."""
-
-
-class WhenCutOff(StrEnum):
-    """Name what a cut-off node may give by itself of a project with a limit.
-
-    A node is cut off while its coordinator does not answer. ``serve``: the node gives what it was allowed
-    last. ``refuse``: the node gives nothing more after ``cut_off_seconds``. Either way the coordinator counts
-    the allowance as held until it hears of the node: leases outlive the permission to give them.
-    """
-
-    SERVE = "serve"
-    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +90,6 @@ class PoolRules:
     here_at_once: int = 50
     """With ``here``: this many jobs of one person wait in the node's own queue, which has bounds. The
     others wait in the job store."""
-
-    when_cut_off: WhenCutOff = WhenCutOff.SERVE
-    cut_off_seconds: float = 300.0
     principals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """A person's principals on the nodes;"""
     common_realms: frozenset[str] = frozenset()

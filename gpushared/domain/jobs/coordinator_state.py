@@ -157,8 +157,6 @@ class PoolState:
     kind."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
     """Jobs that others give way to at the moment."""
-    lends: bool = False
-    """A node knows of something that it may give by itself."""
     stale: bool = False
     """Something changed since the last pass that could let somebody start."""
     planned_at: float = 0.0

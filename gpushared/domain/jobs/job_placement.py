@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from gpushared.domain.jobs import liveness, node_allowances
+from gpushared.domain.jobs import liveness
 from gpushared.domain.jobs.cluster_snapshot import (
     ClusterCapacity,
     ClusterSnapshot,
@@ -33,6 +33,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.job_progress import begin, cancel, end
 from gpushared.domain.jobs.pending_jobs import JobShape
 from gpushared.domain.jobs.placement_reasons import Lack, lack_of_room
+from gpushared.domain.jobs.unreported_jobs import unreported_permille
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.lease import Queued as LeaseQueued
@@ -59,9 +60,6 @@ def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
     if not state.waiting and not state.gangs:
         state.verdicts, state.under_way = {}, {}
-        if not draft.rules.here and node_allowances.are_any(state.policy, state):
-            snapshot.drawn(state, state.policy, draft.now)
-            node_allowances.share_out(state.policy, snapshot.roll, frozenset(), draft)
     elif draft.rules.here:
         _place_here(draft)
     else:
@@ -90,9 +88,7 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
     places, roll = snapshot.drawn(state, policy, draft.now), snapshot.roll
-    pressed = node_allowances.pressed_projects(state)
-    if node_allowances.are_any(policy, state):
-        node_allowances.share_out(policy, roll, pressed, draft)
+    roll.unreported = unreported_permille(roll, state)
     state.verdicts = {}
     more = place_gangs(places, roll, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
@@ -109,8 +105,7 @@ def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
         turns=state.turns,
     )
     _carry_out(found, places, snapshot, draft)
-    newly_pressed = bool(roll.lent) and not node_allowances.pressed_projects(state) <= pressed
-    if more or newly_pressed or (found.grants and len(state.waiting)):
+    if more or (found.grants and len(state.waiting)):
         state.stale = True
     state.plan_again_at = found.look_again_at
 

@@ -19,7 +19,6 @@ from gpushared.domain.jobs.coordinator_events import (
     NodeForgotten,
     NodeRegistered,
     Send,
-    TellAllowance,
 )
 from gpushared.domain.jobs.coordinator_state import (
     NOTHING,
@@ -111,16 +110,8 @@ def register(event: NodeRegistered, draft: PoolDraft) -> None:
     state.reported |= {event.node}
     if member.excused:
         draft.put_member(replace(draft.state.members[event.node], excused=False))
-    _remind(member, draft)
     _ask_of_the_rest(event.node, named, draft)
     settle_if_due(draft)
-
-
-def _remind(member: Member, draft: PoolDraft) -> None:
-    """Send the allowance once more to a node that does not know the newest one."""
-    allowed, told = member.free.allowed, member.told
-    if told is not None and allowed is not None and allowed.revision < told.revision:
-        draft.do(TellAllowance(member.name))
 
 
 def _remember_less(draft: PoolDraft) -> None:
@@ -438,7 +429,7 @@ def forget(event: NodeForgotten, draft: PoolDraft) -> None:
         member = draft.put_member(replace(member, excused=True))
     state.waived |= {event.node}
     if not event.only_waive and member is not None:
-        member = replace(member, connected=False, forgotten_at=draft.now, told=None)
+        member = replace(member, connected=False, forgotten_at=draft.now)
         draft.put_member(member)
         reason = f"{event.by.principal} said that {name_of(event.node)} is off"
         for name in sorted(state.by_node.get(event.node) or ()):

@@ -475,14 +475,6 @@ def _(event: m.DayTimeSet, draft: Draft) -> None:
 
 
 @_apply.register
-def _(event: m.AllowanceKnown, draft: Draft) -> None:
-    known, told = draft.allowance, event.allowance
-    is_late = known and told and known.pool == told.pool and known.revision > told.revision
-    if not is_late:
-        draft.allowance = told
-
-
-@_apply.register
 def _(event: m.QuietTimeChanged, draft: Draft) -> None:
     draft.quiet = event.quiet
 

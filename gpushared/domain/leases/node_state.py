@@ -34,7 +34,6 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.units import shown
-from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
@@ -121,8 +120,6 @@ class NodeState:
     contacts: Mapping[str, Contact] = field(default_factory=dict)
     """The contacts with each coordinator; ``contacts_written`` is the journal's copy, maybe older."""
     contacts_written: Mapping[str, Contact] = field(default_factory=dict)
-    allowance: Allowance | None = None
-    """The share of the pool's limits that the pool lets this node give; None = the pool did not say."""
     pruned_at: float = 0.0
     """When final records were last looked through for old ones."""
     boot_id: str = ""
@@ -174,23 +171,8 @@ class NodeState:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the configuration with the projects and the allowance that were set since."""
-        policy = self.rules.policy_with(self.projects)
-        return policy if self.allowance is None else replace(policy, allowance=self.allowance)
-
-    def draws_on(self, lease: Lease) -> str:
-        """Return the pool's project whose share of a limit a lease counts to.
-
-        The pool counts its own jobs.
-        """
-        if self.allowance is None or self.is_of_pool(lease):
-            return ""
-        return self.allowance.draws_on(lease.owner_name, lease.payer)
-
-    def is_of_pool(self, lease: Lease) -> bool:
-        """Return True if a lease is for a job of the pool that sets this node's allowance."""
-        pool = None if self.allowance is None else self.allowance.pool
-        return lease.attempt is not None and lease.coordinator == pool
+        """Return the policy of the configuration with the projects that were set since."""
+        return self.rules.policy_with(self.projects)
 
     def with_rules(self, rules: Rules) -> NodeState:
         """Return the state under other rules; the recorded use stays, and decays as the new rules say."""
@@ -296,7 +278,6 @@ class Draft:
         self.goes_down = state.goes_down
         self.attempts = dict(state.attempts)
         self.contacts = dict(state.contacts)
-        self.allowance = state.allowance
         self.pruned_at = state.pruned_at
         self.forgotten_before: float | None = None
         self.report: Report | StaleEpoch | None = None
@@ -335,7 +316,6 @@ class Draft:
             goes_down=self.goes_down,
             attempts=self.attempts,
             contacts=self.contacts,
-            allowance=self.allowance,
             pruned_at=self.pruned_at,
         )
 

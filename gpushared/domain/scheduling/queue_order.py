@@ -85,10 +85,10 @@ def backlogs(
     ready: Iterable[PendingRequest], policy: Policy, turns: Mapping[str, float], now: float
 ) -> dict[str, ProjectQueue]:
     """Return the queue by project and kind."""
-    kinds: dict[tuple[str, int, Request, str], RequestLine] = {}
+    kinds: dict[tuple[str, int, Request], RequestLine] = {}
     for one in ready:
         request = one.lease.request
-        key = (one.project, one.priority, request, one.draws_on)
+        key = (one.project, one.priority, request)
         kind = kinds.get(key)
         if kind is None:
             kinds[key] = RequestLine(one.project, deque((one,)), policy.classes[request.lease_class].order)

@@ -22,7 +22,6 @@ from gpushared.domain.jobs.coordinator_events import (
     NodeRegistered,
     PoolInstruction,
     Send,
-    TellAllowance,
     TellOrigin,
 )
 from gpushared.domain.jobs.job import HERE, NodeName
@@ -110,8 +109,6 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 self.tell(node, order)
             case TellOrigin(job):
                 self.tell_origin(job)
-            case TellAllowance(node):
-                self.tell_allowance(node)
 
     def tell(self, node: NodeName, order: Order) -> None:
         """An order; lost where the node is not connected, and in place of the same one that waits."""
@@ -140,17 +137,6 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         for stream in self._streams.values():
             if codec.TRUST in stream.capabilities:
                 stream.tell_trust(trust)
-
-    def tell_allowance(self, node: NodeName) -> None:
-        """Send the node its allowance as it then stands."""
-        if (stream := self._streams.get(node)) is not None:
-            stream.put(link_pb2.Allowance, lambda: self._allowance(node))
-
-    def _allowance(self, node: NodeName) -> link_pb2.Down | None:
-        member = self._machine.state.members.get(node)
-        if member is None or member.told is None:
-            return None
-        return link_pb2.Down(allowance=codec.allowance_message(member.told))
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
         """Ask a node to call ``Serve``. Raises Unavailable where it is not connected, StateConflict."""
@@ -238,6 +224,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             self._replace(stream, context)
             try:
                 await self._hand_on(event, stream)
+                self._free_of_shares(registration.message, stream)
             except BaseException:
                 self._leave(stream)
                 raise
@@ -254,6 +241,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             # The welcome must not go out with the epoch that just rose for this registration: the node would name
             # that epoch in its next registration, as one that it has from another coordinator, and so on for ever.
             raise stream.ended
+
+    def _free_of_shares(self, registration: link_pb2.Hello, stream: NodeStream) -> None:
+        if (allowance := codec.without_shares(registration.free)) is not None:
+            stream.put(link_pb2.Allowance, lambda: link_pb2.Down(allowance=allowance))
 
     def _heard(self, node: NodeName, read: RegistrationRead) -> NodeRegistered:
         """Return the machine's event for a registration. Raise RequestError, StateConflict or PermissionRefused."""

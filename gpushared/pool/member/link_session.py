@@ -346,8 +346,6 @@ class Session:
                 self._guests.open_tunnel(message.tunnel)
             case "drain":
                 self._guests.drained(message.drain)
-            case "allowance":
-                await self._told.put(partial(self._guests.allowance, message.allowance))
             case "refuse":
                 _refused(message)
             case other:
