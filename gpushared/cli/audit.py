@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gpushared.api.v1.admin_messages import AuditLine, AuditPage
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen, write
 from gpushared.cli.listing_command import listing_command
@@ -19,7 +20,6 @@ from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 from gpushared.client.moment import read_past
 from gpushared.client.pool_calls import pool_socket
-from gpushared.client.pool_messages import AuditLine, AuditPage
 
 LIMIT = 50
 MAX_LIMIT = 100_000

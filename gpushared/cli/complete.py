@@ -12,10 +12,10 @@ from typing import TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from gpushared.api.message import Message
+from gpushared.api.v1.messages import Job, JobList, NodeList, PresetList
 from gpushared.cli.text import printable
 from gpushared.client import Client, GpuList, Lease, LeaseList, ProjectList
-from gpushared.client.jobs import Job, JobList, NodeList
-from gpushared.client.messages import Message, PresetList
 from gpushared.domain.model.errors import GpushareError
 
 ANSWER_SECONDS = 0.5

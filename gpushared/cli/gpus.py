@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from gpushared.api.v1.messages import PoolGpu, PoolNode
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu
-from gpushared.client.jobs import Jobs, PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs
 
 SPLIT = "mig"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import complete, docker_cli, job_places
 from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import say
@@ -13,7 +14,6 @@ from gpushared.cli.references import container_named
 from gpushared.cli.relay import beside
 from gpushared.cli.result import run_as_child
 from gpushared.client import Client
-from gpushared.client.jobs import Job
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from gpushared.api.v1.messages import PoolGpu, PoolNode
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
-from gpushared.client.jobs import Jobs, PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs
 
 WHOLE_PERMILLE = 1000
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from gpushared.api.v1.admin_messages import PolicyExplanation, PolicyFinding, PolicyRules
 from gpushared.cli import complete, docker_args, docker_cli, text
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
 from gpushared.cli.errors import UsageError
 from gpushared.cli.tree import HELP
 from gpushared.client import Client
-from gpushared.client.pool_messages import PolicyExplanation, PolicyFinding, PolicyRules
 
 _WORDS = {**HELP, "ignore_unknown_options": True, "allow_interspersed_args": False}
 _OUTPUT = click.option(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
+from gpushared.api.v1.admin_messages import ApiToken, JoinToken
 from gpushared.cli import complete, table, text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import HELP
 from gpushared.client.pool_calls import PoolClient
-from gpushared.client.pool_messages import ApiToken, JoinToken
 from gpushared.domain.model.units import parse_duration
 
 _COLUMNS = (

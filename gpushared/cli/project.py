@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
+from gpushared.api.v1.messages import PoolShare
 from gpushared.cli import complete, text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
@@ -16,7 +17,6 @@ from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import HELP
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
-from gpushared.client.messages import PoolShare
 from gpushared.domain.model.errors import NotFound
 from gpushared.domain.model.units import format_duration, parse_gpus, shown
 

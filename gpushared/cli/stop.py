@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import click
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import complete, docker_cli
 from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import UsageError, say
@@ -15,7 +16,7 @@ from gpushared.cli.references import first_found, jobs_of_array, lease_if_here
 from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.client import Client, Lease
 from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import NotFound, Unavailable
 
 

@@ -8,11 +8,12 @@ from functools import partial
 
 import click
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import complete
 from gpushared.cli.errors import say, wrong_values
 from gpushared.cli.references import first_found, jobs_of_array
 from gpushared.client import Client, Lease
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 
 TIMED_OUT = 124
 """timeout(1) has the same exit code."""

@@ -9,12 +9,13 @@ from functools import partial
 
 import click
 
+from gpushared.api.v1.messages import JobExplanation, JobPart
 from gpushared.cli import complete, jobs, text
 from gpushared.cli.listing import SIMULATED
 from gpushared.cli.ps import holding, state
 from gpushared.cli.references import first_found
 from gpushared.client import Client, Explanation, Lease
-from gpushared.client.jobs import JobExplanation, JobPart, Jobs
+from gpushared.client.jobs import Jobs
 
 IDLE = "idle"
 

@@ -54,8 +54,9 @@ BASE = {
 }
 BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.errors"}
 CLIENT = {"gpushared.client"} | {
-    f"gpushared.client.{name}" for name in ("api", "http", "messages", "retries", "submit_words")
+    f"gpushared.client.{name}" for name in ("api", "http", "retries", "submit_words")
 }
+CLIENT |= {f"gpushared.api{name}" for name in ("", ".message", ".v1", ".v1.messages")}
 LISTING = BASE | CLIENT | {"gpushared.cli.listing", "gpushared.cli.table"}
 RUN = {"docker_args", "docker_cli", "lease_values"}
 RUN |= {"relay", "run_container", "start", "waiting"}

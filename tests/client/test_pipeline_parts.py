@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
+from gpushared.api.v1.messages import Job
 from gpushared.cli.submit import submit
 from gpushared.client.http import ConnectionLost
-from gpushared.client.jobs import Job
 from gpushared.client.pipeline import AsyncPool, Pool
 from gpushared.client.pipeline.common import JobWatch, Position
 from gpushared.client.pipeline.job_request import JobRequest, Mount

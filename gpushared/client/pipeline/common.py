@@ -10,10 +10,10 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message as Wire
 
+from gpushared.api.message import Message
 from gpushared.api.v1 import jobs_pb2
+from gpushared.api.v1.messages import Job, JobExplanation, SubmitAnswer
 from gpushared.client.http import ConnectionLost
-from gpushared.client.jobs import Job, JobExplanation, SubmitAnswer
-from gpushared.client.messages import Message
 from gpushared.client.pipeline.job_request import JobRequest
 from gpushared.client.pipeline.pool_address import PoolAddress
 from gpushared.domain.model import errors

@@ -11,8 +11,8 @@ from typing import Any, Self
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
+from gpushared.api.v1.messages import Job, JobExplanation, NodeList, SubmitAnswer
 from gpushared.client.http import ConnectionLost
-from gpushared.client.jobs import Job, JobExplanation, NodeList, SubmitAnswer
 from gpushared.client.pipeline import common
 from gpushared.client.pipeline.common import (
     ADVICE_SECONDS,
