@@ -23,8 +23,8 @@ from gpushared.api.v1.messages import (
 )
 from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline.async_pool import AsyncPool
-from gpushared.client.pipeline.common import JobWarning
 from gpushared.client.pipeline.job_request import JobRequest, Mount
+from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.client.pipeline.sync_pool import Pool
 from gpushared.domain.model.errors import NeverFits
 
