@@ -84,7 +84,6 @@ def fetch(client: Client, options: Options) -> Screen:
 
 LISTING = Listing(
     name="jobs",
-    summary="Show jobs: what was submitted, where it runs, why it waits.",
     details="""Your own; with --all everybody's, where you may see them. NODE is where it runs, ran or is
 being placed; REASON says why it waits, or why it failed.
 

@@ -82,7 +82,6 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="nodes",
-    summary="Show the machines of the pool, what is known of each, and since when.",
     details="""In no pool, this node. STATE is ready, suspect (silent for 15 s), unknown (silent for 30 s),
 drained, or never-seen since the coordinator started. Silence is never taken for death: what ran on a silent
 node is kept, and shown as believed. FREE adds up what its GPUs could still lease. HEARD is when it was last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time as clock
 from collections.abc import Iterator
 from datetime import datetime
@@ -10,10 +9,10 @@ from datetime import datetime
 import click
 
 from gpushared.cli import complete, text
-from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import wrong_values
 from gpushared.cli.lease_values import check_values
-from gpushared.cli.listing import SIMULATED
+from gpushared.cli.listing import write_items
+from gpushared.cli.options import WholeNumber, output_option
 from gpushared.cli.ps import holding
 from gpushared.client import Client, OfferAnswer
 from gpushared.client.moment import read_moment
@@ -27,7 +26,7 @@ STEPS = {
 }
 
 
-@click.command("offer", short_help="Show when and where a request would start.")
+@click.command("offer")
 @click.option("--gpu", default="", metavar="SIZE", help="As for run: 0.25, 2, 2x0.5, 0.25..1.")
 @click.option("--gpu-memory", default="", metavar="SIZE", help="As for run: 8g.")
 @click.option("--gpu-compute", default="", metavar="PERCENT", help="As for run: 30%.")
@@ -64,9 +63,7 @@ STEPS = {
 )
 @click.option("--model", default="", metavar="MODEL,...", help="Only on GPUs of these models: h100.")
 @click.option("--begin", default="", metavar="MOMENT", help="Not before: 22:00, +2h.")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
-)
+@output_option("text", "json")
 def offer(
     *,
     gpu: str,
@@ -90,7 +87,7 @@ def offer(
     Examples:
       gpushare offer --gpu 0.5 --time 2h
       gpushare offer --gpu 2 --class build -o json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     with wrong_values("--begin"):
         begin_at = read_moment(begin, datetime.now().astimezone()) if begin else 0.0
     said: LeaseWish = {
@@ -108,17 +105,17 @@ def offer(
     }
     check_values(said)
     answer = Client().offer(**said)
-    if output == "json":
-        envelope = {"schema": "gpushare.offer/1", "simulated": answer.simulated, "items": [answer.to_json()]}
-        click.echo(json.dumps(envelope, indent=2))
-    else:
-        click.echo("\n".join(text.printable(line) for line in _lines(answer, clock.time())))
+    write_items(
+        output,
+        "gpushare.offer/1",
+        [answer.to_json()],
+        _lines(answer, clock.time()),
+        simulated=answer.simulated,
+    )
     return 0
 
 
 def _lines(answer: OfferAnswer, now: float) -> Iterator[str]:
-    if answer.simulated:
-        yield SIMULATED
     yield f"{answer.asks}, {answer.lease_class}, of project {answer.project}: {_when(answer, now)}"
     if answer.grants:
         yield f"  where      {holding(answer)}"

@@ -21,7 +21,7 @@ NO_CODE = 125
 POLL_SECONDS = 30.0
 
 
-@click.command("wait", short_help="Wait until jobs are over; exits with their code.")
+@click.command("wait")
 @click.option("--timeout", metavar="DURATION", help="Give up after this time, with 124: 90s, 2h.")
 @click.argument("job", shell_complete=complete.jobs, nargs=-1, required=True)
 def wait(job: tuple[str, ...], timeout: str | None) -> int:
@@ -39,7 +39,7 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
     Examples:
       gpushare wait k3m9x0p2qa
       gpushare wait --timeout 2h $(gpushare submit IMAGE ./train)
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     from gpushared.domain.model.units import parse_duration
 
     with wrong_values("--timeout"):

@@ -122,6 +122,11 @@ def test_a_completion_imports_one_command(
     standin.answers["Leases/List"] = ok({"leases": []})
     words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPUSHARE_COMPLETE": "bash_complete"}
     ours, others = imported(gpushare, **words)
-    rest = {"gpushared.cli.tree", "gpushared.cli.lease_commands", "gpushared.cli.references"}
+    rest = {
+        "gpushared.cli.tree",
+        "gpushared.cli.lease_commands",
+        "gpushared.cli.options",
+        "gpushared.cli.references",
+    }
     assert ours <= BASE | rest | {"gpushared.client.jobs"} | modules
     assert not others & {"subprocess", "dataclasses", "tomllib"}
