@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpushared.cli.listing import envelope
 from gpushared.cli.options import output_option
 
 if TYPE_CHECKING:
@@ -67,6 +66,7 @@ def show(path: Path | None, origin: bool, output: str) -> None:
       gpushare config show --origin
       gpushare config show -o json
     """
+    from gpushared.cli.listing import envelope
     from gpushared.config import settings, to_toml
 
     loaded = _load(path)
