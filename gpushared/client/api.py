@@ -175,12 +175,10 @@ class Client:
         """Explain why a lease waits, with its story."""
         return Explanation(self.call("Leases/Explain", {"lease_id": lease_id}))
 
-    def offer(self, **asked: object) -> OfferAnswer:
+    def offer(self, **wish: Unpack[LeaseWish]) -> OfferAnswer:
         """Return the answer that a request would get, without making it, in the words of ``request``."""
-        if "lease_class" in asked:
-            asked["class"] = asked.pop("lease_class")
         try:
-            return OfferAnswer(self.call("Leases/Offer", asked))
+            return OfferAnswer(self.call("Leases/Offer", fields_of(wish)))
         except StateConflict as error:  # as in ``request``
             raise NeverFits(error.message, hint=error.hint) from error
 
