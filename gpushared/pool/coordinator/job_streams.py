@@ -20,6 +20,7 @@ from typing import Protocol
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.job import Job, NodeName, Owner
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -213,7 +214,7 @@ def _data(chunk: jobs_pb2.TunnelChunk) -> link_pb2.TunnelData:
 class GateThrough(EngineSocket):
     """A node's gate as a Docker engine, each connection through a tunnel of its own."""
 
-    def __init__(self, open_pipe: OpenPipe, name: str, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(self, open_pipe: OpenPipe, name: str, tasks: TaskSet) -> None:
         super().__init__(name)
         self._open_pipe = open_pipe
         self._tasks = tasks
@@ -224,9 +225,7 @@ class GateThrough(EngineSocket):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         theirs.setblocking(False)
-        task = asyncio.create_task(_run(stack, theirs, pipe))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(_run(stack, theirs, pipe))
         return EngineConnection(ours, self.path)
 
 
@@ -247,14 +246,12 @@ async def _run(stack: AsyncExitStack, sock: socket.socket, pipe: Pipe) -> None:
 @asynccontextmanager
 async def gate_through(open_pipe: OpenPipe, name: str) -> AsyncIterator[EngineSocket]:
     """The same, for as long as the block runs."""
-    tasks: set[asyncio.Task[None]] = set()
+    tasks = TaskSet()
     try:
         yield GateThrough(open_pipe, name, tasks)
     finally:
-        for task in tasks:
-            task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
 
 
 class JobStreams:

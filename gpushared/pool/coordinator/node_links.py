@@ -16,6 +16,7 @@ from typing import Protocol
 import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
+from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import (
     NodeDisconnected,
@@ -93,7 +94,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._origins = origins
         self._beat_seconds = beat
         self._streams: dict[NodeName, NodeStream] = {}
-        self._partings: set[asyncio.Task[None]] = set()
+        self._partings = TaskSet()
         self._refused: dict[str, str] = {}
         self._troubles = troubles or Troubles()
         self.registrations = registrations or Registrations()
@@ -170,9 +171,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._closed = True
         for stream in self._streams.values():
             stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
-        for parting in self._partings:
-            parting.cancel()
-        await asyncio.gather(*self._partings, return_exceptions=True)
+        await self._partings.cancel()
 
     # --- streams ---------------------------------------------------------------------------------------
 
@@ -352,9 +351,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         """A task of its own, because the call that ends is being cancelled."""
         if self._closed:
             return
-        task = asyncio.create_task(self._disconnected(node))
-        self._partings.add(task)
-        task.add_done_callback(self._partings.discard)
+        self._partings.start(self._disconnected(node))
 
     async def _disconnected(self, node: NodeName) -> None:
         while node not in self._streams:

@@ -15,6 +15,7 @@ import grpc
 
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.clocks import boottime
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError, StateConflict, TimedOut, Unavailable
@@ -99,7 +100,7 @@ class Session:
         self._beats = Beats()
         self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
         self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
-        self.undecided: set[asyncio.Task[None]] = set()
+        self.undecided = TaskSet("an order was not handled")
         """Orders that were heard and are being written, or not; they go on when the stream ends."""
         self._acked = asyncio.Event()
         self._untaken: set[JobId] = set()
@@ -358,15 +359,7 @@ class Session:
 
     async def _begin_order(self, data: bytes) -> None:
         await self._slots.acquire()
-        task = asyncio.create_task(_guarded(partial(self._order, data)))
-        self.undecided.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self.undecided.discard(task)
-        self._slots.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an order was not handled", exc_info=error)
+        self.undecided.start(_guarded(partial(self._order, data)), over=self._slots.release)
 
     async def _order(self, data: bytes) -> None:
         """Take an order and answer it. An order that cannot be written is not answered: it comes again."""

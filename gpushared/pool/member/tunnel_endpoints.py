@@ -14,16 +14,17 @@ import secrets
 import shutil
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
 from gpushared.api.v1 import jobs_pb2
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
@@ -125,7 +126,7 @@ class TunnelEndpoints:
         self._endpoints: dict[_Key, _Endpoint] = {}
         self._open: Counter[int] = Counter()
         self._ready: Counter[int] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
         """The path of the socket through which this caller reaches the job's node.
@@ -148,9 +149,7 @@ class TunnelEndpoints:
 
     async def close(self) -> None:
         """End all tunnels, and take the sockets away."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         self._endpoints.clear()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
@@ -168,7 +167,7 @@ class TunnelEndpoints:
         sock.setblocking(False)
         first = jobs_pb2.TunnelChunk(job_id=job, attempt=attempt, rank=rank)
         endpoint = _Endpoint(path, caller, first, sock)
-        endpoint.accepting = self._in_background(self._accept(key, endpoint))
+        endpoint.accepting = self._tasks.start(self._accept(key, endpoint))
         return endpoint
 
     async def _accept(self, key: _Key, endpoint: _Endpoint) -> None:
@@ -181,7 +180,7 @@ class TunnelEndpoints:
         try:
             while True:
                 sock, _ = await loop.sock_accept(endpoint.listener)
-                self._in_background(self._serve(endpoint, sock))
+                self._tasks.start(self._serve(endpoint, sock))
         except OSError as error:
             log.warning("door=%s is closed: %s", endpoint.path.name, error)
         finally:
@@ -192,12 +191,6 @@ class TunnelEndpoints:
     def _forget(self, key: _Key, endpoint: _Endpoint) -> None:
         endpoint.path.unlink(missing_ok=True)
         del self._endpoints[key]
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _close_idle(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -311,7 +304,7 @@ class TunnelEndpoints:
         for _ in range(len(endpoint.ready), READY_TUNNELS):
             if self._ready[uid] < MAX_READY_PER_USER:
                 self._ready[uid] += 1
-                self._in_background(self._keep_ready(endpoint))
+                self._tasks.start(self._keep_ready(endpoint))
 
     async def _keep_ready(self, endpoint: _Endpoint) -> None:
         """Until somebody takes it, or nobody did for a while."""
