@@ -172,6 +172,7 @@ def _row(names: Sequence[str], same: Sequence[Key]) -> str:
     words, doc = same[0].kind.words, same[0].doc
     for kind, short in _SHORT.items():
         words = words.replace(kind, short)
+    words = re.sub(r", ([0-9.]+) to ([0-9.]+)", r" \1..\2", words)
     defaults = [f"`{key.kind.write(key.default)}`" for key in same]
     shown = defaults if len(set(defaults)) > 1 else defaults[:1]
     *most, last = quoted = [f"`{name}`" for name in names]
