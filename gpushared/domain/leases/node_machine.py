@@ -162,10 +162,10 @@ def _with_settings(lease: Lease) -> Lease:
 
     Earlier releases wrote these only if they had changed.
     """
-    if lease.container is None or lease.baked:
+    if lease.container is None or lease.created_grants:
         return lease
     held = lease.state.held if isinstance(lease.state, Suspended | Requeued) else lease.grants
-    return replace(lease, baked=held)
+    return replace(lease, created_grants=held)
 
 
 # --- users ---------------------------------------------------------------------------------------------
@@ -307,8 +307,9 @@ def _(event: m.ContainerCreated, draft: Draft) -> None:
         raise StateConflict(
             f"container {event.container[:12]} belongs to lease {other.id}", hint="one lease a container"
         )
-    lease = replace(lease, container_name=event.name, image=event.image, baked=lease.grants)
-    lease = replace(lease, requeues=event.stays if lease.request.requeue is None else lease.request.requeue)
+    lease = replace(lease, container_name=event.name, image=event.image, created_grants=lease.grants)
+    requeues = event.stays if lease.request.requeue is None else lease.request.requeue
+    lease = replace(lease, preemption=replace(lease.preemption, requeues=requeues))
     deadline = draft.now + draft.rules.start_seconds
     to = Starting(lease.grants, event.container, draft.now, deadline)
     draft.move(lease, to, f"container {event.name or event.container[:12]} was created")

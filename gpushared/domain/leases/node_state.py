@@ -375,8 +375,8 @@ class Draft:
         if before is not None and since is not None:
             used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
             self.usage = self.usage.record([used]).prune(self.now)
-            served = before.served_seconds + max(0.0, self.now - since)
-            lease = replace(lease, served_seconds=served)
+            served = before.preemption.served_seconds + max(0.0, self.now - since)
+            lease = replace(lease, preemption=replace(lease.preemption, served_seconds=served))
         return replace(lease, held_since=self.now if lease.grants else None)
 
     def move(self, lease: Lease, to: LeaseState, why: str) -> Lease:

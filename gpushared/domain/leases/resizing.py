@@ -351,7 +351,7 @@ def _holding(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
     lease = replace(lease, state=replace(state, grants=grants))
     if isinstance(state, Reserved):
         return lease
-    return replace(lease, walls=_walls(lease, old, draft), baked=lease.baked or old)
+    return replace(lease, walls=_walls(lease, old, draft), created_grants=lease.created_grants or old)
 
 
 def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:

@@ -131,7 +131,7 @@ class HolderIndex:
         self._projects.put(holder.project, holder)
         for host in entry.hosts:
             self._hosts.put(host, holder)
-        if lease.lowered or lease.request.lease_class in self._yielding:
+        if lease.idleness.is_preemptible or lease.request.lease_class in self._yielding:
             self.best_effort[lease.id] = holder
         if holder.leaving:
             self.leaving[lease.id] = holder

@@ -380,7 +380,7 @@ class LeaseService:
     def _as_baked(self, previous: Lease) -> Request:
         """Return the request for exactly the same parts of the same GPUs if settings are fixed at create."""
         held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
-        held = previous.baked or held
+        held = previous.created_grants or held
         if binds_late(self.engine_facts()) or not held:
             return previous.request
         return as_held(previous.request, held)

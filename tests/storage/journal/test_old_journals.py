@@ -99,7 +99,8 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
     journal = SqliteJournal(old)
     suspending, suspended, _, requeued = (await journal.load()).leases[-4:]
     await journal.close()
-    full = replace(full_lease(suspending.sequence, NEWER_STATES[0]), served_seconds=0.0)
+    full = full_lease(suspending.sequence, NEWER_STATES[0])
+    full = replace(full, preemption=replace(full.preemption, served_seconds=0.0))
     assert suspending == (full if version_of(old) >= JOBS else replace(full, attempt=None, coordinator=""))
     assert isinstance(suspended.state, Suspended)
     assert (suspended.state.held, suspended.state.left_seconds, suspended.state.wanted) == (
@@ -108,9 +109,9 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
         True,
     )
     assert isinstance(requeued.state, Requeued)
-    assert (requeued.state.place, requeued.project, requeued.preemptions) == (4, "vision", 2)
-    assert requeued.promised is not None
-    assert requeued.promised.victims == ("l-4",)
+    assert (requeued.state.place, requeued.project, requeued.preemption.count) == (4, "vision", 2)
+    assert requeued.preemption.promised is not None
+    assert requeued.preemption.promised.victims == ("l-4",)
 
 
 async def test_projects_stand_as_they_did(old: Path) -> None:
