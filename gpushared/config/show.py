@@ -162,6 +162,9 @@ _SHORT = {
     "size like `300MiB`": "size",
     "GPUs like `2` or `1.5`": "GPUs",
     "whole number": "integer",
+    "an absolute path": "path",
+    "` or `": "`, `",
+    "list, each `": "list of `",
     ', or `"preset"`': "",
 }
 """How the page's introduction abbreviates kinds of values."""
