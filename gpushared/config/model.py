@@ -37,6 +37,7 @@ from gpushared.domain.scheduling.projects import PreemptionSetting
 _ACTION_OR_EMPTY = Text(
     "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
 )
+_AS_RUN = "As the option of [`gpushare run`](commands.md) of the same name."
 PRESETS = "presets"
 
 
@@ -282,16 +283,16 @@ class LogConfig:
 class Preset:
     """A named request: `gpushare run --preset NAME`. A word that the user types wins over the preset's."""
 
-    gpu: str = setting("", Text(), "As `--gpu`: `0.25`, `2`, `2x0.5` or `0.25..1`.")
-    gpu_memory: str = setting("", Text(), "As `--gpu-memory`: `8g` or `8g..24g`.")
-    gpu_compute: str = setting("", Text(), "As `--gpu-compute`: `30%` or `25%..100%`.")
-    lease_class: str = setting("", Text(), "As `--class`: `build`, `train` or `infer`.", key="class")
-    time: str = setting("", Text(), "As `--time`: `8h`.")
-    isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate`, `exclusive` or `mig`.")
-    priority: str = setting("", Text(), "As `--priority`: `10`.")
-    project: str = setting("", Text(), "As `--project`; only its members can use the preset.")
-    restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
-    model: str = setting("", Text(), "As `--model`: `h100` or `h100,a100`.")
+    gpu: str = setting("", Text(), _AS_RUN)
+    gpu_memory: str = setting("", Text(), _AS_RUN)
+    gpu_compute: str = setting("", Text(), _AS_RUN)
+    lease_class: str = setting("", Text(), _AS_RUN, key="class")
+    time: str = setting("", Text(), _AS_RUN)
+    isolation: str = setting("", Text(), _AS_RUN)
+    priority: str = setting("", Text(), _AS_RUN)
+    restart_on_fault: str = setting("", Text(), _AS_RUN)
+    model: str = setting("", Text(), _AS_RUN)
+    project: str = setting("", Text(), "The same; only the project's members can use the preset.")
     description: str = setting("", Text(), "One line for whoever chooses.")
 
     @property
