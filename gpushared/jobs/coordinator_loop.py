@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, PoolStep
@@ -81,6 +82,8 @@ class PoolLoop:
         self.state = state
         self.revision = state.revision
         """The newest that is known of the store."""
+        self.snapshot = ClusterSnapshot()
+        """The members' GPUs as the scheduling passes and the explanations saw them last."""
         self.archive = Archive(store)
         self._store = store
         self._clock = clock
@@ -312,7 +315,7 @@ class PoolLoop:
     def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
         now = self._clock.now()
         try:
-            step = handle(state, sent.event, now)
+            step = handle(state, sent.event, now, self.snapshot)
         except GpushareError as error:
             _refuse([sent], error)
         except Exception as error:  # a bug in a rule must not end the daemon; the state is as before

@@ -22,6 +22,7 @@ from gpushared.domain.jobs import (
     node_allowances,
     recovery,
 )
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import (
     PoolDraft,
@@ -52,12 +53,18 @@ ALARMS_AT_ONCE = 200
 """A step looks at this many alarms; the others are due at once in the next step."""
 
 
-def handle(state: PoolState, event: m.PoolEvent, now: float) -> PoolStep:
-    """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
+def handle(
+    state: PoolState, event: m.PoolEvent, now: float, snapshot: ClusterSnapshot | None = None
+) -> PoolStep:
+    """Return one event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed.
+
+    A caller with many events passes the same ``snapshot`` each time: it spares most of a pass's work, and
+    changes no decision.
+    """
     draft = PoolDraft(state, now)
     _apply(event, draft)
     _look_at_alarms(draft)
-    job_placement.place_who_can(draft)
+    job_placement.place_who_can(draft, snapshot or ClusterSnapshot())
     return draft.finish()
 
 

@@ -166,9 +166,6 @@ class PoolState:
     """Time alone may let a job start at this moment, by the last pass."""
     resting: Mapping[NodeName, RefusalPause] = field(default_factory=dict)
     """Nodes that refused several jobs in a row and took none since."""
-    snapshot: Any = field(default=None, compare=False, repr=False)
-    """The ``ClusterSnapshot`` that passes share; it is derived, and no part of the state."""
-
     ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
         default=None, compare=False, repr=False
     )

@@ -228,7 +228,7 @@ class PoolDaemon:
         return self._loop
 
     def _coordinator(self, loop: PoolLoop, trust: PoolTrust) -> CoordinatorParts:
-        views = JobViews(lambda: loop.state, loop.now)
+        views = JobViews(lambda: loop.state, loop.now, loop.snapshot)
         link = LinkService(
             loop,
             trust.guard,

@@ -192,7 +192,7 @@ def test_a_job_behind_others_that_ask_for_the_same_and_wait_needs_no_pass() -> N
 def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) -> None:
     """After whatever happened, and also after passes whose steps were dropped."""
     pool = Pool("a", "b", "c", gpus=2)
-    kept = pool.state.snapshot = ClusterSnapshot()
+    kept = pool.snapshot
     for at in range(40):
         _something(pool, seed * 1000 + at)
         now = pool.now
@@ -313,7 +313,7 @@ def test_a_node_holds_no_gpus_but_its_own_and_a_job_none_but_what_it_asked_for()
     grants = tuple(held("a", at % 4).grants[0] for at in range(100))
     pool.beat("a", holdings=(replace(held("a", 0), grants=grants, attempt=key),))
     pool.wait()
-    assert pool.state.snapshot.roll.all("vision") == 1000
+    assert pool.snapshot.roll.all("vision") == 1000
 
 
 def test_a_gpu_that_two_nodes_name_is_that_of_the_first_that_joined() -> None:
