@@ -124,7 +124,7 @@ class NodesConfig:
     beats_per_second: float = setting(
         50.0,
         Number(1.0, 1000.0),
-        "The most heartbeats of all nodes together; beyond that nodes send them less often.",
+        "The most heartbeats a second of all nodes; beyond that nodes send them less often.",
     )
     settle_seconds: int = setting(
         60,
