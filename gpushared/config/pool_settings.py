@@ -109,7 +109,7 @@ class CoordinatorSection:
     keep_ended_seconds: int = setting(
         90 * DAY_SECONDS,
         Seconds(DAY_SECONDS, 10 * 366 * DAY_SECONDS),
-        "How long at most.",
+        "How long they are listed, at most.",
         key="keep_ended",
     )
 
