@@ -17,7 +17,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.gpu_amounts import GpuLookup, Sizes, sizes_of
-from gpushared.domain.scheduling.long_runs import sinks_at, sunk_holder
+from gpushared.domain.scheduling.long_runs import named_priority, sinks_at, sunk_holder
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
 from gpushared.domain.scheduling.use_over_time import RunningUse
@@ -103,6 +103,7 @@ class HolderIndex:
         self._fixed: dict[tuple[str, str], int] = {}
         self._load: dict[str, int] = {}
         self._levels: dict[str, Mapping[int, int]] = {}
+        """By project, how many of its leases give way to its own work above which priority."""
         self._behind: dict[LeaseId, Holders] = {}
         self._running: RunningUse | None = RunningUse()
         self._sinks: list[tuple[float, int, LeaseId]] = []
@@ -183,7 +184,8 @@ class HolderIndex:
     def _count(self, entry: _Entry, sign: int) -> None:
         holder, name = entry.holder, entry.holder.project
         self.version += 1
-        self._levels[name] = _counted(self._levels.get(name, {}), holder.priority, sign)
+        priority = holder.priority if holder.step.loses_nothing else named_priority(holder)
+        self._levels[name] = _counted(self._levels.get(name, {}), priority, sign)
         for host, size in entry.hosts.items():
             _add(self._load, host, sign * size)
         total, project = sum(entry.sizes.values()), self.policy.projects.get(name)
@@ -222,7 +224,10 @@ class HolderIndex:
         return self._projects.get(project).values()
 
     def lowest_priority(self, project: str, otherwise: int) -> int:
-        """Return the lowest priority with which a project holds something."""
+        """Return the lowest priority by which a lease of a project gives way to the project's own work.
+
+        A lease that would lose its work does so only by the priority that it would have without a long run.
+        """
         return min(self._levels.get(project, ()), default=otherwise)
 
     def all(self, project: str) -> int:
