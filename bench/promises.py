@@ -98,7 +98,7 @@ def _guarantee() -> None:
 def _pass_in_time() -> None:
     """10 000 requests of some hundred kinds wait for 1000 full hosts; then a hundred leases end."""
     chance = random.Random(1)
-    hosts = [Host(name, gpus) for name, gpus in Cluster.of(1000, 8).hosts.items()]
+    hosts = list(Cluster.of(1000, 8).hosts)
     policy = Policy(projects={f"p{n}": Project(f"p{n}", quota=Quota(guaranteed=20_000)) for n in range(20)})
     waiting = _queue(chance)
     kinds = {(one.project, one.priority, one.lease.request) for one in waiting}

@@ -145,13 +145,17 @@ class HolderIndex:
 
     def sink(self, now: float) -> float:
         """Lower the priorities of the runs that have become long; return when the next one sinks."""
-        while self._sinks and self._sinks[0][0] <= now:
-            at, _, lease = heappop(self._sinks)
+        while self._sinks:
+            at, _, lease = self._sinks[0]
             entry = self._entries.get(lease)
-            if entry is not None and at == sinks_at(entry.holder, self.policy):
+            is_held = entry is not None and at == sinks_at(entry.holder, self.policy)
+            if is_held and at > now:
+                return at
+            heappop(self._sinks)
+            if entry is not None and is_held:
                 self.remove(lease)
                 self.add(sunk_holder(entry.holder, self.policy, now))
-        return self._sinks[0][0] if self._sinks else NEVER
+        return NEVER
 
     def _note_sinking(self, holder: RunningLease) -> None:
         at = sinks_at(holder, self.policy)

@@ -9,6 +9,7 @@ and the decayed sums are worked out anew each time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 BUCKET_MS = 3_600_000
 """The bucket is the same for every half-life, so that the stored books outlive a change of it."""
-WEIGHT_OF_NOW = 1 << 40
+WEIGHT_BITS = 40
 """Weights are whole numbers, so a sum is the same in any order."""
 KEPT_HALF_LIVES = 10
 """Older use counts less than a thousandth and is dropped."""
@@ -79,7 +80,10 @@ class Usage:
                     if bucket >= first
                 ]
                 sums[project] = sums.get(project, 0) + sum(weighed)
-        return {project: found / WEIGHT_OF_NOW / PERMILLE_MS_PER_GPU_SECOND for project, found in sums.items()}
+        return {
+            project: math.ldexp(found, -WEIGHT_BITS) / PERMILLE_MS_PER_GPU_SECOND
+            for project, found in sums.items()
+        }
 
     def _first(self, now: float) -> int:
         """Return the oldest bucket that counts. A forecast may ask for a day that is a lifetime away."""
@@ -174,7 +178,7 @@ def _running(intervals: Iterable[Interval]) -> RunningUse:
 @lru_cache(maxsize=1 << 16)
 def _weight(age: int, half_life_buckets: float) -> int:
     """Return the weight of a bucket; a clock that was set back makes nothing younger than now."""
-    return round(WEIGHT_OF_NOW * 0.5 ** (max(0, age) / half_life_buckets))
+    return int(math.ldexp(0.5 ** (max(0, age) / half_life_buckets), WEIGHT_BITS))
 
 
 def _carry_on(buckets: dict[int, int], joins: dict[int, int], first: int, now_ms: int) -> None:
