@@ -1,4 +1,4 @@
-"""Who waits how long: a real trace of leases replayed on 24 GPUs, under the project's core and others."""
+"""Who waits how long: a real trace of leases replayed on hosts of 8 GPUs, under the project's core and others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpushared.domain.scheduling.projects import (
     without_losses,
 )
 
-HOSTS, GPUS_PER_HOST = 3, 8
+GPUS_PER_HOST = 8
 TWO_QUEUES_GPU_SECONDS = 3600.0
 """Where attained service moves a job to the second queue."""
 USERS = 30
@@ -109,6 +109,7 @@ class Run:
     traces: Path
     name: str
     load: float | None
+    hosts: int
     placement: PolicyName
     longest: int
 
@@ -123,17 +124,18 @@ def main(words: Sequence[str] | None = None) -> int:
         action="append",
         help="squeeze or stretch the arrivals to this load of the GPUs, such as 0.9",
     )
+    parser.add_argument("--hosts", type=int, default=3, help="the number of hosts with 8 GPUs")
     parser.add_argument("--longest", type=int, default=0, help="print so many of the longest waits")
     parser.add_argument("--placement", type=PolicyName, choices=list(PolicyName), default=PolicyName.PACK)
     parser.add_argument("--processes", type=int, default=1)
     said = parser.parse_args(words)
     names = [
         name
-        for name in schedulers(Cluster.of(HOSTS, GPUS_PER_HOST))
+        for name in schedulers(Cluster.of(said.hosts, GPUS_PER_HOST))
         if not said.only or any(part in name for part in said.only)
     ]
     runs = [
-        Run(said.traces, name, load, said.placement, said.longest)
+        Run(said.traces, name, load, said.hosts, said.placement, said.longest)
         for load in said.load or [None]
         for name in names
     ]
@@ -150,8 +152,8 @@ def result(run: Run) -> str:
     """Return a row of the table, with the longest waits below it."""
     began = time.process_time()
     path = run.traces / "leases.csv.gz"
-    squeeze = 1.0 if run.load is None else squeeze_to(run.load, path, HOSTS * GPUS_PER_HOST)
-    cluster = Cluster.of(HOSTS, GPUS_PER_HOST, run.placement)
+    squeeze = 1.0 if run.load is None else squeeze_to(run.load, path, run.hosts * GPUS_PER_HOST)
+    cluster = Cluster.of(run.hosts, GPUS_PER_HOST, run.placement)
     outcome = replay(read_leases(path, squeeze), schedulers(cluster)[run.name]())
     mean, high = _figures(outcome.jobs)
     sensitive, _ = _figures(job for job in outcome.jobs if job.group == "LS")

@@ -253,7 +253,7 @@ class PlacementConfig:
     """The policy chooses a lease's GPU among those that have room."""
 
     policy: PolicyName = setting(  # noqa: RUF009 - makes a field
-        PolicyName.PACK,
+        PolicyName.FRAGMENTATION,
         Choice(PolicyName),
         "[How a place is chosen](../how-to/placement.md#policies).",
     )
