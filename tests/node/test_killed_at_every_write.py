@@ -39,7 +39,7 @@ CLAIMED_AT_LEISURE = CONFIG.format(claim_seconds=60)
 """A container needs several lives of the daemon and several commands, each of which a busy machine delays."""
 SHORT_SECONDS = 25
 """From the grant, so that the container must have started by then; meanwhile the others go on."""
-FORGOTTEN_AT_ONCE = CONFIG.format(claim_seconds=1)
+FORGOTTEN_SOON = CONFIG.format(claim_seconds=5)
 
 
 def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
@@ -86,7 +86,7 @@ def play(scene: Scene) -> None:
     scene.run("queued", queued, command="sleep 1000")
     scene.until(lambda: scene.outcome(short) == "expired")
     # Each life reads the configuration, and the daemon dies of the grant that nobody claims.
-    (scene.daemon.directory / "config.toml").write_text(FORGOTTEN_AT_ONCE)
+    (scene.daemon.directory / "config.toml").write_text(FORGOTTEN_SOON)
     scene.until(lambda: scene.call("Leases/Stop", lease_id=queued, grace_seconds=0)["state"] == "ended")
     scene.until(lambda: scene.call("Leases/Stop", lease_id=serving, grace_seconds=0)["state"] == "ended")
     scene.until(lambda: scene.outcome(forgotten) == "never_claimed")
