@@ -22,7 +22,7 @@ from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import ANSWER_SECONDS, OWN_LABEL, DaemonProcess, Json, Refused
 
-SECONDS = 150
+SECONDS = 300
 """For the whole scenario with its about a hundred lives."""
 AGAIN_SECONDS = 0.05
 HOLDING = {"reserved", "starting", "active", "paused", "draining"}
