@@ -37,7 +37,7 @@ stop_grace_seconds = 1
 """
 CLAIMED_AT_LEISURE = CONFIG.format(claim_seconds=60)
 """A container needs several lives of the daemon and several commands, each of which a busy machine delays."""
-SHORT_SECONDS = 25
+SHORT_SECONDS = 45
 """From the grant, so that the container must have started by then; meanwhile the others go on."""
 FORGOTTEN_SOON = CONFIG.format(claim_seconds=5)
 
