@@ -1,11 +1,14 @@
-"""All attacks: the lists called ``ATTACKS`` of the modules ``attacks_*.py`` beside this one."""
+"""List all attacks: the lists called ``ATTACKS`` of the modules ``attacks_*.py`` beside this one.
+
+``python -m tests.redteam.catalogue`` prints each with the words of its refusal, or with the reason why it is harmless.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
 
-from tests.redteam.attack import Attack
+from tests.redteam.attack import Attack, Threat
 
 HERE = Path(__file__).parent
 
@@ -20,3 +23,14 @@ def modules() -> dict[str, list[Attack]]:
 
 def attacks() -> list[Attack]:
     return [attack for listed in modules().values() for attack in listed]
+
+
+def main() -> None:
+    for threat in Threat:
+        print(f"{threat.value}:")
+        for attack in (one for one in attacks() if one.threat is threat):
+            print(f"  {attack.name}: {f'refused: {attack.refused}' if attack.refused else attack.harmless}")
+
+
+if __name__ == "__main__":
+    main()
