@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -27,9 +28,10 @@ def attacks() -> list[Attack]:
 
 def main() -> None:
     for threat in Threat:
-        print(f"{threat.value}:")
+        sys.stdout.write(f"{threat.value}:\n")
         for attack in (one for one in attacks() if one.threat is threat):
-            print(f"  {attack.name}: {f'refused: {attack.refused}' if attack.refused else attack.harmless}")
+            answer = f"refused: {attack.refused}" if attack.refused else attack.harmless
+            sys.stdout.write(f"  {attack.name}: {answer}\n")
 
 
 if __name__ == "__main__":
