@@ -132,6 +132,8 @@ Global___IdlePolicy: _TypeAlias = IdlePolicy  # noqa: Y015
 
 @_typing.final
 class Project(_message.Message):
+    """A project shares its quotas among its users."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

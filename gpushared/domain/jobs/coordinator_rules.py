@@ -20,7 +20,7 @@ TOLD_BYTES = 64 * MIB
 class PoolRules:
     """Times in seconds.
 
-    ``here``: this is a node's own book. Its only member is the node itself, in whose queue jobs wait with
+    ``here``: these are a node's own jobs. Its only member is the node itself, in whose queue jobs wait with
     everybody else, so that nothing is planned here.
     """
 
@@ -89,7 +89,7 @@ class PoolRules:
     """A pass places at most this many jobs."""
     here_at_once: int = 50
     """With ``here``: this many jobs of one person wait in the node's own queue, which has bounds. The
-    others wait in the book."""
+    others wait in the job store."""
     principals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """A person's principals on the nodes;"""
     common_realms: frozenset[str] = frozenset()

@@ -39,8 +39,6 @@ from gpushared.domain.scheduling.projects import Policy
 
 HOST = ""
 """A node is one host."""
-LOWERED = -1000
-"""This is below all priorities that users may ask for."""
 
 _LADDER = {
     PreemptionStep.SUSPEND: PreemptionMode.PAUSE,

@@ -172,7 +172,7 @@ def remembered(
         first_sequence(snapshot),
         reversed(ended),
         snapshot.drained,
-        snapshot.standing,
+        snapshot.accounts,
         snapshot.attempts,
         snapshot.contacts,
     )

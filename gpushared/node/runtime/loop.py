@@ -183,7 +183,7 @@ class Loop:
                 step.entries,
                 step.state.next_sequence,
                 step.drained,
-                step.standing,
+                step.accounts,
                 step.attempts,
                 step.contacts,
                 step.forgotten_before,

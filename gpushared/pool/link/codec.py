@@ -55,7 +55,7 @@ GIVE_BACK = "give-back"
 CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
 
 HELLO_BYTES = 256 * 1024
-"""One message carries at most this much of a hello; more would keep the reader's event loop for too long."""
+"""One message carries at most this much of a registration; more would keep the reader's event loop for too long."""
 MAX_INVENTORY_BYTES = 128 * 1024
 """The inventory is a part of its node's record in the store, so its size is bounded."""
 MAX_HOLDINGS = 65_536
@@ -231,21 +231,21 @@ def gone_digest(job: JobId) -> bytes:
     return sha256(b"\0".join((b"gone", job.encode()))).digest()
 
 
-# --- hellos --------------------------------------------------------------------------------------------
+# --- registrations --------------------------------------------------------------------------------------------
 
 
-def hello_messages(hello: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
-    """The hello with the first of the reports, and the others as messages that follow it."""
+def registration_messages(registration: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
+    """The registration with the first of the reports, and the others as messages that follow it."""
     first, size = 0, 0
     for report in reports:
         data = report_bytes(report)
         size += len(data)
         if size > HELLO_BYTES:
             break
-        hello.reports.append(data)
+        registration.reports.append(data)
         first += 1
-    hello.more_reports = len(reports) - first
-    yield link_pb2.Up(hello=hello)
+    registration.more_reports = len(reports) - first
+    yield link_pb2.Up(hello=registration)
     for report in reports[first:]:
         yield link_pb2.Up(report=report_bytes(report))
 

@@ -21,7 +21,7 @@ STRAY_STEP_BYTES = 16 * MIB
 
 
 class OrderPort(Protocol):
-    """The node's book of this coordinator's orders. Errors of the tree mean that nothing was written."""
+    """The node's log of this coordinator's orders. Errors of the tree mean that nothing was written."""
 
     async def take(self, order: Order) -> Report | StaleEpoch:
         """The answer, once it is durable."""
