@@ -219,7 +219,7 @@ class PlacementConfig:
     """The policy chooses a lease's GPU among those that have room."""
 
     policy: PolicyName = setting(
-        PolicyName.PACK,
+        PolicyName.FRAGMENTATION,
         Choice(PolicyName),
         "[How a place is chosen](../how-to/placement.md#policies).",
     )

@@ -47,6 +47,7 @@ from gpushared.domain.scheduling.pass_records import (
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.queue_order import shared
 
 Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
@@ -132,7 +133,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingReq
     lease = Lease(
         id=LeaseId(job.id),
         sequence=job.sequence,
-        request=marked(request, job.spec.target, job.not_on),
+        request=shared(marked(request, job.spec.target, job.not_on)),
         owner_uid=0,
         owner_name=job.spec.owner.person,
         created_at=job.submitted_at,

@@ -17,7 +17,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.gpu_amounts import GpuLookup, Sizes, sizes_of
-from gpushared.domain.scheduling.long_runs import sinks_at, sunk_holder
+from gpushared.domain.scheduling.long_runs import named_priority, sinks_at, sunk_holder
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
 from gpushared.domain.scheduling.use_over_time import RunningUse
@@ -104,6 +104,7 @@ class HolderIndex:
         """The amounts that count towards limits; an empty model stands for all models together."""
         self._load: dict[str, int] = {}
         self._levels: dict[str, Mapping[int, int]] = {}
+        """By project, how many of its leases give way to its own work above which priority."""
         self._behind: dict[LeaseId, Holders] = {}
         self._running: RunningUse | None = RunningUse()
         self._sinks: list[tuple[float, int, LeaseId]] = []
@@ -145,13 +146,17 @@ class HolderIndex:
 
     def sink(self, now: float) -> float:
         """Lower the priorities of the runs that have become long; return when the next one sinks."""
-        while self._sinks and self._sinks[0][0] <= now:
-            at, _, lease = heappop(self._sinks)
+        while self._sinks:
+            at, _, lease = self._sinks[0]
             entry = self._entries.get(lease)
-            if entry is not None and at == sinks_at(entry.holder, self.policy):
+            is_held = entry is not None and at == sinks_at(entry.holder, self.policy)
+            if is_held and at > now:
+                return at
+            heappop(self._sinks)
+            if entry is not None and is_held:
                 self.remove(lease)
                 self.add(sunk_holder(entry.holder, self.policy, now))
-        return self._sinks[0][0] if self._sinks else NEVER
+        return NEVER
 
     def _note_sinking(self, holder: RunningLease) -> None:
         at = sinks_at(holder, self.policy)
@@ -184,7 +189,8 @@ class HolderIndex:
     def _count(self, entry: _Entry, sign: int) -> None:
         holder, name = entry.holder, entry.holder.project
         self.version += 1
-        self._levels[name] = _counted(self._levels.get(name, {}), holder.priority, sign)
+        priority = holder.priority if holder.step.loses_nothing else named_priority(holder)
+        self._levels[name] = _counted(self._levels.get(name, {}), priority, sign)
         for host, size in entry.hosts.items():
             _add(self._load, host, sign * size)
         total, project = sum(entry.sizes.values()), self.policy.projects.get(name)
@@ -230,7 +236,10 @@ class HolderIndex:
         return self._projects.get(project).values()
 
     def lowest_priority(self, project: str, otherwise: int) -> int:
-        """Return the lowest priority with which a project holds something."""
+        """Return the lowest priority by which a lease of a project gives way to the project's own work.
+
+        A lease that would lose its work does so only by the priority that it would have without a long run.
+        """
         return min(self._levels.get(project, ()), default=otherwise)
 
     def all(self, project: str) -> int:

@@ -41,6 +41,8 @@ from gpushared.domain.scheduling.quota_usage import QuotaUsage
 from gpushared.domain.scheduling.reservation import HostIndex, soonest
 from gpushared.domain.scheduling.use_over_time import Usage
 
+_Kind = tuple[str, Request]
+"""A request, and its project if the parts that are fixed for the project are open to it."""
 TRIES = 4
 """Victims are sought so often if those found would take fixed GPUs with them."""
 
@@ -81,7 +83,10 @@ class SchedulingPass:
         self._head_waits = False
         self._leaving: dict[LeaseId, RunningLease] = {}
         self._vacating: frozenset[GpuId] = NOTHING
-        self._refused: set[tuple[str, Request]] = set()
+        self._anywhere: dict[_Kind, tuple[int, tuple[Grant, ...]]] = {}
+        """The room for each kind of request if no GPUs were kept, and the version of the holders."""
+        self._refused: set[tuple[_Kind, frozenset[GpuId]]] = set()
+        """The kinds that have no room beside which GPUs; nothing becomes free in a pass."""
         self._drained_for: LeaseId | None = None
         self._unmet: set[LeaseId] = set()
         """Requests within their project's guarantee that no host can serve."""
@@ -264,18 +269,14 @@ class SchedulingPass:
         self, one: PendingRequest, allowed: Request, *, turn: bool, owner: bool
     ) -> PlacementPlan | PassDecision:
         closed = self._closed(one, allowed)
-        kept = NOTHING
         kind = (one.project if owner else "", allowed)
-        if kind not in self._refused:
-            anywhere = self.places.place(allowed)
-            kept = frozenset(grant.gpu for grant in anywhere) & closed
-            room = (
-                self._beside(one, allowed, closed) if kept else PlacementPlan(anywhere) if anywhere else None
-            )
-            if room is not None:
-                return room
-            if not anywhere:
-                self._refused.add(kind)
+        anywhere = self._room_anywhere(kind)
+        kept = frozenset(grant.gpu for grant in anywhere) & closed
+        if anywhere and not kept:
+            return PlacementPlan(anywhere)
+        room = self._beside(one, kind, closed) if kept else None
+        if room is not None:
+            return room
         room = self._taken_back(one, allowed, closed, turn=turn)
         if room is not None:
             return room
@@ -303,14 +304,22 @@ class SchedulingPass:
         """Return the request on these models only."""
         return request if len(models) == len(self.places.models()) else replace(request, models=models)
 
-    def _beside(
-        self, one: PendingRequest, request: Request, closed: frozenset[GpuId]
-    ) -> PlacementPlan | None:
+    def _room_anywhere(self, kind: _Kind) -> tuple[Grant, ...]:
+        """Return the room for a kind of request if no GPUs were kept; what is refused stays refused."""
+        version, known = self.ledger.roll.version, self._anywhere.get(kind)
+        if known is None or (known[1] and known[0] != version):
+            known = self._anywhere[kind] = version, self.places.place(kind[1])
+        return known[1]
+
+    def _beside(self, one: PendingRequest, kind: _Kind, closed: frozenset[GpuId]) -> PlacementPlan | None:
         """Return room that is kept for nobody.
 
         A request that yields may have kept room until it is needed.
         """
-        room = self._free(request, closed)
+        _, request = kind
+        room = None if (kind, closed) in self._refused else self._free(request, closed)
+        if room is None:
+            self._refused.add((kind, closed))
         if room is not None or not one.yields:
             return room
         firm = self._closed(one, request, firm_only=True)
