@@ -18,13 +18,13 @@ import asyncio
 import os
 import re
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpushared.daemon.programs import run_program
 from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import (
     ConfigError,
@@ -90,29 +90,16 @@ class Sessions:
     async def _run(self, text: str) -> str:
         """Run the binary as a client of the daemon, with these commands on its standard input."""
         try:
-            client = await asyncio.create_subprocess_exec(
-                self._binary,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._env,
-                start_new_session=True,
+            done = await run_program(
+                [self._binary], seconds=self._command_seconds, text=text, with_errors=True, env=self._env
             )
-        except OSError as error:
-            raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(self._command_seconds):
-                output, _ = await client.communicate(text.encode())
         except TimeoutError:
             first = text.split("\n", 1)[0]
             seconds = self._command_seconds
             raise TimedOut(f"the MPS control daemon did not answer `{first}` in {seconds:g} s") from None
-        finally:
-            if client.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(client.pid, signal.SIGKILL)
-                await client.wait()
-        return output.decode(errors="replace")
+        except OSError as error:
+            raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
+        return done.output
 
 
 PIPE_PATH_LIMIT_BYTES = 87
