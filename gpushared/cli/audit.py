@@ -12,14 +12,15 @@ from typing import Any
 
 import click
 
+from gpushared.api.v1.admin_messages import AuditLine, AuditPage
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen, write
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
+from gpushared.cli.tree import COMMANDS
 from gpushared.client import Client
 from gpushared.client.moment import read_past
 from gpushared.client.pool_calls import pool_socket
-from gpushared.client.pool_messages import AuditLine, AuditPage
 
 LIMIT = 50
 MAX_LIMIT = 100_000
@@ -139,7 +140,6 @@ def _followed(client: Client, options: Options) -> Iterator[Screen]:
 
 LISTING = Listing(
     name="audit",
-    summary="Show who changed what through the daemon, and who was refused what.",
     details="""One line for each request that changed something or was refused, the newest last. Root and
 trusted groups see all of them, others their own. No line holds a body, only its SHA-256.
 
@@ -182,7 +182,7 @@ Examples:
 
 def _command() -> click.Command:
     """Build the command of a listing that can also follow new lines."""
-    command = listing_command(LISTING)
+    command = listing_command(LISTING, COMMANDS["audit"])
     assert command.callback is not None, "a listing has one"
     show_once: Callable[..., int] = command.callback
 

@@ -295,6 +295,8 @@ def check_projects(projects: Mapping[str, ProjectConfig], draft: ConfigDraft) ->
 
 def _nearest(at: tuple[str, ...], schema: ConfigSchema) -> str:
     """Return a hint with the setting that was meant, by its whole path or by its last name alone."""
+    if at[0] in schema.removed:
+        return schema.removed[at[0]]
     path = schema.path_of(at[:-1])
     if path is not None and schema.name_rule(at[0]) is not None:
         known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(schema.tables[path])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class ConfigSchema:
     show: str
     """A sentence on how to see the settings that hold now."""
     foreign: tuple[str, ...] = ()
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Sections of older versions, each with a hint on the rule that holds now."""
 
     @property
     def tables(self) -> dict[TablePath, type]:

@@ -147,21 +147,21 @@ class Tunnels:
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                hello = await context.read()
+                opening = await context.read()
         except TimeoutError:
             raise TimedOut("a tunnel that did not say which one it is") from None
-        if not isinstance(hello, link_pb2.TunnelData):
+        if not isinstance(opening, link_pb2.TunnelData):
             return
         # grpcio fails to end a call where a read was given up and nothing was sent at all.
         await context.send_initial_metadata(())
-        awaited = self._awaited.get(hello.tunnel_id)
+        awaited = self._awaited.get(opening.tunnel_id)
         if awaited is None or awaited.came.done():
             raise NotFound("nobody waits for this tunnel", hint="whoever asked for it has gone")
         if awaited.node != node:
             log.warning("node=%s called for a tunnel to node=%s", node, awaited.node)
             raise PermissionRefused(f"this tunnel is not to node {node}")
-        if hello.error_code:
-            refusal = codec.refused(hello.error_code, hello.error_message, hello.error_hint)
+        if opening.error_code:
+            refusal = codec.refused(opening.error_code, opening.error_message, opening.error_hint)
             awaited.came.set_exception(refusal)
             return
         pipe = Pipe(context)

@@ -129,7 +129,7 @@ class NodeStream:
     def __init__(
         self,
         node: NodeName,
-        hello: link_pb2.Hello,
+        registration: link_pb2.Hello,
         machine: StreamLoop,
         guard: LinkGuardPort,
         origins: Origins,
@@ -138,7 +138,7 @@ class NodeStream:
     ) -> None:
         self.node = node
         self._audit = audit or CallAudit()
-        self.capabilities = frozenset(hello.capabilities)
+        self.capabilities = frozenset(registration.capabilities)
         self.mailbox: Mailbox[link_pb2.Down] = Mailbox(MAX_WAITING)
         self._machine = machine
         self._guard = guard
@@ -164,7 +164,7 @@ class NodeStream:
         return self._why.result() if self._why.done() else None
 
     def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
-        """Have it sent. Where the node reads too slowly for it, the stream ends: its next hello tells all."""
+        """Have it sent. Where the node reads too slowly for it, the stream ends: its next registration tells all."""
         if not self.mailbox.put(subject, word):
             self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
 
@@ -252,7 +252,7 @@ class NodeStream:
             case "beat":
                 await self._beat(message.beat)
             case "report":
-                # Only a hello makes jobs known that were not, and says whose they are.
+                # Only a registration makes jobs known that were not, and says whose they are.
                 report = replace(codec.read_report(message.report), spec=None, request=None)
                 await self._deliver(AttemptReported(self.node, report))
             case "stale":

@@ -1,4 +1,4 @@
-"""The node's end of the link to its coordinator: dials, says hello, and comes back when the link is lost.
+"""The node's end of the link to its coordinator: dials, registers, and comes back when the link is lost.
 
 Whatever state it is in, the node goes on by itself: nothing here is waited for by anything local.
 """
@@ -118,7 +118,7 @@ class MemberLink:
     # --- what the node says ----------------------------------------------------------------------------
 
     def report(self, key: AttemptKey) -> None:
-        """An attempt's record changed. Without a link the next hello tells it."""
+        """An attempt's record changed. Without a link the next registration tells it."""
         if self._session is not None:
             self._session.report(key)
 
@@ -202,7 +202,7 @@ class MemberLink:
 
     async def _connect(self) -> None:
         """One stream's life; ends by an error always."""
-        # What the last stream ordered is to be in the hello: an order that is taken after it, unknown to a
+        # What the last stream ordered is to be in the registration: an order that is taken after it, unknown to a
         # coordinator that has lost its memory, would run beside what that coordinator places.
         await self._undecided.wait()
         if self._before_dialling is not None:
