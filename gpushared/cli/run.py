@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -16,8 +16,33 @@ class WordsCommand(click.Command):
     click cannot stop at IMAGE, because it does not know which of docker's options take a value.
     """
 
-    def __init__(self, *args: Any, words: docker_args.OurOptions, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        name: str,
+        *,
+        words: docker_args.OurOptions,
+        work: Callable[[list[str]], int],
+        options: Sequence[click.Option],
+        metavar: str,
+        help: str,  # noqa: A002 - click's name
+    ) -> None:
+        """Take ``work`` to do with the words, and ``options`` to show besides docker's own (``metavar``)."""
+        shown = [
+            *options,
+            option("help", None, "Show this message and exit."),
+            click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
+            click.Argument(
+                ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
+            ),
+        ]
+        super().__init__(
+            name,
+            params=shown,
+            callback=lambda words: work(words),  # noqa: PLW0108 - click names the argument
+            add_help_option=False,
+            options_metavar=metavar,
+            help=help,
+        )
         self._words = words
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -94,18 +119,9 @@ RUN_OPTIONS = [
 run = WordsCommand(
     "run",
     words=docker_args.RUN,
-    callback=lambda words: run_container(words),  # noqa: PLW0108 - click names the argument
-    add_help_option=False,
-    options_metavar="[OPTIONS] [DOCKER RUN OPTIONS]",
-    short_help="Run a container on a part of a GPU.",
-    params=[
-        *RUN_OPTIONS,
-        option("help", None, "Show this message and exit."),
-        click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
-        click.Argument(
-            ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
-        ),
-    ],
+    work=run_container,
+    options=RUN_OPTIONS,
+    metavar="[OPTIONS] [DOCKER RUN OPTIONS]",
     help="""Run a container on a part of a GPU, as `docker run` would on the whole machine.
 
     Has docker read its options, asks the daemon for a lease, waits in the queue where there is no room

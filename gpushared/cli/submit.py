@@ -1,8 +1,6 @@
-"""``gpushare submit`` as click shows it; the work is in ``submitting``."""
+"""``gpushare submit`` as click shows it; the work is in ``submit_job``."""
 
 from __future__ import annotations
-
-import click
 
 from gpushared.cli import complete, docker_args
 from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
@@ -22,11 +20,9 @@ _NOT_FOR_JOBS = {
 submit = WordsCommand(
     "submit",
     words=docker_args.SUBMIT,
-    callback=lambda words: submit_job(words),  # noqa: PLW0108 - click names the argument
-    add_help_option=False,
-    options_metavar="[OPTIONS] [DOCKER CREATE OPTIONS]",
-    short_help="Queue a container as a job that needs no terminal.",
-    params=[
+    work=submit_job,
+    metavar="[OPTIONS] [DOCKER CREATE OPTIONS]",
+    options=[
         *(one for one in RUN_OPTIONS if one.opts[0] not in _NOT_FOR_JOBS),
         option("immediate", None, "Refuse it instead of queueing it when there is no room."),
         option("pool", None, "Anywhere in the pool.  [default: on this node]"),
@@ -54,11 +50,6 @@ submit = WordsCommand(
         ),
         option("nodes", "N", "On so many nodes at once, each with what --gpu says."),
         option("span", None, "Its GPUs may be on several nodes, as few as possible."),
-        option("help", None, "Show this message and exit."),
-        click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
-        click.Argument(
-            ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
-        ),
     ],
     help="""Queue a container as a job: it runs when its GPUs are free, and no terminal need stay open.
 
