@@ -147,5 +147,5 @@ Examples:
     ),
     drops=("temp", "power", "leases", "node", "util", "mode", "name", "memory"),
     fetch=fetch,
-    own=(Own(("--pool",), "Those of all nodes of the pool, as they told last; MEMORY is leased/total."),),
+    own=(Own(("--pool",), "Show all nodes' GPUs, as last reported; MEMORY is leased/total."),),
 )

@@ -19,7 +19,12 @@ class WholeNumber(click.IntRange):
 def output_option(usual: str, other: str) -> Callable[[_Command], _Command]:
     """Declare ``-o``, whose value is ``usual`` if it is not given."""
     return click.option(
-        "-o", "--output", type=click.Choice([usual, other]), default=usual, help="Form.", show_default=True
+        "-o",
+        "--output",
+        type=click.Choice([usual, other]),
+        default=usual,
+        help="The form of the output.",
+        show_default=True,
     )
 
 

@@ -43,7 +43,7 @@ def run_in_pool(words: RunWords) -> int:
     """Become ``docker run``; return, with the exit code, only if docker does not start."""
     for name in _NOT_ELSEWHERE:
         if name in words.ours:
-            raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
+            raise UsageError(f"--{name} cannot be used for a container in the pool", hint="leave it out")
     refuse_ways_around(words)
     client = Client()
     check_privileges(client, words)

@@ -34,7 +34,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="presets",
-    details="""Use one with `gpushare run --preset NAME`; what you say beside it wins over the preset.
+    details="""Use a preset by `gpushare run --preset NAME`; other options win over what the preset says.
 
 \b
 Examples:

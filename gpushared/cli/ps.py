@@ -159,10 +159,9 @@ def _moment(text: str) -> float:
 
 LISTING = Listing(
     name="ps",
-    details="""MEMORY is used/granted; WALL is what really holds a lease inside its memory; IDLE is for how
-long nothing of it has done anything on its GPUs. UNMANAGED rows are
-GPU processes without a lease: they are left alone, and their memory is counted as taken. Containers and
-images of other users are not shown.
+    details="""MEMORY is used/granted; WALL is what really keeps a lease inside its memory; IDLE tells for how
+long none of its processes has used its GPUs. UNMANAGED rows are GPU processes without a lease: they are
+left alone, and their memory is counted as taken. Containers and images of other users are not shown.
 
 \b
 Examples:
@@ -202,8 +201,8 @@ Examples:
     has_ended=True,
     own=(
         Own(("--limit",), "Show at most so many leases that are over; implies --all.  [default: 50]", "N"),
-        Own(("--since",), "Of those only what ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
-        Own(("--user",), "Only the leases of this user.", "NAME"),
-        Own(("--state",), "Only leases in these states, by the words in STATE, or ended.", "STATE,..."),
+        Own(("--since",), "Show only those that ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
+        Own(("--user",), "Show only the leases of this user.", "NAME"),
+        Own(("--state",), "Show only leases in these states: the words of STATE, or ended.", "STATE,..."),
     ),
 )

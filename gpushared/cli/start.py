@@ -157,7 +157,7 @@ def check_privileges(client: Client, words: RunWords) -> None:
     if not asked:
         return
     if may_go_elsewhere(client, words):
-        raise PermissionRefused(f"--{asked[0]} is given to no container of a pool", hint="leave it out")
+        raise PermissionRefused(f"--{asked[0]} is not allowed for a container of a pool", hint="leave it out")
     if "privileged" not in asked:
         return  # what becomes of the others is asked once docker has read all of the words
     body = json.dumps({"Image": words.image, "HostConfig": {"Privileged": True}}).encode()
@@ -166,7 +166,7 @@ def check_privileges(client: Client, words: RunWords) -> None:
             if one.field == PRIVILEGED and one.verdict == "refused":
                 # The gate's own hint names --gpus, which `gpushare run` refuses.
                 raise PermissionRefused(
-                    "--privileged is not given to you on this node",
+                    "you may not use --privileged on this node",
                     hint="GPUs need no privileges here: leave it out",
                 )
     say("warning: --privileged lets the container reach every GPU of this machine, whatever its lease says")

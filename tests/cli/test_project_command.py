@@ -122,8 +122,8 @@ def test_set_may_leave_a_project_without_members(gpushare: Gpushare, standin: St
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "nothing to set was said"),
-        (("--model", "NVIDIA L4"), "nothing to set was said"),
+        ((), "no option says what to set"),
+        (("--model", "NVIDIA L4"), "no option says what to set"),
         (("--unset", "--limit", "2"), "--unset takes back"),
         (("--user", "alice", "--no-users"), "--user and --no-users exclude each other"),
         (("--weight", "much"), "'much' is not a valid float"),
