@@ -124,7 +124,7 @@ def test_set_may_leave_a_project_without_members(gpushare: Gpushare, standin: St
     [
         ((), "no option says what to set"),
         (("--model", "NVIDIA L4"), "no option says what to set"),
-        (("--unset", "--limit", "2"), "--unset takes back"),
+        (("--unset", "--limit", "2"), "--unset goes with no option"),
         (("--user", "alice", "--no-users"), "--user and --no-users exclude each other"),
         (("--weight", "much"), "'much' is not a valid float"),
     ],

@@ -181,7 +181,7 @@ def test_a_terminal_waits_for_somebody_as_with_docker_run_detached(
         (["--requeue", "--no-requeue", "busybox"], "exclude each other", 2),
         (["--max-wait", "3", "busybox"], "unknown flag: --max-wait", 125),
         (["--array"], "--array needs a value", 2),
-        (["--pool", "--nodes", "0", "busybox"], "0 nodes", 2),
+        (["--pool", "--nodes", "0", "busybox"], "at least one node", 2),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_daemon_is_asked(
