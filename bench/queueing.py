@@ -1,4 +1,4 @@
-"""Who waits how long: a real trace of leases replayed on 24 GPUs, under the project's core and others."""
+"""Who waits how long: a real trace of leases replayed on hosts of 8 GPUs, under the project's core and others."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import Pool
 from pathlib import Path
 
-from replay import CLASSES, NEVER, Cluster, Job, Outcome, Scheduler, read_leases, replay, squeeze_to
+from replay import NEVER, Cluster, Job, Scheduler, read_leases, replay, squeeze_to
 from schedulers import Core, InOrder, Preemptive
 
 from gpushared.domain.scheduling.pass_records import PreemptionMode
+from gpushared.domain.scheduling.placement.policies import PolicyName
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
     Policy,
@@ -21,7 +25,7 @@ from gpushared.domain.scheduling.projects import (
     without_losses,
 )
 
-HOSTS, GPUS_PER_HOST = 3, 8
+GPUS_PER_HOST = 8
 TWO_QUEUES_GPU_SECONDS = 3600.0
 """Where attained service moves a job to the second queue."""
 USERS = 30
@@ -65,9 +69,14 @@ def _remaining(job: Job, now: float) -> tuple[float, ...]:
     return (job.left(now) * job.gpus, job.submitted)
 
 
-def _user(job: Job) -> str:
+def user_of(job: Job) -> str:
     """Return one of thirty users, who all ask equally often."""
-    return f"user{random.Random(job.lease.sequence).randrange(USERS)}"
+    return _numbered_user(job.lease.sequence)
+
+
+@cache
+def _numbered_user(number: int) -> str:
+    return f"user{random.Random(number).randrange(USERS)}"
 
 
 def schedulers(cluster: Cluster) -> dict[str, Callable[[], Scheduler]]:
@@ -78,7 +87,7 @@ def schedulers(cluster: Cluster) -> dict[str, Callable[[], Scheduler]]:
         "class order": lambda: InOrder(cluster, _class_order),
         "attained service, two queues": lambda: Preemptive(cluster, _attained, _leaves_first_queue),
         "shortest remaining, durations known": lambda: Preemptive(cluster, _remaining),
-        **_own(cluster, "installed", INSTALLED, _user),
+        **_own(cluster, "installed", INSTALLED, user_of),
         **_own(cluster, "one project", ONE_PROJECT, lambda _: "all"),
         **_own(cluster, "three projects", PROJECTS, lambda job: job.group),
     }
@@ -93,60 +102,81 @@ def _own(
     return {f"{name}, {how}": made(mode) for how, mode in MODES.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of the table at one load."""
+
+    traces: Path
+    name: str
+    load: float | None
+    hosts: int
+    placement: PolicyName
+    longest: int
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path, help="folder with leases.csv.gz")
-    parser.add_argument("--only", help="part of a scheduler's name")
+    parser.add_argument("--only", action="append", help="part of a scheduler's name")
     parser.add_argument(
-        "--load", type=float, help="squeeze or stretch the arrivals to this load of the GPUs, such as 0.9"
+        "--load",
+        type=float,
+        action="append",
+        help="squeeze or stretch the arrivals to this load of the GPUs, such as 0.9",
     )
+    parser.add_argument("--hosts", type=int, default=3, help="the number of hosts with 8 GPUs")
     parser.add_argument("--longest", type=int, default=0, help="print so many of the longest waits")
+    parser.add_argument("--placement", type=PolicyName, choices=list(PolicyName), default=PolicyName.PACK)
+    parser.add_argument("--processes", type=int, default=1)
     said = parser.parse_args(words)
-    cluster = Cluster.of(HOSTS, GPUS_PER_HOST)
-    path = said.traces / "leases.csv.gz"
-    squeeze = 1.0 if said.load is None else squeeze_to(said.load, path, HOSTS * GPUS_PER_HOST)
+    names = [
+        name
+        for name in schedulers(Cluster.of(said.hosts, GPUS_PER_HOST))
+        if not said.only or any(part in name for part in said.only)
+    ]
+    runs = [
+        Run(said.traces, name, load, said.hosts, said.placement, said.longest)
+        for load in said.load or [None]
+        for name in names
+    ]
     print("queueing in seconds: all that a lease takes beyond its duration, preemptions included")
-    print(_row("", "mean", "p99", *(f"{name} mean/p99" for name in CLASSES), "preempted", "lost %", "s"))
-    for name, make in schedulers(cluster).items():
-        if said.only and said.only not in name:
-            continue
-        began = time.monotonic()
-        outcome = replay(read_leases(path, squeeze), make())
-        print(_result(name, outcome, time.monotonic() - began), flush=True)
-        for job in sorted(outcome.jobs, key=lambda job: -job.queueing)[: said.longest]:
-            print(
-                f"    {job.queueing:.0f} s: {job.gpus:g} GPUs of {_user(job)} for {job.duration:.0f} s",
-                end="",
-            )
-            print(f", last {job.reason}")
+    print("| load | scheduler | mean | p99 | mean of LS | preempted | thrown away | took |")
+    print("|---|---|---|---|---|---|---|---|")
+    with Pool(said.processes) as pool:
+        for rows in pool.imap(result, runs):
+            print(rows, flush=True)
     return 0
 
 
-def _result(name: str, outcome: Outcome, took: float) -> str:
-    by_class = []
-    for qos in CLASSES:
-        mean, high = _figures(job for job in outcome.jobs if job.group == qos)
-        by_class.append(f"{mean:.0f}/{high:.0f}")
+def result(run: Run) -> str:
+    """Return a row of the table, with the longest waits below it."""
+    began = time.process_time()
+    path = run.traces / "leases.csv.gz"
+    squeeze = 1.0 if run.load is None else squeeze_to(run.load, path, run.hosts * GPUS_PER_HOST)
+    cluster = Cluster.of(run.hosts, GPUS_PER_HOST, run.placement)
+    outcome = replay(read_leases(path, squeeze), schedulers(cluster)[run.name]())
     mean, high = _figures(outcome.jobs)
+    sensitive, _ = _figures(job for job in outcome.jobs if job.group == "LS")
     lost = sum(job.thrown_away for job in outcome.jobs) / sum(job.gpus * job.duration for job in outcome.jobs)
-    return _row(
-        name,
-        f"{mean:.0f}",
-        f"{high:.0f}",
-        *by_class,
-        str(outcome.preemptions),
-        f"{100 * lost:.1f}",
-        f"{took:.0f}",
+    load = "as it is" if run.load is None else f"{run.load:.0%}"
+    row = (
+        f"| {load} | {run.name} | {mean:.0f} | {high:.0f} | {sensitive:.0f} | {outcome.preemptions} "
+        f"| {lost:.1%} | {time.process_time() - began:.0f} s |"
+    )
+    longest = sorted(outcome.jobs, key=lambda job: -job.queueing)[: run.longest]
+    return "\n".join([row, *map(_wait, longest)])
+
+
+def _wait(job: Job) -> str:
+    return (
+        f"    {job.queueing:.0f} s: {job.gpus:g} GPUs of {user_of(job)} for {job.duration:.0f} s, "
+        f"last {job.reason}"
     )
 
 
 def _figures(jobs: Iterable[Job]) -> tuple[float, float]:
     waits = sorted(job.queueing for job in jobs)
     return sum(waits) / len(waits), waits[min(len(waits) - 1, int(0.99 * len(waits)))]
-
-
-def _row(*cells: str) -> str:
-    return f"{cells[0]:36}" + "".join(f"{cell:>17}" for cell in cells[1:])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -20,12 +20,17 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
 from gpushared.domain.scheduling.pass_records import PreemptionMode
-from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces
+from gpushared.domain.scheduling.placement.hosts import Host
+from gpushared.domain.scheduling.placement.policies import PolicyName
 
 NEVER = float("inf")
 GPU_BYTES = 80_000 * MIB
+CPU_MILLI_PER_GPU = 16_000
+MEMORY_BYTES_PER_GPU = 98_304 * MIB
+"""Like hosts with 8 G3 of the trace: 128 cores and 768 GiB. Two leases ask for more than the others have."""
 LOST_SECONDS = 60.0
 """What each preemption costs its victim."""
 CLASSES = {
@@ -48,19 +53,33 @@ class Job:
     remaining: float
     grants: tuple[Grant, ...] = ()
     started: float = 0.0
+    first_started: float | None = None
     served: float = 0.0
     """The seconds on GPUs so far, without those of the present run."""
     ended: float | None = None
     runs: int = 0
     mode: PreemptionMode = PreemptionMode.NOTIFY
     """How the job gives way."""
-    bound: tuple[GpuId, ...] = ()
-    """The GPUs on which a paused job goes on."""
+    bound: tuple[Grant, ...] = ()
+    """What a paused job goes on with: the same parts of the same GPUs."""
     begun_anew: int = 0
+    _held: Lease | None = None
     thrown_away: float = 0.0
     """The GPU-seconds of work that preemptions lost."""
     reason: str = ""
     """The reason why the job waited longest, by the scheduler's own words."""
+
+    @property
+    def held(self) -> Lease:
+        """Return the lease as it holds its grants."""
+        if self._held is None or self._held.state != Reserved(self.grants, self.started, self.started):
+            limit = self.lease.request.time_limit_seconds
+            self._held = replace(
+                self.lease,
+                state=Reserved(self.grants, self.started, self.started),
+                expires_at=None if limit is None else self.started + limit,
+            )
+        return self._held
 
     @property
     def gpus(self) -> float:
@@ -100,24 +119,44 @@ class Scheduler(Protocol):
         """A job held its grants from then to now."""
 
 
-@dataclass(frozen=True, slots=True)
 class Cluster:
-    """Hosts with their GPUs, all alike."""
+    """Hosts with their GPUs, CPU and memory, all alike, and who holds what by the daemon's own placement."""
 
-    hosts: Mapping[str, tuple[Gpu, ...]]
+    def __init__(self, hosts: Sequence[Host], policy: PolicyName = PolicyName.PACK) -> None:
+        self.hosts = tuple(hosts)
+        self._fleet = Fleet(hosts, policy)
+        self._held: dict[LeaseId, tuple[Request, tuple[Grant, ...]]] = {}
+        self._seen: set[LeaseId] = set()
 
     @classmethod
-    def of(cls, hosts: int, gpus: int) -> Cluster:
-        return cls({f"h{host}": tuple(_gpu(f"h{host}", at) for at in range(gpus)) for host in range(hosts)})
-
-    def places(self, running: Iterable[Job]) -> RoomPlaces:
-        return self.places_of([replace(job.lease, state=Reserved(job.grants, 0.0, 0.0)) for job in running])
-
-    def places_of(self, leases: Sequence[Lease]) -> RoomPlaces:
-        rooms = rooms_of((gpu for gpus in self.hosts.values() for gpu in gpus), leases, {})
-        return RoomPlaces(
-            {host: {gpu.id: rooms[gpu.id] for gpu in gpus} for host, gpus in self.hosts.items()}
+    def of(cls, hosts: int, gpus: int, policy: PolicyName = PolicyName.PACK) -> Cluster:
+        cpu, memory = gpus * CPU_MILLI_PER_GPU, gpus * MEMORY_BYTES_PER_GPU
+        names = [f"h{host}" for host in range(hosts)]
+        return cls(
+            [Host(name, tuple(_gpu(name, at) for at in range(gpus)), cpu, memory) for name in names], policy
         )
+
+    def places(self, running: Sequence[Job], waiting: Iterable[Job] = ()) -> FleetPlaces:
+        """Return the free capacity; the memory of a paused job stays on its host."""
+        wanted = {job.lease.id: (job.lease.request, job.grants) for job in running}
+        for job in waiting:
+            if job.lease.id not in self._seen:
+                self._seen.add(job.lease.id)
+                self._fleet.see(job.lease.request)
+            if job.bound:
+                kept = Request(0, host_memory_bytes=job.lease.request.host_memory_bytes)
+                wanted[LeaseId(f"{job.lease.id} paused")] = kept, job.bound
+        gone = [lease for lease, held in self._held.items() if wanted.get(lease) != held]
+        for lease in gone:
+            del self._held[lease]
+            self._fleet.give(lease)
+        for lease, (request, grants) in wanted.items():
+            if lease not in self._held:
+                self._held[lease] = request, grants
+                host = self._fleet.host_of(grants[0].gpu)
+                self._fleet.take(lease, request, Placement(host, grants if request.gpu_count else ()))
+        self._fleet.commit()
+        return FleetPlaces(self._fleet.copy())
 
 
 def _gpu(host: str, index: int) -> Gpu:
@@ -155,7 +194,9 @@ def replay(jobs: Sequence[Job], scheduler: Scheduler, until: float = NEVER) -> O
             waiting[job.lease.id] = job
         for job, grants in orders.starts:
             running[job.lease.id] = waiting.pop(job.lease.id)
+            job.bound = ()
             job.grants, job.started, job.runs = grants, now, job.runs + 1
+            job.first_started = now if job.first_started is None else job.first_started
             heappush(events, (now + job.remaining, next(number), job, job.runs))
         _check(running.values())
         if orders.look_again_at < NEVER:
@@ -193,7 +234,7 @@ def _stop(job: Job, scheduler: Scheduler, now: float) -> None:
     else:
         job.remaining, lost = job.remaining - ran + LOST_SECONDS, LOST_SECONDS
     if job.mode is PreemptionMode.PAUSE:
-        job.bound = tuple(grant.gpu for grant in job.grants)
+        job.bound = job.grants
     job.served += ran
     job.thrown_away += lost * job.gpus
     job.grants, job.since = (), now
@@ -217,8 +258,10 @@ def new_job(
     duration: float,
     gpus: int,
     permille: int,
+    cpu_milli: int = 0,
+    memory_bytes: int = 0,
 ) -> Job:
-    """A job that asks for parts of one GPU or for whole ones."""
+    """A job that asks for parts of one GPU or for whole ones, with CPU and memory of the host."""
     whole = permille >= 1000
     request = Request(
         gpu_count=gpus,
@@ -226,6 +269,8 @@ def new_job(
         memory_permille=1000 if whole else permille,
         isolation=Isolation.EXCLUSIVE if whole else Isolation.SHARED,
         lease_class=lease_class,
+        host_cpu_milli=cpu_milli,
+        host_memory_bytes=memory_bytes,
     )
     identity = LeaseId(f"l-{number:06d}")
     lease = Lease(identity, number, request, 1000, group, submitted, Queued(submitted), identity)
@@ -252,6 +297,8 @@ def read_leases(path: Path, squeeze: float = 1.0) -> list[Job]:
             float(row["duration_s"]),
             int(row["num_gpu"]),
             int(row["gpu_milli"]),
+            int(row["cpu_milli"]),
+            int(row["memory_mib"]) * MIB,
         )
         for number, row in enumerate(rows, start=1)
     ]

@@ -9,11 +9,9 @@ from replay import NEVER, Cluster, Job, Orders
 
 from gpushared.domain.model.lease import (
     Grant,
-    Lease,
     LeaseId,
-    Reserved,
 )
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import (
     PendingRequest,
     Plan,
@@ -21,6 +19,7 @@ from gpushared.domain.scheduling.pass_records import (
     PreemptionMode,
     RunningLease,
 )
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -39,7 +38,7 @@ class InOrder:
         self._blocking = blocking
 
     def decide(self, waiting: Sequence[Job], running: Sequence[Job], now: float) -> Orders:
-        places = self._cluster.places(running)
+        places = self._cluster.places(running, waiting)
         starts: list[tuple[Job, tuple[Grant, ...]]] = []
         refused = set()
         for job in sorted(waiting, key=lambda job: self._key(job, now)):
@@ -72,7 +71,7 @@ class Preemptive:
         self._changes_at = changes_at
 
     def decide(self, waiting: Sequence[Job], running: Sequence[Job], now: float) -> Orders:
-        places = self._cluster.places(running)
+        places = self._cluster.places(running, waiting)
         settled: set[LeaseId] = set()
         evicted: dict[LeaseId, Job] = {}
         starts: list[tuple[Job, tuple[Grant, ...]]] = []
@@ -102,14 +101,14 @@ class Preemptive:
         return Orders(starts, list(evicted.values()), min(again, new))
 
     def _room(
-        self, job: Job, behind: Sequence[Job], places: RoomPlaces
+        self, job: Job, behind: Sequence[Job], places: FleetPlaces
     ) -> tuple[tuple[Grant, ...], list[Job]]:
         """Grants, and the fewest of those behind that must go, the last in the order first."""
         request = job.lease.request
         grants = places.place(request)
         if grants:
             return grants, []
-        leases = {one.lease.id: _running(one) for one in behind}
+        leases = {one.lease.id: one.held for one in behind}
         if not places.place(request, gone=list(leases.values())):
             return (), []
         kept = list(behind)
@@ -121,10 +120,6 @@ class Preemptive:
 
     def ended(self, job: Job, start: float, now: float) -> None:
         pass
-
-
-def _running(job: Job) -> Lease:
-    return replace(job.lease, state=Reserved(job.grants, job.started, job.started))
 
 
 class Core:
@@ -146,17 +141,19 @@ class Core:
         self._behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
         self._under_way: dict[LeaseId, Preemption] = {}
         self._leaves_at: dict[LeaseId, float] = {}
+        self._holders: dict[LeaseId, RunningLease] = {}
+        self._index = HolderIndex(policy, cluster.places(()))
 
     def decide(self, waiting: Sequence[Job], running: Sequence[Job], now: float) -> Orders:
         for job in waiting:
             job.mode = self._mode
         gone = [job for job in running if self._leaves_at.get(job.lease.id, NEVER) <= now]
-        stay = [job for job in running if job not in gone]
+        stay = [job for job in running if self._leaves_at.get(job.lease.id, NEVER) > now]
         jobs = {job.lease.id: job for job in waiting}
         made = plan(
             [self._candidate(job) for job in waiting],
-            [self._holder(job) for job in stay],
-            self._cluster.places(stay),
+            self._holding(stay),
+            self._cluster.places(stay, waiting),
             self.usage,
             self._policy,
             now,
@@ -188,7 +185,8 @@ class Core:
     def _candidate(self, job: Job) -> PendingRequest:
         lease = job.lease
         if job.bound:
-            lease = replace(lease, request=replace(lease.request, gpus=job.bound))
+            gpus = tuple(grant.gpu for grant in job.bound)
+            lease = replace(lease, request=replace(lease.request, gpus=gpus, host_memory_bytes=None))
         return PendingRequest(
             lease,
             self._project(job),
@@ -198,9 +196,22 @@ class Core:
             yields=job.mode.loses_nothing,
         )
 
+    def _holding(self, running: Sequence[Job]) -> HolderIndex:
+        """Return who holds something; what has not changed is kept from pass to pass, as in a pool."""
+        wanted = {job.lease.id: self._holder(job) for job in running}
+        for lease, holder in list(self._holders.items()):
+            if wanted.get(lease) != holder:
+                self._index.remove(lease)
+                del self._holders[lease]
+        for lease, holder in wanted.items():
+            if lease not in self._holders:
+                self._holders[lease] = holder
+                self._index.add(holder)
+        return self._index
+
     def _holder(self, job: Job) -> RunningLease:
         return RunningLease(
-            _running(job),
+            job.held,
             self._project(job),
             self._priority(job),
             job.started,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 
 import click
 
-from gpushared.api.v1.messages import PoolShare
 from gpushared.cli import complete, text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Screen, write_items
@@ -17,14 +15,10 @@ from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
 from gpushared.domain.model.errors import NotFound
-from gpushared.domain.model.units import format_duration, parse_gpus, shown
+from gpushared.domain.model.units import parse_gpus, shown
 
 NO_LIMIT = "none"
 HOUR_SECONDS = 3600
-_SHARE_TROUBLES = {
-    "away": "its coordinator is away, so there is no more for now",
-    "ended": "its coordinator has been away for too long to give any of it",
-}
 _ORIGINS = {
     "set": "set at run time",
     "config": "as configured",
@@ -85,24 +79,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         items=[one.to_json() for one in answer.projects],
         ids=[one.name for one in answer.projects],
         simulated=answer.simulated,
-        notes=[_pool_share(share) for share in answer.pool_shares],
-        extra={"pool_shares": [share.to_json() for share in answer.pool_shares]},
     )
-
-
-def _pool_share(one: PoolShare) -> str:
-    """Word the share that the pool lets this node give by itself, with the age of the pool's message."""
-    of = f" of model {one.model}" if one.model else ""
-    gives = (
-        f"pool {one.pool}: this node may give {text.share(one.permille)} GPU{of} to {one.project} by itself"
-    )
-    age = (
-        ""
-        if one.told_at is None
-        else f", said {format_duration(max(0, round(time.time() - one.told_at)))} ago"
-    )
-    trouble = _SHARE_TROUBLES.get(one.trouble, one.trouble)
-    return f"{gives}, {text.share(one.held_permille)} held{age}" + (f"; {trouble}" if trouble else "")
 
 
 LISTING = Listing(

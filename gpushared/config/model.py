@@ -27,12 +27,17 @@ from gpushared.config.kinds import (
     Whole,
     setting,
 )
-from gpushared.config.queue_rules import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
+from gpushared.config.queue_rules import (
+    BuildConfig,
+    InferConfig,
+    ProjectConfig,
+    QueueOrderConfig,
+    TrainConfig,
+)
 from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
-from gpushared.domain.scheduling.projects import PreemptionSetting
 
 _ACTION_OR_EMPTY = Text(
     "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
@@ -71,16 +76,16 @@ class NodeConfig:
     runtime_dir: str = setting(
         "/run/gpushared",
         PATH,
-        "Sockets and what containers mount. Keep it short: socket paths are limited to about 100 bytes.",
+        "Sockets and what containers mount. Keep it short: socket paths have at most about 100 bytes.",
     )
-    state_dir: str = setting("/var/lib/gpushared", PATH, "The journal. On a local disk, not on NFS.")
+    state_dir: str = setting("/var/lib/gpushared", PATH, "The journal, on a local disk (not NFS).")
     socket_mode: int = setting(
         0o666,
         FileMode(),
-        "Permissions of the socket. Who connects is known from the kernel, so everybody may.",
+        "Permissions of the socket. The kernel tells who connects, so everybody may.",
     )
     keep_ended_leases: int = setting(
-        100_000, Whole(0, 10_000_000), "How many leases that are over stay in the journal, stories included."
+        100_000, Whole(0, 10_000_000), "How many ended leases stay in the journal, with their stories."
     )
 
 
@@ -92,7 +97,7 @@ class EngineConfig:
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
-        "How long a container that must go has between the stop signal and being killed.",
+        "The time between a container's stop signal and its kill.",
     )
 
 
@@ -103,17 +108,16 @@ class GpusConfig:
     simulate: str = setting(
         "",
         Text(),
-        "Serve simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; "
-        "`a100/4x1g.10gb+3g.40gb` is one that MIG splits, `h100:8@4` joins each four by NVLink; empty is "
-        "real.",
+        "Simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; `a100/4x1g.10gb+3g.40gb` is "
+        "split by MIG, `h100:8@4` joins each four by NVLink.",
     )
     mps_reserve_bytes: int = setting(
         300 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "Memory of each GPU that is not leased, because an MPS server and the driver need it.",
+        "Memory of each GPU that is not leased: an MPS server and the driver need it.",
         key="mps_reserve",
     )
-    checkpoints: CheckpointMode = setting(  # noqa: RUF009 - makes a field
+    checkpoints: CheckpointMode = setting(
         CheckpointMode.AUTO,
         Choice(CheckpointMode),
         "`auto` moves the GPU memory of paused and preempted containers to the host where CUDA checkpoints "
@@ -123,35 +127,35 @@ class GpusConfig:
         (),
         GpuNames(),
         "GPUs in the compute mode EXCLUSIVE_PROCESS while shared leases are on them: [what that "
-        "closes](../explanation/how-sharing-isolates.md#who-leaves-mps). Needs root and an MPS that "
-        "serves several users (driver 580).",
+        "closes](../explanation/how-sharing-isolates.md#who-leaves-mps). Needs root and an MPS for several "
+        "users (driver 580).",
     )
-    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is looked at.")
+    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is sampled.")
 
 
 @dataclass(frozen=True, slots=True)
 class SharingConfig:
     """These settings say how one GPU serves several leases."""
 
-    mps: MpsMode = setting(  # noqa: RUF009 - makes a field
+    mps: MpsMode = setting(
         MpsMode.AUTO,
         Choice(MpsMode),
-        "`auto` uses MPS where its program is installed, `required` refuses shared leases without it, "
-        "`off` never uses it: then nothing but the watchdog holds parts of GPUs.",
+        "`auto` uses MPS where it is installed, `required` refuses shared leases without it, `off` never "
+        "uses it: then only the watchdog holds parts of GPUs.",
     )
     mps_binary: str = setting(
-        "", PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
+        "", PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty: from the daemon's PATH."
     )
     canary_seconds: float = setting(
         60.0,
         Number(0.0, 86400.0),
-        "How often a small CUDA program tries the MPS servers that have leases; 0 is never.",
+        "How often a small CUDA program tries the MPS servers with leases; 0: never.",
     )
     fault_patience_seconds: float = setting(
         30.0,
         Number(1.0, 3600.0),
-        "A container that holds on for so long to an MPS server that met a fault is ended, because nobody "
-        "gets anything of it before all have left.",
+        "A container that stays on a faulted MPS server for so long is ended: nobody can use the server "
+        "before all have left.",
     )
 
 
@@ -159,11 +163,10 @@ class SharingConfig:
 class WatchdogConfig:
     """The watchdog acts on a container whose processes use more GPU memory than its lease holds."""
 
-    action: Action = setting(  # noqa: RUF009 - a field, as `dataclasses.field` makes it
+    action: Action = setting(
         Action.KILL,
         Choice(Action),
-        "`kill` ends it at once, as Slurm and Kubernetes do with main memory; `stop` gives it "
-        "`engine.stop_grace_seconds`; `warn` only says so.",
+        "`kill` ends it at once; `stop` gives it `engine.stop_grace_seconds`; `warn` only says so.",
     )
     build: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `build`.")
     train: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `train`.")
@@ -171,74 +174,37 @@ class WatchdogConfig:
     tolerance_bytes: int = setting(
         256 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "So much more on a GPU is no overuse: a CUDA context counts too, and drivers round.",
+        "So much more on a GPU is no overuse: CUDA contexts count, and drivers round.",
         key="tolerance",
     )
     patience_seconds: float = setting(
-        0.0, Number(0.0, 3600.0), "How long it may last before something is done."
+        0.0, Number(0.0, 3600.0), "How long overuse may last before the action."
     )
 
 
 @dataclass(frozen=True, slots=True)
-class QueueConfig:
+class QueueConfig(QueueOrderConfig):
     """Waiting for room."""
 
     claim_seconds: int = setting(
         60,
         Seconds(5, HOUR_SECONDS),
-        "A granted lease that no container has claimed for so long is given to the next; at once, where the "
-        "process that holds it has ended.",
+        "A granted lease that no container has claimed for so long goes to the next; at once if its "
+        "holder's process has ended.",
     )
     orphan_seconds: int = setting(
         30,
         Seconds(1, 24 * HOUR_SECONDS),
-        "A queued request that nobody has asked for so long leaves the queue; at once, where the process "
-        "that holds it has ended.",
+        "A queued request that nobody has asked for so long leaves the queue; at once if its holder's "
+        "process has ended.",
     )
     notice_seconds: int = setting(
         300,
         Seconds(0, 24 * HOUR_SECONDS),
-        "How long before its end a program is told of it, in `/run/gpushare/notice.json`.",
+        "How long before its end a program is told, in `/run/gpushare/notice.json`.",
     )
-    preempt_notice_seconds: int = setting(
-        60,
-        Seconds(0, HOUR_SECONDS),
-        "How long before it is stopped a program is told that it has to give way to others.",
-    )
-    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
-        PreemptionSetting.AUTO,
-        Choice(PreemptionSetting),
-        "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects, here or set by `gpushare project set`, and elsewhere lets only "
-        "those give way that lose nothing.",
-    )
-    half_life_seconds: int = setting(
-        24 * HOUR_SECONDS,
-        Seconds(60, 366 * 24 * HOUR_SECONDS),
-        "What a project used so long ago counts half for its fair share.",
-    )
-    patience_seconds: int = setting(
-        2 * HOUR_SECONDS,
-        Seconds(1, 366 * 24 * HOUR_SECONDS),
-        "A request that waits longer may be its project's next turn, whatever its priority; so often there "
-        "is one.",
-    )
-    turn_seconds: int = setting(
-        HOUR_SECONDS,
-        Seconds(0, 366 * 24 * HOUR_SECONDS),
-        "So long a lease has held its GPUs before such a turn may take them, and so long a turn lasts.",
-    )
-    reservations: int = setting(
-        4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."
-    )
-    drain_seconds: int = setting(
-        4 * 24 * HOUR_SECONDS,
-        Seconds(1, 366 * 24 * HOUR_SECONDS),
-        "The request that has waited longest, if longer than this, has GPUs drained for it though no time "
-        "limit tells its start.",
-    )
-    max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
-    max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
+    max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0: none.")
+    max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many of one user may wait.")
 
 
 class HostMode(StrEnum):
@@ -252,22 +218,21 @@ class HostMode(StrEnum):
 class PlacementConfig:
     """The policy chooses a lease's GPU among those that have room."""
 
-    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
-        PolicyName.PACK,
+    policy: PolicyName = setting(
+        PolicyName.FRAGMENTATION,
         Choice(PolicyName),
         "[How a place is chosen](../how-to/placement.md#policies).",
     )
-    together: Together = setting(  # noqa: RUF009 - makes a field
+    together: Together = setting(
         Together.OFF,
         Choice(Together),
-        "`project`: [leases of one project "
-        "together](../how-to/placement.md#leases-of-one-project-together); `off` places each for itself.",
+        "`project`: [leases of one project together](../how-to/placement.md#leases-of-one-project-together).",
     )
-    host: HostMode = setting(  # noqa: RUF009 - makes a field
+    host: HostMode = setting(
         HostMode.AUTO,
         Choice(HostMode),
         "`auto` counts docker's `--cpus` and `--memory` [of containers with "
-        "leases](../how-to/placement.md#cpu-and-memory-of-the-machine); `off` does not.",
+        "leases](../how-to/placement.md#cpu-and-memory-of-the-machine).",
     )
 
 
@@ -275,10 +240,8 @@ class PlacementConfig:
 class LogConfig:
     """The daemon's log, on standard error."""
 
-    level: LogLevel = setting(  # noqa: RUF009 - makes a field
-        LogLevel.INFO, Choice(LogLevel), "From which weight on lines are logged."
-    )
-    format: LogFormat = setting(  # noqa: RUF009 - makes a field
+    level: LogLevel = setting(LogLevel.INFO, Choice(LogLevel), "The lowest level that is logged.")
+    format: LogFormat = setting(
         LogFormat.TEXT, Choice(LogFormat), "`text` for people and journald, `json` for collectors."
     )
 
@@ -294,10 +257,10 @@ class Preset:
     time: str = setting("", Text(), "As `--time`: `8h`.")
     isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate`, `exclusive` or `mig`.")
     priority: str = setting("", Text(), "As `--priority`: `10`.")
-    project: str = setting("", Text(), "As `--project`; whoever is not in it cannot use the preset.")
+    project: str = setting("", Text(), "As `--project`; only its members can use the preset.")
     restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
     model: str = setting("", Text(), "As `--model`: `h100` or `h100,a100`.")
-    description: str = setting("", Text(), "One line for whoever has to choose.")
+    description: str = setting("", Text(), "One line for whoever chooses.")
 
     @property
     def ask(self) -> RequestSpec:
@@ -339,31 +302,3 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
-
-
-TABLES: Mapping[str, type] = {PROJECTS: ProjectConfig, PRESETS: Preset}
-"""There are as many of these sections as somebody names: ``[presets.small]``."""
-SECTIONS: Mapping[str, type] = {
-    "node": NodeConfig,
-    "engine": EngineConfig,
-    "gpus": GpusConfig,
-    "sharing": SharingConfig,
-    "watchdog": WatchdogConfig,
-    "idle": IdleConfig,
-    "idle.quiet": IdleQuietConfig,
-    "queue": QueueConfig,
-    "classes.build": BuildConfig,
-    "classes.train": TrainConfig,
-    "classes.infer": InferConfig,
-    "placement": PlacementConfig,
-    "gate": GateConfig,
-    "jobs": JobsConfig,
-    "pool": PoolConfig,
-    "audit": AuditConfig,
-    "log": LogConfig,
-}
-
-
-def attribute_of(section: str) -> str:
-    """Return the field of ``Config`` that holds a section."""
-    return section.replace(".", "_")

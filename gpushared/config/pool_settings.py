@@ -24,10 +24,6 @@ from gpushared.config.kinds import (
     setting,
 )
 from gpushared.config.load import (
-    POOL_PREFIX,
-    PRESET_NAMED,
-    ConfigSchema,
-    Named,
     check_presets,
     check_projects,
     gather,
@@ -41,19 +37,25 @@ from gpushared.config.load import (
 from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
 from gpushared.config.queue_rules import (
     EVERYBODY,
-    PROJECTS,
     USERS,
     BuildConfig,
     InferConfig,
     ProjectConfig,
+    QueueOrderConfig,
     TrainConfig,
     UserConfig,
 )
-from gpushared.domain.jobs.coordinator_rules import WhenCutOff
+from gpushared.config.schema import (
+    POOL_PREFIX,
+    PRESET_NAME,
+    PROJECT_TABLES,
+    ConfigSchema,
+    NameRule,
+    sections_in,
+)
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
-from gpushared.domain.scheduling.projects import PreemptionSetting
 
 DAY_SECONDS = 24 * HOUR_SECONDS
 _POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
@@ -79,13 +81,13 @@ class CoordinatorSection:
             "up to 32 small letters, digits and dashes, or empty",
             lambda text: _POOL_NAME.fullmatch(text) is not None,
         ),
-        "The pool's name; empty is what `gpushare pool init` was told.",
+        "The pool's name; empty: as `gpushare pool init` was told.",
     )
     listen: str = setting(
         "[::]:7440",
         _LISTEN,
-        "Where users with tokens reach it, and machines that join, by TLS. `[::]` is all addresses, those of "
-        "IPv4 too; port 0 is any.",
+        "Where users with tokens and joining machines reach it, by TLS. `[::]` is all addresses, IPv4 too; "
+        "port 0 is any.",
     )
     listen_nodes: str = setting(
         "[::]:7441", _LISTEN, "Where its nodes reach it, by TLS with their certificates."
@@ -93,25 +95,23 @@ class CoordinatorSection:
     state_dir: str = setting(
         "/var/lib/gpushared-pool",
         PATH,
-        "The store, keys and certificates. On a local disk, not on NFS. Everything to be backed up is here.",
+        "The store, keys and certificates: all that needs a backup. On a local disk (not NFS).",
     )
     runtime_dir: str = setting("/run/gpushared-pool", PATH, "The socket for administrators of this machine.")
     socket_mode: int = setting(
         0o666,
         FileMode(),
-        "Permissions of that socket. Who connects is known from the kernel: "
-        "root and the coordinator's own user are administrators.",
+        "Permissions of that socket. The kernel tells who connects: root and the coordinator's user are "
+        "administrators.",
     )
     trusted_groups: tuple[str, ...] = setting(
         (), TextList(GROUP), "Their members on this machine are administrators of the pool, too."
     )
-    keep_ended_jobs: int = setting(
-        100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."
-    )
+    keep_ended_jobs: int = setting(100_000, Whole(0, 10_000_000), "How many ended jobs are still listed.")
     keep_ended_seconds: int = setting(
         90 * DAY_SECONDS,
         Seconds(DAY_SECONDS, 10 * 366 * DAY_SECONDS),
-        "How long they are, at most.",
+        "How long they are listed, at most.",
         key="keep_ended",
     )
 
@@ -121,47 +121,46 @@ class NodesConfig:
     """These settings hold for the nodes of the pool."""
 
     beat_seconds: float = setting(
-        5.0, Number(0.5, 60.0), "How often a node says that it lives and what is free on it."
+        5.0, Number(0.5, 60.0), "How often a node sends a heartbeat with what is free on it."
     )
     beats_per_second: float = setting(
         50.0,
         Number(1.0, 1000.0),
-        "So many beats a second are taken of all nodes together; where there would be more, each node says "
-        "so less often.",
+        "The most heartbeats a second of all nodes; beyond that nodes send them less often.",
     )
     settle_seconds: int = setting(
         60,
         Seconds(1, HOUR_SECONDS),
-        "After a start, jobs from before it are placed when all nodes have reported, or after so long.",
+        "After a start, older jobs are placed when all nodes have reported, or after so long.",
     )
     reserve_seconds: int = setting(
         60,
         Seconds(10, HOUR_SECONDS),
-        "How long the nodes of a job that needs several at once keep their parts, until all have theirs.",
+        "How long the nodes of a job on several nodes keep their parts, until all have theirs.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class PoolQueueConfig:
+class PoolQueueConfig(QueueOrderConfig):
     """Waiting for room in the pool."""
 
     max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait or run.")
     max_queued_bytes: int = setting(
         2048 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "How much the jobs that wait or run may take of the store and the memory.",
+        "What these may take of store and memory.",
         key="max_queued_size",
     )
     max_queued_per_realm: int = setting(
         150_000,
         Whole(0, 1_000_000),
-        "How many jobs of the users of one realm may wait or run. A two-hundredth of what the pool may have "
-        "each realm may have always, as full as the pool may be.",
+        "How many jobs of one realm's users may wait or run. Each realm may always have a two-hundredth of "
+        "what the pool may have.",
     )
     max_queued_bytes_per_realm: int = setting(
         1024 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "How much these jobs may take of the store and the memory.",
+        "What these may take of store and memory.",
         key="max_queued_size_per_realm",
     )
     max_queued_per_person: int = setting(
@@ -170,69 +169,13 @@ class PoolQueueConfig:
     max_queued_bytes_per_person: int = setting(
         512 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "How much one person's waiting jobs may take of the store and the memory; nearly all of that are "
-        "their create bodies.",
+        "What these may take of store and memory, nearly all for their create bodies.",
         key="max_queued_size_per_person",
-    )
-    preempt_notice_seconds: int = setting(
-        60,
-        Seconds(0, HOUR_SECONDS),
-        "How long before it is stopped a program is told that it has to give way to others.",
     )
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
-        "How long a container that must go has between the stop signal and being killed.",
-    )
-    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
-        PreemptionSetting.AUTO,
-        Choice(PreemptionSetting),
-        "`on` lets jobs give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects, and elsewhere lets only those give way that lose nothing, "
-        "which no job of a pool does.",
-    )
-    half_life_seconds: int = setting(
-        DAY_SECONDS,
-        Seconds(60, 366 * DAY_SECONDS),
-        "What a project used so long ago counts half for its fair share.",
-    )
-    patience_seconds: int = setting(
-        2 * HOUR_SECONDS,
-        Seconds(1, 366 * DAY_SECONDS),
-        "A job that waits longer may be its project's next turn, whatever its priority; so often there is "
-        "one.",
-    )
-    turn_seconds: int = setting(
-        HOUR_SECONDS,
-        Seconds(0, 366 * DAY_SECONDS),
-        "So long a job has held its GPUs before such a turn may take them.",
-    )
-    reservations: int = setting(
-        4, Whole(1, 1000), "For so many jobs that wait for room GPUs may be kept at a time."
-    )
-    drain_seconds: int = setting(
-        4 * DAY_SECONDS,
-        Seconds(1, 366 * DAY_SECONDS),
-        "The job that has waited longest, if longer than this, has GPUs drained for it though no time limit "
-        "tells its start.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PoolQuotasConfig:
-    """These settings bound what nodes may give by themselves of projects that have a limit."""
-
-    when_cut_off: WhenCutOff = setting(  # noqa: RUF009 - makes a field
-        WhenCutOff.SERVE,
-        Choice(WhenCutOff),
-        "Of a node that does not reach the coordinator: `serve` lets it go on giving what it was allowed "
-        "last, `refuse` stops that after `cut_off_seconds`. The coordinator counts it as held either way.",
-    )
-    cut_off_seconds: int = setting(
-        300,
-        Seconds(10, DAY_SECONDS),
-        "With `refuse`: so long without an answer of the coordinator a node still gives; at least twelve "
-        "beats.",
+        "As a node's `engine.stop_grace_seconds`.",
     )
 
 
@@ -240,16 +183,16 @@ class PoolQuotasConfig:
 class PoolPlacementConfig:
     """The policy chooses a job's node and GPUs among those that have room."""
 
-    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
+    policy: PolicyName = setting(
         PolicyName.FRAGMENTATION,
         Choice(PolicyName),
-        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job as few "
-        "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for in this pool.",
+        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job few "
+        "neighbours; `fragmentation` leaves rests that fit what this pool asks for.",
     )
-    host: HostMode = setting(  # noqa: RUF009 - makes a field
+    host: HostMode = setting(
         HostMode.AUTO,
         Choice(HostMode),
-        "`auto` counts what jobs ask of CPU and memory; `off` does not.",
+        "`auto` counts what jobs ask of CPU and memory.",
     )
 
 
@@ -263,7 +206,6 @@ class CoordinatorConfig:
     classes_build: BuildConfig = field(default_factory=BuildConfig)
     classes_train: TrainConfig = field(default_factory=TrainConfig)
     classes_infer: InferConfig = field(default_factory=InferConfig)
-    quotas: PoolQuotasConfig = field(default_factory=PoolQuotasConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -272,29 +214,23 @@ class CoordinatorConfig:
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
+_PERSON_NAME = NameRule(
+    "person",
+    lambda name: name == EVERYBODY or is_user_name(name),
+    f'use a name as users have them, or "{EVERYBODY}"',
+    f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
+)
 POOL = ConfigSchema(
     path=Path("/etc/gpushared/pool.toml"),
-    sections={
-        "coordinator": CoordinatorSection,
-        "nodes": NodesConfig,
-        "queue": PoolQueueConfig,
-        "classes.build": BuildConfig,
-        "classes.train": TrainConfig,
-        "classes.infer": InferConfig,
-        "quotas": PoolQuotasConfig,
-        "placement": PoolPlacementConfig,
-        "audit": AuditConfig,
-        "log": LogConfig,
+    sections=sections_in(CoordinatorConfig),
+    removed={
+        "quotas": "take [quotas] out: a pool's limits count the pool's jobs only, and a node's own leases "
+        "count towards the limits in its config.toml"
     },
-    tables={PROJECTS: ProjectConfig, USERS: UserConfig, PRESETS: Preset},
     named={
-        PRESETS: PRESET_NAMED,
-        USERS: Named(
-            "person",
-            lambda name: name == EVERYBODY or is_user_name(name),
-            f'use a name as users have them, or "{EVERYBODY}"',
-            f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
-        ),
+        **PROJECT_TABLES,
+        (USERS, _PERSON_NAME): UserConfig,
+        (PRESETS, PRESET_NAME): Preset,
     },
     prefix=POOL_PREFIX,
     page="docs/reference/pool-configuration.md",

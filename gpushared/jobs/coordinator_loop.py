@@ -41,10 +41,10 @@ from gpushared.jobs.job_records import (
     SIGN_OF_LIFE,
     Changes,
     Chunk,
+    account_changes,
     cut,
     job_changes,
     member_bytes,
-    standing_changes,
     without,
 )
 from gpushared.jobs.job_search import Archive
@@ -260,17 +260,21 @@ class PoolLoop:
         check_whose(found, owner)
         return found
 
-    async def _without_forgotten(self, hello: m.NodeRegistered) -> m.NodeRegistered:
-        over = await self._forgotten(report.key.job for report in hello.reports)
+    async def _without_forgotten(self, registration: m.NodeRegistered) -> m.NodeRegistered:
+        over = await self._forgotten(report.key.job for report in registration.reports)
         if not over:
-            return hello
-        for report in hello.reports:
+            return registration
+        for report in registration.reports:
             if report.key.job in over and not report.state.is_final:
                 grace = self.state.rules.stop_grace_seconds
                 self._tell(
-                    m.Send(hello.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator"))
+                    m.Send(
+                        registration.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator")
+                    )
                 )
-        return replace(hello, reports=tuple(one for one in hello.reports if one.key.job not in over))
+        return replace(
+            registration, reports=tuple(one for one in registration.reports if one.key.job not in over)
+        )
 
     # --- one batch -------------------------------------------------------------------------------------
 
@@ -498,10 +502,10 @@ class StepWriter:
             if self._members.get(member.name) != body:
                 self._members[member.name] = body
                 yield {MEMBER + member.name: body}
-        if step.standing is not None:
-            yield from standing_changes(step.standing, self._projects)
-            if step.standing.projects is not None:
-                self._projects |= step.standing.projects.keys()
+        if step.accounts is not None:
+            yield from account_changes(step.accounts, self._projects)
+            if step.accounts.projects is not None:
+                self._projects |= step.accounts.projects.keys()
         if (step.state.recovering_since is not None) != self._recovering:
             self._recovering = not self._recovering
             yield {RECOVERING: b"" if self._recovering else None}

@@ -51,7 +51,7 @@ WhyOf = Callable[[Job], Why | None]
 class JobViews:
     """Renders jobs from the newest state.
 
-    ``here`` is what the node itself is called where its own book is meant. ``told`` knows better than the
+    ``here`` is what the node itself is called where its own jobs are meant. ``told`` knows better than the
     coordinator's rules why a job waits, or says None. ``project_of`` says to which project a job counts.
     """
 
@@ -216,15 +216,15 @@ def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
 
 
 def lone_node(
-    name: str, inventory: Inventory, free: HeartbeatReport, book: PoolState, *, heard_at: float
+    name: str, inventory: Inventory, free: HeartbeatReport, own: PoolState, *, heard_at: float
 ) -> jobs_pb2.PoolNode:
-    """A node in no pool, as it sees itself. ``book``: its own jobs; ``heard_at``: the time of day."""
+    """A node in no pool, as it sees itself. ``own``: its own jobs; ``heard_at``: the time of day."""
     view = jobs_pb2.PoolNode(
         name=name,
         presence=Presence.READY,
         heard_at=heard_at,
         waiting=free.waiting,
-        running=_running(HERE, book),
+        running=_running(HERE, own),
     )
     _add_inventory(view, inventory, Member(NodeName(name), enrolled_at=0.0, free=free))
     return view

@@ -618,27 +618,9 @@ class Project(Message):
     quiet_idle: tuple[IdlePolicy, ...] = ()
 
 
-class PoolShare(Message):
-    """What a pool lets this node give to one of the pool's projects by itself."""
-
-    pool: str = ""
-    project: str = ""
-    # The GPU model that the limit is of; empty for all models together.
-    model: str = ""
-    permille: int = 0
-    # What leases that the node gave by itself hold of it.
-    held_permille: int = 0
-    # When the coordinator said so (Unix seconds).
-    told_at: Time = None
-    # "", "away": the coordinator does not answer, so there is no more; "ended": nor what is left of it.
-    trouble: str = ""
-
-
 class ProjectList(Message):
     """Hold the answer of ``Projects.List``."""
 
     # By name.
     projects: tuple[Project, ...] = ()
     simulated: bool = False
-    # On a node of a pool: what it may give by itself of the pool's limits.
-    pool_shares: tuple[PoolShare, ...] = ()

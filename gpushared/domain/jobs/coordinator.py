@@ -4,7 +4,7 @@
 changes; only then may its instructions be performed and the caller be answered. So an attempt is durable
 before its node hears of it.
 
-A node's own book of jobs is the same machine with ``PoolRules.here``: its only member is the node.
+A node's own job store is the same machine with ``PoolRules.here``: its only member is the node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from gpushared.domain.jobs import (
     job_commands,
     job_placement,
     liveness,
-    node_allowances,
     recovery,
 )
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
@@ -74,7 +73,7 @@ def restore(
     epoch: int,
     jobs: Iterable[Job] = (),
     members: Iterable[Member] = (),
-    standing: ProjectAccounts | None = None,
+    accounts: ProjectAccounts | None = None,
     revision: int = 0,
     now: float,
     ahead_seconds: float = 0.0,
@@ -85,7 +84,7 @@ def restore(
     ``from_copy``: it is known to be a copy of an older store, or to have lost some, so that all members must
     report before anything old is placed. Where that is not known, the first node that has seen more tells.
     """
-    standing = standing or ProjectAccounts()
+    accounts = accounts or ProjectAccounts()
     everything = sorted(jobs, key=lambda job: job.sequence)
     enrolled = {member.name: member.unheard() for member in members}
     if rules.here:
@@ -97,10 +96,9 @@ def restore(
         started_at=now,
         ahead_seconds=ahead_seconds,
         members=PersistentMap(enrolled),
-        usage=usage_of(standing.usage, rules.policy.half_life_seconds),
-        turns=standing.turns,
-        projects=standing.projects,
-        lends=any(node_allowances.is_lent(member) for member in enrolled.values()),
+        usage=usage_of(accounts.usage, rules.policy.half_life_seconds),
+        turns=accounts.turns,
+        projects=accounts.projects,
         next_sequence=1 + max((job.sequence for job in everything), default=0),
     )
     _remember(state, everything)
@@ -207,7 +205,7 @@ _apply.register(m.CancelAsked, job_commands.ask_cancel)
 _apply.register(m.ClientGone, job_commands.client_gone)
 _apply.register(m.JobHoldAsked, job_commands.hold)
 _apply.register(m.JobPriorityAsked, job_commands.set_priority)
-_apply.register(m.NodeRegistered, recovery.hello)
+_apply.register(m.NodeRegistered, recovery.register)
 _apply.register(m.AttemptReported, recovery.reported)
 _apply.register(m.NodeEnrolled, recovery.enroll)
 _apply.register(m.NodeForgotten, recovery.forget)

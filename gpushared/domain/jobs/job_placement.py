@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from gpushared.domain.jobs import liveness, node_allowances
+from gpushared.domain.jobs import liveness
 from gpushared.domain.jobs.cluster_snapshot import (
     ClusterCapacity,
     ClusterSnapshot,
@@ -33,6 +33,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.job_progress import begin, cancel, end
 from gpushared.domain.jobs.pending_jobs import JobShape
 from gpushared.domain.jobs.placement_reasons import Lack, lack_of_room
+from gpushared.domain.jobs.unreported_jobs import unreported_permille
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.lease import Queued as LeaseQueued
@@ -46,6 +47,7 @@ from gpushared.domain.scheduling.pass_records import (
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.queue_order import shared
 
 Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
@@ -59,9 +61,6 @@ def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
     if not state.waiting and not state.gangs:
         state.verdicts, state.under_way = {}, {}
-        if not draft.rules.here and node_allowances.are_any(state.policy, state):
-            snapshot.drawn(state, state.policy, draft.now)
-            node_allowances.share_out(state.policy, snapshot.roll, frozenset(), draft)
     elif draft.rules.here:
         _place_here(draft)
     else:
@@ -90,9 +89,7 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
     places, roll = snapshot.drawn(state, policy, draft.now), snapshot.roll
-    pressed = node_allowances.pressed_projects(state)
-    if node_allowances.are_any(policy, state):
-        node_allowances.share_out(policy, roll, pressed, draft)
+    roll.unreported = unreported_permille(roll, state)
     state.verdicts = {}
     more = place_gangs(places, roll, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
@@ -109,8 +106,7 @@ def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
         turns=state.turns,
     )
     _carry_out(found, places, snapshot, draft)
-    newly_pressed = bool(roll.lent) and not node_allowances.pressed_projects(state) <= pressed
-    if more or newly_pressed or (found.grants and len(state.waiting)):
+    if more or (found.grants and len(state.waiting)):
         state.stale = True
     state.plan_again_at = found.look_again_at
 
@@ -137,7 +133,7 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingReq
     lease = Lease(
         id=LeaseId(job.id),
         sequence=job.sequence,
-        request=marked(request, job.spec.target, job.not_on),
+        request=shared(marked(request, job.spec.target, job.not_on)),
         owner_uid=0,
         owner_name=job.spec.owner.person,
         created_at=job.submitted_at,

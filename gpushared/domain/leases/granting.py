@@ -188,8 +188,8 @@ def claim_seconds(lease: Lease, draft: Draft) -> int:
 
     A gang waits for its other parts, and an interactive job for its owner; any other container comes at once.
     """
-    book = draft.attempts.get(lease.coordinator)
-    attempt = None if book is None or lease.attempt is None else book.live.get(lease.attempt)
+    attempt_log = draft.attempts.get(lease.coordinator)
+    attempt = None if attempt_log is None or lease.attempt is None else attempt_log.live.get(lease.attempt)
     if attempt is None or attempt.spec is None or not (attempt.gang or attempt.spec.interactive):
         return draft.rules.claim_seconds
     return attempt.reserve_seconds

@@ -93,7 +93,6 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
         served=lease.preemption.served_seconds,
         yields=_yields(lease, state, policy),
-        draws_on=state.draws_on(lease),
     )
 
 
@@ -112,7 +111,6 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Runnin
         begun_anew=lease.preemption.begun_anew,
         served=lease.preemption.served_seconds,
         behind=lease.preemption.behind,
-        draws_on=state.draws_on(lease),
     )
 
 

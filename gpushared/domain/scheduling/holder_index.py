@@ -17,7 +17,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.gpu_amounts import GpuLookup, Sizes, sizes_of
-from gpushared.domain.scheduling.long_runs import sinks_at, sunk_holder
+from gpushared.domain.scheduling.long_runs import named_priority, sinks_at, sunk_holder
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
 from gpushared.domain.scheduling.use_over_time import RunningUse
@@ -91,9 +91,8 @@ class HolderIndex:
         self.leaving: dict[LeaseId, RunningLease] = {}
         self.lossless: dict[LeaseId, RunningLease] = {}
         """The leases that lose nothing by giving way."""
-        self.lent: Mapping[tuple[str, str], int] = {}
-        """The part of a pool's limits that its nodes may give by themselves and do not hold. The key is
-        project and model; an empty model stands for all together."""
+        self.unreported: Mapping[str, int] = {}
+        """By project, the most that jobs hold on nodes which have not told yet what these jobs hold."""
         self._places = places
         self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
         self._entries: dict[LeaseId, _Entry] = {}
@@ -101,8 +100,11 @@ class HolderIndex:
         self._all: dict[str, int] = {}
         self._held: dict[tuple[str, str], int] = {}
         self._fixed: dict[tuple[str, str], int] = {}
+        self._limited: dict[tuple[str, str], int] = {}
+        """The amounts that count towards limits; an empty model stands for all models together."""
         self._load: dict[str, int] = {}
         self._levels: dict[str, Mapping[int, int]] = {}
+        """By project, how many of its leases give way to its own work above which priority."""
         self._behind: dict[LeaseId, Holders] = {}
         self._running: RunningUse | None = RunningUse()
         self._sinks: list[tuple[float, int, LeaseId]] = []
@@ -115,7 +117,7 @@ class HolderIndex:
         twin = copy(self)
         for name in ("best_effort", "leaving", "lossless", "_entries", "_projects", "_hosts"):
             setattr(twin, name, getattr(self, name).copy())
-        for name in ("_all", "_held", "_fixed", "_load", "_levels", "_behind"):
+        for name in ("_all", "_held", "_fixed", "_limited", "_load", "_levels", "_behind"):
             setattr(twin, name, getattr(self, name).copy())
         twin._running = None  # noqa: SLF001 - of the same class
         return twin
@@ -144,13 +146,17 @@ class HolderIndex:
 
     def sink(self, now: float) -> float:
         """Lower the priorities of the runs that have become long; return when the next one sinks."""
-        while self._sinks and self._sinks[0][0] <= now:
-            at, _, lease = heappop(self._sinks)
+        while self._sinks:
+            at, _, lease = self._sinks[0]
             entry = self._entries.get(lease)
-            if entry is not None and at == sinks_at(entry.holder, self.policy):
+            is_held = entry is not None and at == sinks_at(entry.holder, self.policy)
+            if is_held and at > now:
+                return at
+            heappop(self._sinks)
+            if entry is not None and is_held:
                 self.remove(lease)
                 self.add(sunk_holder(entry.holder, self.policy, now))
-        return self._sinks[0][0] if self._sinks else NEVER
+        return NEVER
 
     def _note_sinking(self, holder: RunningLease) -> None:
         at = sinks_at(holder, self.policy)
@@ -183,7 +189,8 @@ class HolderIndex:
     def _count(self, entry: _Entry, sign: int) -> None:
         holder, name = entry.holder, entry.holder.project
         self.version += 1
-        self._levels[name] = _counted(self._levels.get(name, {}), holder.priority, sign)
+        priority = holder.priority if holder.step.loses_nothing else named_priority(holder)
+        self._levels[name] = _counted(self._levels.get(name, {}), priority, sign)
         for host, size in entry.hosts.items():
             _add(self._load, host, sign * size)
         total, project = sum(entry.sizes.values()), self.policy.projects.get(name)
@@ -194,11 +201,18 @@ class HolderIndex:
                 _add(self._held, key, sign * size)
                 if holder.lease.request.lease_class is FIXED_CLASS:
                     _add(self._fixed, key, sign * size)
+                if not holder.stays and model in project.models:
+                    _add(self._limited, (name, model), sign * size)
+            if not holder.stays:
+                _add(self._limited, (name, ""), sign * total)
         if self._running is not None:
             change = self._running.begin if sign > 0 else self._running.end
             change(name, total, holder.started_at)
 
     # --- what is asked ---------------------------------------------------------------------------------
+
+    def __contains__(self, lease: LeaseId) -> bool:
+        return lease in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -222,7 +236,10 @@ class HolderIndex:
         return self._projects.get(project).values()
 
     def lowest_priority(self, project: str, otherwise: int) -> int:
-        """Return the lowest priority with which a project holds something."""
+        """Return the lowest priority by which a lease of a project gives way to the project's own work.
+
+        A lease that would lose its work does so only by the priority that it would have without a long run.
+        """
         return min(self._levels.get(project, ()), default=otherwise)
 
     def all(self, project: str) -> int:
@@ -232,6 +249,13 @@ class HolderIndex:
     def held(self, project: str, pool: str) -> int:
         """Return the amount that a configured project holds of a pool."""
         return self._held.get((project, pool), 0)
+
+    def limited(self, project: str, model: str = "") -> int:
+        """Return the amount that counts towards a configured project's limit; no model: of all together.
+
+        A limit counts what is decided here: a lease of another queue counts towards the limits there.
+        """
+        return self._limited.get((project, model), 0) + self.unreported.get(project, 0)
 
     def fixed(self, project: str, pool: str) -> int:
         """Return the amount that a configured project's build work holds of a pool."""

@@ -20,8 +20,10 @@ One = TypeVar("One", PendingRequest, RunningLease)
 
 def sunk(candidate: PendingRequest, policy: Policy) -> PendingRequest:
     """Return the candidate with the priority that counts."""
+    if not candidate.served:
+        return candidate
     steps = candidate.sunk
-    while candidate.served and candidate.served >= _next_step(candidate, steps, policy):
+    while candidate.served >= _next_step(candidate, steps, policy):
         steps += 1
     return _lowered(candidate, steps)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from gpushared.domain.model.lease import LeaseId
@@ -10,6 +10,7 @@ from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.long_runs import sunk, sunk_holder
 from gpushared.domain.scheduling.pass_records import (
+    NEVER,
     PassDecision,
     PendingRequest,
     Plan,
@@ -61,7 +62,7 @@ def plan(
     _drain_a_host(ready, desk)
     _reserve_turns(queues, desk)
     _serve_claims(queues, desk)
-    _serve_the_rest(_left_over(queues, ready, desk), desk)
+    _serve_the_rest(_left_over(queues, desk), desk)
     return Plan(
         desk.grants,
         tuple(desk.preemptions),
@@ -95,8 +96,9 @@ def _finish_preemptions(
 def _pass_gate(queue: Iterable[PendingRequest], desk: SchedulingPass) -> list[PendingRequest]:
     """Return the requests that the pass may look at."""
     ready = []
+    done = desk.grants.keys() | desk.verdicts.keys()
     for one in queue:
-        if desk.is_done(one.lease.id):
+        if one.lease.id in done:
             continue
         verdict = gate(one, desk.now)
         if verdict is None:
@@ -108,24 +110,33 @@ def _pass_gate(queue: Iterable[PendingRequest], desk: SchedulingPass) -> list[Pe
     return ready
 
 
-def _drain_a_host(ready: Iterable[PendingRequest], desk: SchedulingPass) -> None:
+def _drain_a_host(ready: Collection[PendingRequest], desk: SchedulingPass) -> None:
     """Drain a host for the request that has waited longest, if it waits too long.
 
     After a request that waited so long has started, the next one waits for ``DRAIN_REST`` of that time.
     """
     drain_seconds = desk.policy.drain_seconds
-    for holder in desk.ledger.roll.holders():
-        rests_until = holder.started_at + DRAIN_REST * drain_seconds
-        if desk.now < rests_until and holder.started_at - holder.lease.created_at >= drain_seconds:
-            desk.wake(rests_until)
-            return
-    for one in sorted(ready, key=lambda one: (one.since, one.lease.sequence)):
-        due_at = one.since + drain_seconds
-        if desk.now < due_at:
-            desk.wake(due_at)
-            return
+    due = [one for one in ready if one.since + drain_seconds <= desk.now]
+    rests_until = _rests_until(desk) if due else -NEVER
+    if desk.now < rests_until:
+        desk.wake(rests_until)
+        return
+    for one in sorted(due, key=lambda one: (one.since, one.lease.sequence)):
         if desk.reserve_drain(one):
             return
+    next_since = min((one.since for one in ready if one.since + drain_seconds > desk.now), default=NEVER)
+    desk.wake(next_since + drain_seconds)
+
+
+def _rests_until(desk: SchedulingPass) -> float:
+    """Return until when no host is drained, because a request has started that waited so long."""
+    drain_seconds = desk.policy.drain_seconds
+    ends = (
+        holder.started_at + DRAIN_REST * drain_seconds
+        for holder in desk.ledger.roll.holders()
+        if holder.started_at - holder.lease.created_at >= drain_seconds
+    )
+    return max(ends, default=-NEVER)
 
 
 def _reserve_turns(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
@@ -163,14 +174,13 @@ def _serve_a_claim(backlog: ProjectQueue, desk: SchedulingPass) -> bool:
     return False
 
 
-def _left_over(
-    queues: Mapping[str, ProjectQueue], ready: Iterable[PendingRequest], desk: SchedulingPass
-) -> Mapping[str, ProjectQueue]:
+def _left_over(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> Mapping[str, ProjectQueue]:
     """Return the queue without the requests that were served; only projects with a claim had any."""
-    claimed = {name for name in queues if desk.policy.project(name).is_guaranteed_something}
-    again = (one for one in ready if one.project in claimed and not desk.is_done(one.lease.id))
-    left = {name: backlog for name, backlog in queues.items() if name not in claimed}
-    return left | backlogs(again, desk.policy, desk.turns, desk.now)
+    for name, backlog in queues.items():
+        if desk.policy.project(name).is_guaranteed_something:
+            backlog.restore()
+            backlog.find_turn(desk.turns.get(name, -NEVER), desk.policy, desk.now)
+    return {name: backlog for name, backlog in queues.items() if backlog.heap}
 
 
 def _serve_the_rest(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
@@ -205,5 +215,5 @@ def _serve_one(backlog: ProjectQueue, desk: SchedulingPass) -> None:
 
 def _refuse(kind: RequestLine, verdict: PassDecision, desk: SchedulingPass) -> None:
     for one in kind.candidates:
-        if not desk.is_done(one.lease.id):
-            desk.verdicts[one.lease.id] = verdict
+        if one.lease.id not in desk.grants:
+            desk.verdicts.setdefault(one.lease.id, verdict)

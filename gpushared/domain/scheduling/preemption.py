@@ -98,9 +98,6 @@ class PreemptionRules:
         self._version = -1
         self._over_quota: list[RunningLease] = []
         self._lossless: tuple[int, list[RunningLease]] = (-1, [])
-        self._at_home_version = -1
-        self._at_home: dict[str, int] = {}
-        """By project, the lowest priority by which one of its leases could give way to its own project."""
 
     def over_quota(self) -> list[RunningLease]:
         """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
@@ -121,7 +118,7 @@ class PreemptionRules:
         """Return True if any lease could have to give way without a claim or a turn."""
         if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
             return True
-        if self._may_preempt_at_home(winner):
+        if self.ledger.roll.lowest_priority(winner.project, sys.maxsize) < named_priority(winner):
             return True
         return self._is_below_share(winner) and bool(self.lossless())
 
@@ -140,23 +137,6 @@ class PreemptionRules:
                 ],
             )
         return self._lossless[1]
-
-    def _may_preempt_at_home(self, winner: PendingRequest) -> bool:
-        """Return True if a lease of the winner's own project could have to give way to its priority."""
-        roll = self.ledger.roll
-        if roll.lowest_priority(winner.project, sys.maxsize) >= winner.priority:
-            return False
-        if self._at_home_version != roll.version:
-            self._at_home_version, self._at_home = roll.version, {}
-        if winner.project not in self._at_home:
-            self._at_home[winner.project] = min(
-                (
-                    one.priority if one.step.loses_nothing else named_priority(one)
-                    for one in roll.of(winner.project)
-                ),
-                default=sys.maxsize,
-            )
-        return self._at_home[winner.project] < named_priority(winner)
 
     def _is_below_share(self, winner: PendingRequest) -> bool:
         """Return True if the winner's project holds less than its fair share."""

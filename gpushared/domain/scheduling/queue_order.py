@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
@@ -50,6 +51,7 @@ class ProjectQueue:
     """Hold the waiting requests of one project: kinds by rank, and its next turn if one is due."""
 
     heap: list[tuple[Rank, int, RequestLine]] = field(default_factory=list)
+    dropped: list[tuple[Rank, int, RequestLine]] = field(default_factory=list)
     turn: PendingRequest | None = None
     turn_due_at: float = NEVER
 
@@ -65,7 +67,32 @@ class ProjectQueue:
 
     def drop(self) -> RequestLine:
         """Drop the first kind, which is refused as a whole."""
-        return heappop(self.heap)[2]
+        self.dropped.append(heappop(self.heap))
+        return self.dropped[-1][2]
+
+    def restore(self) -> None:
+        """Take the dropped kinds back."""
+        self.heap += self.dropped
+        self.dropped = []
+        heapify(self.heap)
+
+    def find_turn(self, last_turn_at: float, policy: Policy, now: float) -> None:
+        """Find the request whose turn it is, or when that will be."""
+        self.turn, self.turn_due_at = None, NEVER
+        if not self.heap:
+            return
+        longest = min(
+            (min(kind.candidates, key=attrgetter("since")) for _, _, kind in self.heap),
+            key=lambda one: (one.since, one.lease.sequence),
+        )
+        self.turn_due_at = policy.patience_seconds + max(longest.since, last_turn_at)
+        self.turn = longest if self.turn_due_at <= now else None
+
+
+@lru_cache(maxsize=4096)
+def shared(request: Request) -> Request:
+    """Return one object for all equal requests, by which a pass knows them at once."""
+    return request
 
 
 def gate(candidate: PendingRequest, now: float) -> PassDecision | None:
@@ -85,24 +112,21 @@ def backlogs(
     ready: Iterable[PendingRequest], policy: Policy, turns: Mapping[str, float], now: float
 ) -> dict[str, ProjectQueue]:
     """Return the queue by project and kind."""
-    kinds: dict[tuple[str, int, Request, str], RequestLine] = {}
+    kinds: dict[tuple[str, int, Request], RequestLine] = {}
+    known: dict[tuple[str, int, int], RequestLine] = {}
     for one in ready:
         request = one.lease.request
-        key = (one.project, one.priority, request, one.draws_on)
-        kind = kinds.get(key)
+        same = (one.project, one.priority, id(request))
+        kind = known.get(same)
         if kind is None:
-            kinds[key] = RequestLine(one.project, deque((one,)), policy.classes[request.lease_class].order)
-        else:
-            kind.candidates.append(one)
+            order = policy.classes[request.lease_class].order
+            key = (one.project, one.priority, request)
+            kind = known[same] = kinds.setdefault(key, RequestLine(one.project, deque(), order))
+        kind.candidates.append(one)
     found: dict[str, ProjectQueue] = {}
     for number, kind in enumerate(kinds.values()):
         found.setdefault(kind.project, ProjectQueue()).heap.append((kind.rank, number, kind))
     for project, backlog in found.items():
         heapify(backlog.heap)
-        longest = min(
-            (min(kind.candidates, key=attrgetter("since")) for _, _, kind in backlog.heap),
-            key=lambda one: (one.since, one.lease.sequence),
-        )
-        backlog.turn_due_at = policy.patience_seconds + max(longest.since, turns.get(project, -NEVER))
-        backlog.turn = longest if backlog.turn_due_at <= now else None
+        backlog.find_turn(turns.get(project, -NEVER), policy, now)
     return found

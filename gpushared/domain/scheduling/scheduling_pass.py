@@ -10,7 +10,6 @@ from gpushared.domain.model.elastic import is_elastic, largest
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, LeaseId, Reserved
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.allowance_use import Drawn
 from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
     FixedPart,
@@ -42,6 +41,8 @@ from gpushared.domain.scheduling.quota_usage import QuotaUsage
 from gpushared.domain.scheduling.reservation import HostIndex, soonest
 from gpushared.domain.scheduling.use_over_time import Usage
 
+_Kind = tuple[str, Request]
+"""A request, and its project if the parts that are fixed for the project are open to it."""
 TRIES = 4
 """Victims are sought so often if those found would take fixed GPUs with them."""
 
@@ -69,9 +70,6 @@ class SchedulingPass:
         self.now = now
         self.ledger = QuotaUsage(roll, usage, now)
         self.index = HostIndex(self.ledger.roll, policy.notice_seconds + policy.grace_seconds)
-        self.drawn = Drawn(policy.allowance)
-        for holder in roll.holders() if policy.allowance is not None else ():
-            self.drawn.count(holder, roll.sizes(holder.lease.id))
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
         self.verdicts: dict[LeaseId, PassDecision] = {}
@@ -85,7 +83,10 @@ class SchedulingPass:
         self._head_waits = False
         self._leaving: dict[LeaseId, RunningLease] = {}
         self._vacating: frozenset[GpuId] = NOTHING
-        self._refused: set[tuple[str, Request]] = set()
+        self._anywhere: dict[_Kind, tuple[int, tuple[Grant, ...]]] = {}
+        """The room for each kind of request if no GPUs were kept, and the version of the holders."""
+        self._refused: set[tuple[_Kind, frozenset[GpuId]]] = set()
+        """The kinds that have no room beside which GPUs; nothing becomes free in a pass."""
         self._drained_for: LeaseId | None = None
         self._unmet: set[LeaseId] = set()
         """Requests within their project's guarantee that no host can serve."""
@@ -112,13 +113,12 @@ class SchedulingPass:
     def depart(self, holder: RunningLease) -> None:
         """Book a lease out."""
         self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id), -1)
         self.ledger.remove(holder)
 
     def stay(self, holder: RunningLease) -> None:
         """Book a lease in again."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self._count(holder)
+        self.ledger.add(holder)
 
     def arrive(
         self, one: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
@@ -128,17 +128,11 @@ class SchedulingPass:
         expires_at = None if limit is None else self.now + limit
         lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
         self.places.take(lease.id, lease.request, grants)
-        holder = RunningLease(
-            lease, one.project, one.priority, self.now, behind=behind, draws_on=one.draws_on
-        )
+        holder = RunningLease(lease, one.project, one.priority, self.now, behind=behind)
         if behind:
             self.behind[one.lease.id] = behind
-        self._count(holder)
-        return holder
-
-    def _count(self, holder: RunningLease) -> None:
         self.ledger.add(holder)
-        self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id))
+        return holder
 
     def settle(self, one: PendingRequest, room: PlacementPlan, *, turn: bool) -> None:
         """Book the room of a request: now, or for the time when the victims have left."""
@@ -180,8 +174,7 @@ class SchedulingPass:
         new = [holder for holder in staying if holder.lease.id not in self._leaving]
         for holder in new:
             self.depart(holder)
-        allowed = self.drawn.within(winner, self.places.models())
-        if allowed is None or not self._has(winner, preemption.grants):
+        if not self._has(winner, preemption.grants):
             for holder in new:
                 self.stay(holder)
             return
@@ -238,10 +231,7 @@ class SchedulingPass:
 
         The room is free, else taken back, else kept for others.
         """
-        within = self.drawn.within(one, {name: self.places.models()[name] for name in models})
-        if within is None:
-            return None
-        request = self._on(models, within) if within is one.lease.request else within
+        request = self._on(models, one.lease.request)
         with self._own_parts(one) as mine:
             grants = self._fixed.room_for(request, mine)
             if grants:
@@ -279,18 +269,14 @@ class SchedulingPass:
         self, one: PendingRequest, allowed: Request, *, turn: bool, owner: bool
     ) -> PlacementPlan | PassDecision:
         closed = self._closed(one, allowed)
-        kept = NOTHING
         kind = (one.project if owner else "", allowed)
-        if kind not in self._refused:
-            anywhere = self.places.place(allowed)
-            kept = frozenset(grant.gpu for grant in anywhere) & closed
-            room = (
-                self._beside(one, allowed, closed) if kept else PlacementPlan(anywhere) if anywhere else None
-            )
-            if room is not None:
-                return room
-            if not anywhere:
-                self._refused.add(kind)
+        anywhere = self._room_anywhere(kind)
+        kept = frozenset(grant.gpu for grant in anywhere) & closed
+        if anywhere and not kept:
+            return PlacementPlan(anywhere)
+        room = self._beside(one, kind, closed) if kept else None
+        if room is not None:
+            return room
         room = self._taken_back(one, allowed, closed, turn=turn)
         if room is not None:
             return room
@@ -301,11 +287,6 @@ class SchedulingPass:
         request = one.lease.request
         if request.models and self.places.models().keys().isdisjoint(request.models):
             return request  # its models are gone, which no quota can explain
-        within = self.drawn.within(one, self.places.models())
-        if within is None:
-            return self._beyond_allowance(one)
-        if within is not request:
-            request, one = within, replace(one, lease=replace(one.lease, request=within))
         if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
             models = self.ledger.claims(one, self.places)
             if not models:
@@ -319,27 +300,26 @@ class SchedulingPass:
             return PassDecision(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
         return self._on(models, request)
 
-    def _beyond_allowance(self, one: PendingRequest) -> PassDecision:
-        """Return why the request waits beyond the pool's allowance.
-
-        The pool is asked for more only if the node has room: nobody else has what is allowed here.
-        """
-        if not self.places.place(one.lease.request):
-            return NO_ROOM
-        return PassDecision(WaitReason.POOL_ALLOWANCE, self.drawn.sentence(one.draws_on))
-
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
         """Return the request on these models only."""
         return request if len(models) == len(self.places.models()) else replace(request, models=models)
 
-    def _beside(
-        self, one: PendingRequest, request: Request, closed: frozenset[GpuId]
-    ) -> PlacementPlan | None:
+    def _room_anywhere(self, kind: _Kind) -> tuple[Grant, ...]:
+        """Return the room for a kind of request if no GPUs were kept; what is refused stays refused."""
+        version, known = self.ledger.roll.version, self._anywhere.get(kind)
+        if known is None or (known[1] and known[0] != version):
+            known = self._anywhere[kind] = version, self.places.place(kind[1])
+        return known[1]
+
+    def _beside(self, one: PendingRequest, kind: _Kind, closed: frozenset[GpuId]) -> PlacementPlan | None:
         """Return room that is kept for nobody.
 
         A request that yields may have kept room until it is needed.
         """
-        room = self._free(request, closed)
+        _, request = kind
+        room = None if (kind, closed) in self._refused else self._free(request, closed)
+        if room is None:
+            self._refused.add((kind, closed))
         if room is not None or not one.yields:
             return room
         firm = self._closed(one, request, firm_only=True)

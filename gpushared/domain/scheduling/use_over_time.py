@@ -3,18 +3,22 @@
 Use is recorded in permille-milliseconds of GPU, in buckets of time, as integers: a lease's interval may be
 recorded in one piece or in many, in any order, and gives the same numbers. So the books are exact after a
 crash at any point: an interval that has ended is in the journal with the lease's end, and one that has not
-ended is counted from the lease itself whenever somebody asks. Only the weight of old use is a fraction, and
-it is worked out anew from the integers each time.
+ended is counted from the lease itself whenever somebody asks. The weights of old use are whole numbers, too,
+and the decayed sums are worked out anew each time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 BUCKET_MS = 3_600_000
 """The bucket is the same for every half-life, so that the stored books outlive a change of it."""
+WEIGHT_BITS = 40
+"""Weights are whole numbers, so a sum is the same in any order."""
 KEPT_HALF_LIVES = 10
 """Older use counts less than a thousandth and is dropped."""
 PERMILLE_MS_PER_GPU_SECOND = 1_000_000
@@ -45,16 +49,20 @@ class Usage:
 
     def record(self, intervals: Iterable[Interval]) -> Usage:
         """Return the books with these intervals added."""
-        books = {project: dict(buckets) for project, buckets in self.books.items()}
+        books, changed = dict(self.books), dict[str, dict[int, int]]()
         for one in intervals:
-            _add(books.setdefault(one.project, {}), one)
-        return replace(self, books=books)
+            if one.project not in changed:
+                changed[one.project] = dict(books.get(one.project, {}))
+            _add(changed[one.project], one)
+        return replace(self, books=books | changed)
 
     def prune(self, now: float) -> Usage:
         """Return the books without the use that is too old to count."""
         first = self._first(now)
         kept = {
-            project: {at: used for at, used in buckets.items() if at >= first}
+            project: buckets
+            if min(buckets, default=first) >= first
+            else {at: used for at, used in buckets.items() if at >= first}
             for project, buckets in self.books.items()
         }
         return replace(self, books={project: buckets for project, buckets in kept.items() if buckets})
@@ -62,17 +70,19 @@ class Usage:
     def decayed(self, now: float, running: RunningUse | Iterable[Interval] = ()) -> dict[str, float]:
         """Return the decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
         at, first = round(now * 1000) // BUCKET_MS, self._first(now)
-        books = (running if isinstance(running, RunningUse) else _running(running)).books(now, first)
-        for project, buckets in self.books.items():
-            mine = books.setdefault(project, {})
-            for bucket, used in buckets.items():
-                if bucket >= first:
-                    mine[bucket] = mine.get(bucket, 0) + used
-        weight = [0.5 ** (age / self._half_life_buckets) for age in range(_oldest(books, at) + 1)]
+        lasting = (running if isinstance(running, RunningUse) else _running(running)).books(now, first)
+        half_life, sums = self._half_life_buckets, dict[str, int]()
+        for books in (lasting, self.books):
+            for project, buckets in books.items():
+                weighed = [
+                    used * _weight(at - bucket, half_life)
+                    for bucket, used in buckets.items()
+                    if bucket >= first
+                ]
+                sums[project] = sums.get(project, 0) + sum(weighed)
         return {
-            project: sum(used * weight[max(0, at - bucket)] for bucket, used in sorted(buckets.items()))
-            / PERMILLE_MS_PER_GPU_SECOND
-            for project, buckets in books.items()
+            project: math.ldexp(found, -WEIGHT_BITS) / PERMILLE_MS_PER_GPU_SECOND
+            for project, found in sums.items()
         }
 
     def _first(self, now: float) -> int:
@@ -165,9 +175,10 @@ def _running(intervals: Iterable[Interval]) -> RunningUse:
     return found
 
 
-def _oldest(books: Books, at: int) -> int:
-    """Return the greatest age in buckets; a clock that was set back makes nothing younger than now."""
-    return max([0, *(at - min(buckets) for buckets in books.values() if buckets)])
+@lru_cache(maxsize=1 << 16)
+def _weight(age: int, half_life_buckets: float) -> int:
+    """Return the weight of a bucket; a clock that was set back makes nothing younger than now."""
+    return int(math.ldexp(0.5 ** (max(0, age) / half_life_buckets), WEIGHT_BITS))
 
 
 def _carry_on(buckets: dict[int, int], joins: dict[int, int], first: int, now_ms: int) -> None:

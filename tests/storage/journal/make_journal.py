@@ -52,7 +52,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
+from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.ports import JournalWrite
 from gpushared.storage.journal import SqliteJournal
@@ -202,7 +202,7 @@ async def make(path: Path) -> None:
     leases = tuple(full_lease(number, state) for number, state in enumerate(states, start=1))
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
-    change = StandingChange(STANDING.usage, STANDING.turns, STANDING.projects)
+    change = AccountsChange(STANDING.usage, STANDING.turns, STANDING.projects)
     write = JournalWrite(leases, entries, 50, DRAINED, change, ATTEMPTS, CONTACTS)
     await journal.commit([write])
     await journal.close()

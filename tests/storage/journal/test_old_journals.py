@@ -117,9 +117,9 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
 async def test_projects_stand_as_they_did(old: Path) -> None:
     """What they used, their turns, and those that were set; before version 3 there were none."""
     journal = SqliteJournal(old)
-    standing = (await journal.load()).standing
+    accounts = (await journal.load()).accounts
     await journal.close()
-    assert standing == (STANDING if version_of(old) >= GIVING_WAY else ProjectAccounts())
+    assert accounts == (STANDING if version_of(old) >= GIVING_WAY else ProjectAccounts())
 
 
 async def test_attempts_and_coordinators_are_as_they_were(old: Path) -> None:

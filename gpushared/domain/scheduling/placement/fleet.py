@@ -167,15 +167,15 @@ class Fleet:
         ranking = self._ranking(request)
         touched = {self._home[gpu][0] for gpu in closed if gpu in self._home}
         best = ranking.best(touched)
-        refusals = Counter(ranking.refusals)
+        refused: list[HostReason] = []
         for at in touched:
             answer = rate(ranking.need, self._free[at], ranking.policy, closed)
             if isinstance(answer, HostReason):
-                refusals[answer] += ranking.could_take(at)
+                refused += [answer] * ranking.could_take(at)
             elif best is None or (answer, at) < best:
                 best = answer, at
         if best is None:
-            return NoPlace(+refusals)
+            return NoPlace(ranking.refusals + Counter(refused))
         kin = self._kin_of(request)
         at = self._nearest_kin(ranking, best, closed, kin) if kin else best[1]
         return self._placement(ranking.need, at, ranking.policy, closed, kin)

@@ -44,6 +44,7 @@ class FleetPlaces:
         self._fleet = fleet
         self._models = _smallest_of_each_model(fleet.hosts)
         self._gpus = {gpu.id: gpu for host in fleet.hosts for gpu in host.gpus}
+        self._by_host = {host.name: tuple(gpu.id for gpu in host.gpus) for host in fleet.hosts}
 
     def place(
         self,
@@ -75,7 +76,7 @@ class FleetPlaces:
         return self._fleet.host_of(gpu)
 
     def gpus_of(self, host: str) -> Sequence[GpuId]:
-        return tuple(gpu.id for one in self._fleet.hosts if one.name == host for gpu in one.gpus)
+        return self._by_host.get(host, ())
 
     def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
         return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
