@@ -13,7 +13,7 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.errors import report, say, wrong_values
-from gpushared.cli.options import WholeNumber
+from gpushared.cli.options import WholeNumber, for_many
 from gpushared.cli.references import lease_id, set_held, set_priority
 from gpushared.client import Client, Lease
 from gpushared.domain.model.errors import GpushareError, StateConflict
@@ -26,23 +26,6 @@ MOVES = {
 QUIET_SECONDS = 2.0
 POLL_SECONDS = 30.0
 _Begun = TypeVar("_Begun")
-
-
-def for_many(
-    completer: complete.Completer, each: Callable[[Iterable[str], Callable[[str], str]], int]
-) -> Callable[[Callable[[Client, str], str]], click.Command]:
-    """Make a command for many leases of a function for one; ``each`` does its work and prints its results."""
-
-    def command_of(work: Callable[[Client, str], str]) -> click.Command:
-        @click.command(work.__name__, help=work.__doc__)
-        @click.argument("lease", shell_complete=completer, nargs=-1, required=True)
-        def command(lease: tuple[str, ...]) -> int:
-            client = Client()
-            return each(lease, lambda name: work(client, name))
-
-        return command
-
-    return command_of
 
 
 def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
