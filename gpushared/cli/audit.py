@@ -1,4 +1,4 @@
-"""``gpushare audit``: who changed what, and who was refused what."""
+"""Serve ``gpushare audit``: show who changed what, and who was refused what."""
 
 from __future__ import annotations
 

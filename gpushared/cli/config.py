@@ -1,4 +1,4 @@
-"""``gpushare config``: the daemon's configuration, checked and shown without a daemon."""
+"""Serve ``gpushare config``: check and show the daemon's configuration without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare doctor``: what is wrong here and on the node, what to do, and the report for a helper."""
+"""Serve ``gpushare doctor``: find what is wrong here and on the node, and write the report for a helper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare drain`` and ``gpushare undrain``: keep new work from a GPU or a node, and let it in again."""
+"""Serve ``gpushare drain`` and ``gpushare undrain``: keep new work from a GPU or a node, and let it in again."""
 
 from __future__ import annotations
 

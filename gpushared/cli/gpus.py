@@ -1,4 +1,4 @@
-"""``gpushare gpus``: the GPUs of this node, what is used and what is free."""
+"""Serve ``gpushare gpus``: show the GPUs of this node, what is used and what is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare jobs``: what was submitted, where it runs, and why it waits."""
+"""Serve ``gpushare jobs``: show what was submitted, where it runs, and why it waits."""
 
 from __future__ import annotations
 

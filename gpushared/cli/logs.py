@@ -1,4 +1,4 @@
-"""``gpushare logs``, ``attach`` and ``docker-host``: reach the container of a job or a lease with docker."""
+"""Serve ``gpushare logs``, ``attach`` and ``docker-host``: reach the container of a job or a lease with docker."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def logs(
 
 
 def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
-    """Docker's exit code; 125 and how to go on where docker lost the output before the output ended."""
+    """Return docker's exit code; return 125, and say how to go on, if docker lost the output before its end."""
     program = docker_cli.find_docker()
     command = [program, "logs", *words, place.container]
     code = run_as_child(command, docker_cli.environment_for(place.host))
@@ -85,7 +85,7 @@ def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> i
 
 
 def _newest(job: Job) -> int:
-    """The newest attempt that has run, with a word where another one is to come or under way."""
+    """Return the newest attempt that has run, and tell if another one is to come or under way."""
     newest = job_places.newest_output(job)
     if job.started_at is None and job.tries:
         say(f"{job.id} is {job.state}; this is the output of attempt {newest}")

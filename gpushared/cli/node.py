@@ -1,4 +1,4 @@
-"""``gpushare node``: this machine as a node of a pool."""
+"""Serve ``gpushare node``: let this machine be a node of a pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare nodes``: the machines of the pool, what is known of each, and since when."""
+"""Serve ``gpushare nodes``: show the machines of the pool, what is known of each, and since when."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node_row(node: PoolNode, now: float) -> Row:
 
 
 def _gpus(gpus: tuple[PoolGpu, ...]) -> str:
-    """``8x H100, 2x L4``."""
+    """Return ``8x H100, 2x L4``."""
     return ", ".join(f"{count}x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
 
 

@@ -1,4 +1,4 @@
-"""``gpushare policy``: what containers may have here, and what would become of one."""
+"""Serve ``gpushare policy``: show what containers may have here, and what would become of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare pool``: begin a pool and administer it, on the machine of its coordinator."""
+"""Serve ``gpushare pool``: begin a pool and administer it, on the machine of its coordinator."""
 
 from __future__ import annotations
 

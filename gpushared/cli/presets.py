@@ -1,4 +1,4 @@
-"""``gpushare presets``: the requests that the admin of this node gave names."""
+"""Serve ``gpushare presets``: show the requests that the admin of this node gave names."""
 
 from __future__ import annotations
 

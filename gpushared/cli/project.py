@@ -1,4 +1,4 @@
-"""``gpushare project``: who shares which quota, what they hold and used, and setting it."""
+"""Serve ``gpushare project``: show who shares which quota, what they hold and used, and set it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _facts(one: Project) -> Iterator[str]:
 
 
 def quota_words(quota: Quota) -> str:
-    """``guaranteed 2, limit 4, fixed 1``."""
+    """Return ``guaranteed 2, limit 4, fixed 1``."""
     words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
     limit = quota.limit_permille
     words.append("no limit" if limit is None else f"limit {text.share(limit)}")
@@ -173,7 +173,7 @@ def _idle(word: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
 
 
 def _idle_words(one: IdlePolicy) -> str:
-    """``told after 30m, lowered after 1h, suspended after 2h``."""
+    """Return ``told after 30m, lowered after 1h, suspended after 2h``."""
     words = [f"told after {text.span(one.warn_seconds)}"] if one.warn_seconds else []
     words += [f"lowered after {text.span(one.lower_seconds)}"] if one.lower_seconds else []
     ends = _ENDS.get(one.action)

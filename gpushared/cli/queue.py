@@ -1,4 +1,4 @@
-"""``gpushare queue``: who waits, for what, and why."""
+"""Serve ``gpushare queue``: show who waits, for what, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare run`` as click shows it; the words are read by ``docker_args``, the work is in ``start``."""
+"""Show ``gpushare run`` by click; ``docker_args`` reads its words, and ``start`` does the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpushared.cli.run_container import run_container
 
 
 class WordsCommand(click.Command):
-    """Declares the options for help and completion, but leaves every word to our own reader.
+    """Declare the options for help and completion, but leave every word to our own reader.
 
     click cannot stop at IMAGE, because it does not know which of docker's options take a value.
     """

@@ -1,4 +1,4 @@
-"""``gpushare simulate``: plays the driver of simulated GPUs."""
+"""Serve ``gpushare simulate``: play the driver of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def simulate(
 
 
 def _gpu(text: str) -> dict[str, object]:
-    """``0`` or ``0:1`` as the API names a GPU or a MIG instance."""
+    """Read ``0`` or ``0:1`` as the API names a GPU or a MIG instance."""
     index, colon, place = text.partition(":")
     words = [index, place] if colon else [index]
     if not all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):

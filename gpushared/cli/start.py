@@ -42,7 +42,7 @@ NOT_IN_A_POOL = (
 
 
 class Prepared:
-    """A run whose words make sense on a machine that has docker; nothing is held yet."""
+    """Hold a run whose words make sense on a machine that has docker; nothing is leased yet."""
 
     def __init__(self, words: RunWords) -> None:
         self.words = words
@@ -59,7 +59,7 @@ class Prepared:
         self._captured: Captured | None = None
 
     def refusal(self) -> int:
-        """The exit code of docker where docker refuses the words, else 0; docker has said why then.
+        """Return docker's exit code if docker refuses the words, and has said why; else 0.
 
         Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
         """
@@ -109,7 +109,7 @@ class Prepared:
 
 
 def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Captured | None]:
-    """The exit code of docker where docker refuses the words, which docker says itself then; else 0.
+    """Return docker's exit code if docker refuses the words, and says so itself; else 0.
 
     With what docker would create, where docker has read the words.
     """

@@ -1,4 +1,4 @@
-"""``gpushare stop`` and ``gpushare cancel``: end leases and jobs, and wait until their memory is free."""
+"""Serve ``gpushare stop`` and ``gpushare cancel``: end leases and jobs, and wait until their memory is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare submit`` as click shows it; the work is in ``submit_job``."""
+"""Show ``gpushare submit`` by click; ``submit_job`` does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare wait``: until jobs are over, with their exit code."""
+"""Serve ``gpushare wait``: wait until jobs are over, and end with their exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpushare why``: why a lease or a job waits, how it ended, and everything that happened to it."""
+"""Serve ``gpushare why``: tell why a lease or a job waits, how it ended, and all that happened to it."""
 
 from __future__ import annotations
 
