@@ -145,7 +145,7 @@ def configured_retries(tell: Callable[[str], None]) -> Retries | None:
         seconds = -1.0
     if not 0 <= seconds <= MAX_RETRY_SECONDS:
         raise ConfigError(
-            f"{SECONDS_VARIABLE} is {text[:100]!r}, which is no number of seconds that can be waited",
+            f"{SECONDS_VARIABLE} is {text[:100]!r}, which is not a number of seconds to wait",
             hint=f"give 0 to {MAX_RETRY_SECONDS}; without it calls are tried again for {RETRY_SECONDS:.0f} s",
         )
     return Retries(tell, seconds) if seconds else None
