@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -25,17 +25,17 @@ def page(observations: Sequence[Observation], command: str, name: str) -> str:
     """The page of one run; ``name`` is that of the file with its lines, without suffix."""
     seen = by_case(observations)
     facts = _facts(observations)
-    rows = [(one.text, one.verdict(seen).text, f"{one.step} {one.case}") for one in STATEMENTS]
+    rows = [(f"[{one.id}](README.md#{one.id})", one.verdict(seen).text) for one in STATEMENTS]
     parts = [
         f"# Measured: {facts['GPU']}, driver {facts['driver']}",
         "\n".join(f"- {key}: {value}" for key, value in {**facts, "command": f"`{command}`"}.items()),
         f"Every line that was seen is in [{name}.jsonl]({name}.jsonl).",
         "## Statements",
-        table(("statement", "seen", "case"), rows),
+        table(("statement", "seen"), rows),
         "## Figures",
-        table(("case", "values"), _figures(observations)),
+        table(("case", "figures"), _figures(observations)),
         "## Not measured",
-        table(("case", "why"), _missing(observations)),
+        table(("cases", "why"), _missing(observations)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -88,17 +88,37 @@ def _facts(observations: Sequence[Observation]) -> dict[str, str]:
 
 def _figures(observations: Sequence[Observation]) -> list[tuple[str, str]]:
     kept = [one for one in observations if one.step in FIGURES_OF and one.measured]
-    return [(f"{one.step} {one.case}", f"`{json.dumps(one.values)[:LONGEST_CELL]}`") for one in kept]
+    return [(f"{one.step} {one.case}", "; ".join(_figures_in(one.values))) for one in kept]
+
+
+def _figures_in(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the figures that a reader compares; the lines have all others."""
+    for key, value in values.items():
+        match value:
+            case bool():
+                continue
+            case int():
+                yield f"{key} {value}"
+            case float():
+                yield f"{key} {value:.4g}" if value < 1000 else f"{key} {value:.0f}"
+            case {"rounds_per_second": float(rounds)}:
+                yield f"{key} {rounds:.0f}/s"
+            case {"result": "CUDA_SUCCESS", "seconds": float(seconds)}:
+                yield f"{key} {seconds:.3g} s"
+            case {"result": str(result)}:
+                yield f"{key} {result}"
+            case {}:
+                yield f"{key}: {', '.join(_figures_in(value))}"
 
 
 def _missing(observations: Sequence[Observation]) -> list[tuple[str, str]]:
-    missing = []
+    """Return the cases of each step that say nothing of the GPU, those with the same reason in one row."""
+    cases: dict[tuple[str, str], list[str]] = {}
     for one in observations:
-        for key in ("skipped", "error", "timed_out"):
-            if key in one.values:
-                missing.append((f"{one.step} {one.case}", str(one.values[key])))
-                break
-    return missing
+        reasons = [str(one.values[key]) for key in ("skipped", "error", "timed_out") if key in one.values]
+        for reason in reasons[:1]:
+            cases.setdefault((one.step, reason), []).append(one.case)
+    return [(f"{step} {', '.join(names)}", reason) for (step, reason), names in cases.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

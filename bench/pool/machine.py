@@ -16,6 +16,7 @@ from dataclasses import replace
 from quiet import machine
 
 from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle, restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import (
@@ -43,6 +44,7 @@ class World:
 
     def __init__(self, nodes: int) -> None:
         self.now = 1_000_000.0
+        self.snapshot = ClusterSnapshot()
         self.state = restore(PoolRules(), epoch=1, now=self.now)
         self.in_passes: list[float] = []
         self.in_all = 0.0
@@ -69,7 +71,7 @@ class World:
     def do(self, event: m.PoolEvent) -> None:
         """One event, and at once what the nodes make of the orders that it leads to."""
         before, began = self.state.planned_at, time.process_time()
-        step = handle(self.state, event, self.now)
+        step = handle(self.state, event, self.now, self.snapshot)
         took = time.process_time() - began
         self.state, self.in_all = step.state, self.in_all + took
         if self.state.planned_at != before:

@@ -6,20 +6,21 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
 
+from gpushared.api.v1.admin_messages import AuditLine, AuditPage
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen, write
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
+from gpushared.cli.tree import COMMANDS
 from gpushared.client import Client
 from gpushared.client.moment import read_past
 from gpushared.client.pool_calls import pool_socket
-from gpushared.client.pool_messages import AuditLine, AuditPage
 
 LIMIT = 50
 MAX_LIMIT = 100_000
@@ -71,36 +72,18 @@ def _when(at: float, now: float) -> str:
     return time.strftime("%H:%M:%S" if same_day else "%m-%d %H:%M", then)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    user: str
-    since: float
-    refused: bool
-    container: str
-
-    def page(
-        self, client: Client, limit: int, *, after: int | None = None, before: int | None = None
-    ) -> AuditPage:
-        return client.audit(
-            user=self.user,
-            since=self.since,
-            refused=self.refused,
-            container=self.container,
-            limit=limit,
-            after=after,
-            before=before,
-        )
-
-
-def _asked(options: Options) -> _Asked:
+def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
+    """Return the call for a page of the chosen lines, of this node's daemon or of the coordinator here."""
     since = options.value("since")
     with wrong_values("--since"):
         begins_at = read_past(since, datetime.now().astimezone()) if since else 0.0
-    return _Asked(
-        options.value("user"),
-        begins_at,
-        bool(options.value("refused")),
-        options.value("container"),
+    asked = Client(f"unix://{pool_socket()}") if options.value("pool") else client
+    return partial(
+        asked.audit,
+        user=options.value("user"),
+        since=begins_at,
+        refused=bool(options.value("refused")),
+        container=options.value("container"),
     )
 
 
@@ -113,15 +96,15 @@ def _limit(options: Options) -> int:
     return int(said)
 
 
-def _newest(client: Client, asked: _Asked, limit: int) -> tuple[list[AuditLine], AuditPage]:
+def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage]:
     """Return the newest lines, fetched page by page, oldest first, and the first page."""
-    first = asked.page(client, min(PAGE, limit))
+    first = page(limit=min(PAGE, limit))
     lines = list(first.lines)
     while lines and len(lines) < limit:
-        page = asked.page(client, min(PAGE, limit - len(lines)), before=lines[0].number)
-        if not page.lines:
+        older = page(limit=min(PAGE, limit - len(lines)), before=lines[0].number).lines
+        if not older:
             break
-        lines = [*page.lines, *lines]
+        lines = [*older, *lines]
     return lines, first
 
 
@@ -137,33 +120,26 @@ def _screen(lines: Sequence[AuditLine], page: AuditPage) -> Screen:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    return _screen(*_newest(_asked_of(client, options), _asked(options), _limit(options)))
-
-
-def _asked_of(client: Client, options: Options) -> Client:
-    """Return a client of this node's daemon, or of the pool's coordinator on this machine."""
-    return Client(f"unix://{pool_socket()}") if options.value("pool") else client
+    return _screen(*_newest(_pages(client, options), _limit(options)))
 
 
 def _followed(client: Client, options: Options) -> Iterator[Screen]:
     """Yield the newest lines, then new ones as they come, without end."""
-    asked = _asked(options)
-    client = _asked_of(client, options)
-    lines, first = _newest(client, asked, _limit(options))
-    newest = first.newest
+    page = _pages(client, options)
+    lines, first = _newest(page, _limit(options))
     yield _screen(lines, first)
+    newest = first.newest
     while True:
-        page = asked.page(client, PAGE, after=newest)
-        newest = page.newest
-        if page.lines:
-            yield _screen(page.lines, page)
-        if len(page.lines) < PAGE:
+        found = page(limit=PAGE, after=newest)
+        newest = found.newest
+        if found.lines:
+            yield _screen(found.lines, found)
+        if len(found.lines) < PAGE:
             time.sleep(FOLLOW_SECONDS)
 
 
 LISTING = Listing(
     name="audit",
-    summary="Show who changed what through the daemon, and who was refused what.",
     details="""One line for each request that changed something or was refused, the newest last. Root and
 trusted groups see all of them, others their own. No line holds a body, only its SHA-256.
 
@@ -206,7 +182,7 @@ Examples:
 
 def _command() -> click.Command:
     """Build the command of a listing that can also follow new lines."""
-    command = listing_command(LISTING)
+    command = listing_command(LISTING, COMMANDS["audit"])
     assert command.callback is not None, "a listing has one"
     show_once: Callable[..., int] = command.callback
 

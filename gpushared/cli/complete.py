@@ -1,4 +1,4 @@
-"""Complete a word in a shell with the names that the daemon knows, and read whole numbers.
+"""Complete a word in a shell with the names that the daemon knows.
 
 The daemon is asked once and not for long. If it does not answer, there is no completion and no message: the
 user is in the middle of a line. Descriptions have no comma, at which the script for fish cuts.
@@ -12,10 +12,10 @@ from typing import TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from gpushared.api.message import Message
+from gpushared.api.v1.messages import Job, JobList, NodeList, PresetList
 from gpushared.cli.text import printable
 from gpushared.client import Client, GpuList, Lease, LeaseList, ProjectList
-from gpushared.client.jobs import Job, JobList, NodeList
-from gpushared.client.messages import Message, PresetList
 from gpushared.domain.model.errors import GpushareError
 
 ANSWER_SECONDS = 0.5
@@ -133,9 +133,3 @@ projects = _completer(_projects)
 classes = _words("build train infer")
 isolations = _words("shared separate exclusive mig")
 listing_outputs = _words("table wide json jsonl ids columns=")
-
-
-class WholeNumber(click.IntRange):
-    """A range of whole numbers, which click's messages call so in place of an "integer range"."""
-
-    name = "whole number"

@@ -18,7 +18,7 @@ COMPLETIONS = {
 """Each shell looks here for the machine's completions."""
 
 
-@click.command("completion", short_help="Print what lets a shell complete words.")
+@click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print the script by which a shell completes commands, options and names of this node.
@@ -31,7 +31,7 @@ def completion(shell: str) -> None:
       source <(gpushare completion bash)
       gpushare completion zsh > ~/.zfunc/_gpushare
       gpushare completion fish > ~/.config/fish/completions/gpushare.fish
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     click.echo(script(shell), nl=False)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from gpushared.cli.tree import HELP
+from gpushared.cli.options import output_option
 
 if TYPE_CHECKING:
     from gpushared.config import Loaded
@@ -26,7 +25,7 @@ _FILE = click.option(
 )
 
 
-@click.group("config", context_settings=HELP, short_help="Check or show the daemon's configuration.")
+@click.group("config")
 def config() -> None:
     """Check or show the daemon's configuration, as files and this shell's environment give it.
 
@@ -37,10 +36,10 @@ def config() -> None:
     Examples:
       gpushare config check
       gpushare config show --origin
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
 
 
-@config.command("check", context_settings=HELP)
+@config.command("check")
 @_FILE
 def check(path: Path | None) -> None:
     """Say whether the configuration is right, and all that is wrong with it (exit code 2).
@@ -49,18 +48,16 @@ def check(path: Path | None) -> None:
     Examples:
       gpushare config check
       gpushare config check --config ./new.toml && sudo cp new.toml /etc/gpushared/config.toml
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     _load(path)
     place = path or Path(MAIN_FILE)
     click.echo(f"{place} is right" if place.exists() else f"there is no {place}: the defaults hold")
 
 
-@config.command("show", context_settings=HELP)
+@config.command("show")
 @_FILE
 @click.option("--origin", is_flag=True, help="With the file or variable that each value came from.")
-@click.option(
-    "-o", "--output", type=click.Choice(["toml", "json"]), default="toml", help="Form.", show_default=True
-)
+@output_option("toml", "json")
 def show(path: Path | None, origin: bool, output: str) -> None:
     """Show every setting as it holds, defaults too, as a file that would give it again.
 
@@ -68,7 +65,8 @@ def show(path: Path | None, origin: bool, output: str) -> None:
     Examples:
       gpushare config show --origin
       gpushare config show -o json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
+    from gpushared.cli.listing import envelope
     from gpushared.config import settings, to_toml
 
     loaded = _load(path)
@@ -79,7 +77,7 @@ def show(path: Path | None, origin: bool, output: str) -> None:
         {"section": one.section, "name": one.name, "value": one.value, "origin": one.origin}
         for one in settings(loaded)
     ]
-    click.echo(json.dumps({"schema": "gpushare.config/1", "simulated": False, "items": items}, indent=2))
+    click.echo(envelope("gpushare.config/1", items, simulated=False), nl=False)
 
 
 def _load(path: Path | None) -> Loaded:

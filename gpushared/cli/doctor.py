@@ -37,7 +37,7 @@ LEFT_OUT = "(left out)"
 _SECRET = re.compile(r"secret|token|password|passwd|credential|(?:^|[_-])key(?:$|[_-])", re.IGNORECASE)
 
 
-@click.command("doctor", short_help="Find what is wrong here and on the node.")
+@click.command("doctor")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also checks that were not made, and why.")
 @click.option(
     "-o",
@@ -66,7 +66,7 @@ def doctor(*, everything: bool, output: str, as_json: bool, no_headers: bool, re
       gpushare doctor
       gpushare doctor --json
       gpushare doctor --report gpushare-report.json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     options = Options("json" if as_json else output, headers=not no_headers, ended=everything)
     if report_path:
         refuse_existing(report_path)
@@ -159,7 +159,6 @@ def _fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a list
 
 LISTING = Listing(
     name="doctor",
-    summary="Find what is wrong here and on the node.",
     details="",
     schema="gpushare.doctor/1",
     columns=(

@@ -20,7 +20,7 @@ def is_node(name: str) -> bool:
     return _GPU.fullmatch(name) is None
 
 
-@click.command("drain", short_help="Give no new leases on a GPU, or no new work to a node.")
+@click.command("drain")
 @click.option("--reason", metavar="TEXT", required=True, help="One line, shown to whoever waits.")
 @click.argument("target", shell_complete=complete.gpus_and_nodes, metavar="GPU|NODE")
 def drain(target: str, reason: str) -> int:
@@ -35,7 +35,7 @@ def drain(target: str, reason: str) -> int:
       gpushare drain 1 --reason "new fan at 3 pm"
       gpushare drain all --reason "driver update tonight"
       gpushare drain dgx-1 --reason "moves to the other room"
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     if is_node(target):
         for sentence in PoolClient().drain_node(target, reason):
             click.echo(text.printable(sentence))
@@ -51,7 +51,7 @@ def _running(gpu: Gpu) -> str:
     return "; 1 lease there runs on" if gpu.leases == 1 else f"; {gpu.leases} leases there run on"
 
 
-@click.command("undrain", short_help="Give leases on a GPU again, or work to a node.")
+@click.command("undrain")
 @click.argument("target", shell_complete=complete.gpus_and_nodes, metavar="GPU|NODE")
 def undrain(target: str) -> int:
     """Give leases again on a GPU that was drained or found sick, or work to a node of the pool.
@@ -62,7 +62,7 @@ def undrain(target: str) -> int:
     \b
     Examples:
       gpushare undrain 1
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     if is_node(target):
         for sentence in PoolClient().undrain_node(target):
             click.echo(text.printable(sentence))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from gpushared.api.v1.messages import PoolGpu, PoolNode
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu
-from gpushared.client.jobs import Jobs, PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs
 
 SPLIT = "mig"
 
@@ -112,7 +113,6 @@ def pool_row(gpu: PoolGpu, node: PoolNode) -> Row:
 
 LISTING = Listing(
     name="gpus",
-    summary="Show the GPUs of this node, what is used and what is free.",
     details="""MEMORY is used/total; FREE is what a new lease can get: a share of the compute, and memory.
 A GPU in mode mig is split by MIG: the lines after it are its instances, which --isolation mig asks for.
 GPUs with the same figure in LINKED (-o wide) reach each other by NVLink, or else share a NUMA node.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import docker_cli
 from gpushared.client import Client
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import DaemonUnavailable, NotFound, StateConflict, Unavailable
 from gpushared.light import TYPE_CHECKING, NamedTuple
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 
 
 def job_row(job: Job, now: float) -> Row:
@@ -83,7 +84,6 @@ def fetch(client: Client, options: Options) -> Screen:
 
 LISTING = Listing(
     name="jobs",
-    summary="Show jobs: what was submitted, where it runs, why it waits.",
     details="""Your own; with --all everybody's, where you may see them. NODE is where it runs, ran or is
 being placed; REASON says why it waits, or why it failed.
 

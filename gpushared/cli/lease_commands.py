@@ -12,8 +12,8 @@ from typing import TypeVar
 import click
 
 from gpushared.cli import complete, text
-from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import report, say, wrong_values
+from gpushared.cli.options import WholeNumber
 from gpushared.cli.references import lease_id, set_held, set_priority
 from gpushared.client import Client, Lease
 from gpushared.domain.model.errors import GpushareError, StateConflict
@@ -26,6 +26,23 @@ MOVES = {
 QUIET_SECONDS = 2.0
 POLL_SECONDS = 30.0
 _Begun = TypeVar("_Begun")
+
+
+def for_many(
+    completer: complete.Completer, each: Callable[[Iterable[str], Callable[[str], str]], int]
+) -> Callable[[Callable[[Client, str], str]], click.Command]:
+    """Make a command for many leases of a function for one; ``each`` does its work and prints its results."""
+
+    def command_of(work: Callable[[Client, str], str]) -> click.Command:
+        @click.command(work.__name__, help=work.__doc__)
+        @click.argument("lease", shell_complete=completer, nargs=-1, required=True)
+        def command(lease: tuple[str, ...]) -> int:
+            client = Client()
+            return each(lease, lambda name: work(client, name))
+
+        return command
+
+    return command_of
 
 
 def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
@@ -84,7 +101,7 @@ def each_begun(names: Iterable[str], begin: Callable[[str], _Begun], finish: Cal
     return each_lease(begun, finish) or code
 
 
-@click.command("extend", short_help="Give a lease more time.")
+@click.command("extend")
 @click.argument("lease", shell_complete=complete.leases)
 @click.argument("duration")
 def extend(lease: str, duration: str) -> int:
@@ -97,7 +114,7 @@ def extend(lease: str, duration: str) -> int:
     Examples:
       gpushare extend l-7f3k 2h
       gpushare extend trainer 1d
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     from gpushared.domain.model.units import parse_duration
 
     with wrong_values():
@@ -109,9 +126,8 @@ def extend(lease: str, duration: str) -> int:
     return 0
 
 
-@click.command("hold", short_help="Keep waiting requests and jobs from starting.")
-@click.argument("lease", shell_complete=complete.waiting, nargs=-1, required=True)
-def hold(lease: tuple[str, ...]) -> int:
+@for_many(complete.waiting, each_lease)
+def hold(client: Client, name: str) -> str:
     """Keep requests and jobs that wait from starting, until they are let go. They keep their place.
 
     LEASE is a lease's or a job's id, or the name of its container. What an administrator
@@ -122,14 +138,12 @@ def hold(lease: tuple[str, ...]) -> int:
       gpushare hold l-7f3k
       gpushare hold k3m9x0p2qa
       gpushare unhold l-7f3k
-    """  # noqa: D301 - click's mark for lines it must not join
-    client = Client()
-    return each_lease(lease, lambda name: set_held(client, name, held=True))
+    """
+    return set_held(client, name, held=True)
 
 
-@click.command("unhold", short_help="Let requests and jobs go that were held.")
-@click.argument("lease", shell_complete=complete.waiting, nargs=-1, required=True)
-def unhold(lease: tuple[str, ...]) -> int:
+@for_many(complete.waiting, each_lease)
+def unhold(client: Client, name: str) -> str:
     """Let requests and jobs go that `gpushare hold` or --hold keeps from starting.
 
     LEASE is a lease's or a job's id, or the name of its container. They start when it is their
@@ -138,14 +152,12 @@ def unhold(lease: tuple[str, ...]) -> int:
     \b
     Examples:
       gpushare unhold l-7f3k
-    """  # noqa: D301 - click's mark for lines it must not join
-    client = Client()
-    return each_lease(lease, lambda name: set_held(client, name, held=False))
+    """
+    return set_held(client, name, held=False)
 
 
-@click.command("pause", short_help="Take running leases off their GPUs.")
-@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
-def pause(lease: tuple[str, ...]) -> int:
+@for_many(complete.leases, each_moved)
+def pause(client: Client, name: str) -> str:
     """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The GPU memory is moved to
@@ -155,21 +167,15 @@ def pause(lease: tuple[str, ...]) -> int:
     \b
     Examples:
       gpushare pause trainer
-    """  # noqa: D301 - click's mark for lines it must not join
-    client = Client()
-    return each_moved(lease, lambda name: _paused(client, name))
-
-
-def _paused(client: Client, name: str) -> str:
+    """
     lease = moved(client, client.pause(lease_id(client, name)))
     if lease.state != "suspended":
         raise not_so(client, lease, "suspended")
     return lease.id
 
 
-@click.command("resume", short_help="Bring paused leases back.")
-@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
-def resume(lease: tuple[str, ...]) -> int:
+@for_many(complete.leases, each_moved)
+def resume(client: Client, name: str) -> str:
     """Bring paused leases back to the GPUs that they had, as soon as there is room.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The command ends when they
@@ -178,12 +184,7 @@ def resume(lease: tuple[str, ...]) -> int:
     \b
     Examples:
       gpushare resume trainer
-    """  # noqa: D301 - click's mark for lines it must not join
-    client = Client()
-    return each_moved(lease, lambda name: _resumed(client, name))
-
-
-def _resumed(client: Client, name: str) -> str:
+    """
     lease = moved(client, client.resume(lease_id(client, name)))
     waiting = lease.waiting
     if lease.state == "suspended" and waiting is not None:
@@ -194,9 +195,8 @@ def _resumed(client: Client, name: str) -> str:
     return lease.id
 
 
-@click.command("preempt", short_help="Let leases give way to others.")
-@click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
-def preempt(lease: tuple[str, ...]) -> int:
+@for_many(complete.leases, each_lease)
+def preempt(client: Client, name: str) -> str:
     """Let leases give way to others at once; for administrators.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The mildest step that is
@@ -206,12 +206,11 @@ def preempt(lease: tuple[str, ...]) -> int:
     \b
     Examples:
       gpushare preempt l-7f3k
-    """  # noqa: D301 - click's mark for lines it must not join
-    client = Client()
-    return each_lease(lease, lambda name: client.preempt(lease_id(client, name)).id)
+    """
+    return client.preempt(lease_id(client, name)).id
 
 
-@click.command("priority", short_help="Move a waiting request or job among those of its project.")
+@click.command("priority")
 @click.argument("lease", shell_complete=complete.leases)
 @click.argument("priority", type=WholeNumber(-100, 100), metavar="PRIORITY")
 def priority(lease: str, priority: int) -> int:
@@ -225,13 +224,13 @@ def priority(lease: str, priority: int) -> int:
       gpushare priority l-7f3k 10
       gpushare priority trainer 10
       gpushare priority l-7f3k -- -10
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     changed = set_priority(Client(), lease, priority)
     click.echo(text.printable(f"{changed.id}: priority {changed.priority}"))
     return 0
 
 
-@click.command("resize", short_help="Give a lease another size.")
+@click.command("resize")
 @click.option("--gpu", metavar="SIZE", default="", help="Memory and compute: 0.5 or 0.25..1 of each GPU.")
 @click.option(
     "--gpu-memory", metavar="SIZE", default="", help="The memory of each GPU by itself: 12g or 8g..24g."
@@ -252,7 +251,7 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
       gpushare resize trainer --gpu-compute 50%
       gpushare resize trainer --gpu 0.5
       gpushare resize trainer --gpu 0.25..1
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     from gpushared.cli.lease_values import option_of
     from gpushared.domain.model.request_spec import read_size
 

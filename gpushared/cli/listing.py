@@ -6,7 +6,7 @@ A listing is data (columns and a function that asks the daemon), so that all lis
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpushared.cli import table, text
 from gpushared.cli.errors import UsageError
@@ -72,7 +72,6 @@ class Listing(NamedTuple):
     """A listing command; ``drops``: the columns that a narrow terminal does not show, the first first."""
 
     name: str
-    summary: str
     details: str
     schema: str
     columns: Sequence[Column]
@@ -155,17 +154,29 @@ def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
 
 
 def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
+    if not by_line:
+        return envelope(listing.schema, screen.items, simulated=screen.simulated, **(screen.extra or {}))
     import json
 
-    if by_line:
-        return "".join(json.dumps(item) + "\n" for item in screen.items)
-    envelope = {
-        "schema": listing.schema,
-        "simulated": screen.simulated,
-        **(screen.extra or {}),
-        "items": screen.items,
-    }
-    return json.dumps(envelope, indent=2) + "\n"
+    return "".join(json.dumps(item) + "\n" for item in screen.items)
+
+
+def envelope(schema: str, items: Sequence[Mapping[str, Any]], **extra: object) -> str:
+    """Return items as all commands write them in JSON; ``extra`` are fields beside the items."""
+    import json
+
+    return json.dumps({"schema": schema, **extra, "items": items}, indent=2) + "\n"
+
+
+def write_items(
+    output: str, schema: str, items: Sequence[Mapping[str, Any]], lines: Iterable[str], **extra: object
+) -> None:
+    """Write items as ``json``, or else the lines that tell them to people."""
+    if output == "json":
+        sys.stdout.write(envelope(schema, items, **extra))
+        return
+    told = [SIMULATED] if extra.get("simulated") else []
+    sys.stdout.write("".join(f"{text.printable(line)}\n" for line in (*told, *lines)))
 
 
 def _table(columns: Sequence[Column], screen: Screen, options: Options, drops: Sequence[str]) -> str:

@@ -9,10 +9,10 @@ import click
 from gpushared.cli import complete
 from gpushared.cli.listing import Listing, Options, Own, show
 
-HELP = {"help_option_names": ["-h", "--help"]}
 
+def listing_command(listing: Listing, summary: str) -> click.Command:
+    """Return the command; ``summary`` is the first sentence of its help."""
 
-def listing_command(listing: Listing) -> click.Command:
     def callback(
         *,
         output: str = "table",
@@ -54,9 +54,8 @@ def listing_command(listing: Listing) -> click.Command:
         listing.name,
         params=params,
         callback=callback,
-        help=f"{listing.summary}\n\n{listing.details}\n\n{columns}" + (f"\nand wide: {wide}" if wide else ""),
-        short_help=listing.summary,
-        context_settings=HELP,
+        help=f"{summary}\n\n{listing.details}\n\n{columns}" + (f"\nand wide: {wide}" if wide else ""),
+        short_help=summary,
     )
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import complete, docker_cli, job_places
-from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import say
+from gpushared.cli.options import WholeNumber
 from gpushared.cli.references import container_named
 from gpushared.cli.relay import beside
 from gpushared.cli.result import run_as_child
 from gpushared.client import Client
-from gpushared.client.jobs import Job
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run
@@ -25,7 +25,7 @@ BROKEN = 1
 """``docker logs`` ends with this code for any failure."""
 
 
-@click.command("logs", short_help="Show the output of the container of a job or a lease.")
+@click.command("logs")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is still to come.")
 @click.option("-n", "--tail", metavar="LINES", help="Only so many lines from the end.")
 @click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
@@ -59,7 +59,7 @@ def logs(
       gpushare logs k3m9x0p2qa
       gpushare logs --attempt 1 k3m9x0p2qa
       gpushare logs -f --tail 20 trainer
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     words = ["--follow"] * follow + ["--timestamps"] * timestamps
     words += [f"--tail={tail}"] if tail else []
     words += [f"--since={since}"] if since else []
@@ -88,7 +88,7 @@ def _newest(job: Job) -> int:
     return newest
 
 
-@click.command("attach", short_help="Attach to the container of a job or a lease.")
+@click.command("attach")
 @click.option("--detach-keys", metavar="KEYS", help="The keys that leave it running, as docker attach.")
 @click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which one of several nodes.")
 @click.argument("job", shell_complete=complete.outputs)
@@ -101,7 +101,7 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
     \b
     Examples:
       gpushare attach k3m9x0p2qa
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     words = [f"--detach-keys={detach_keys}"] if detach_keys else []
     client = Client()
     place = container_named(client, job, rank)
@@ -115,7 +115,7 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
     job_places.become(place._replace(host=f"unix://{path}"), "attach", *words)
 
 
-@click.command("docker-host", short_help="Print a DOCKER_HOST that leads to a job's node.")
+@click.command("docker-host")
 @click.argument("job", shell_complete=complete.jobs)
 @click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which node of a gang's.")
 def docker_host(job: str, rank: int) -> None:
@@ -126,7 +126,7 @@ def docker_host(job: str, rank: int) -> None:
     \b
     Examples:
       DOCKER_HOST=$(gpushare docker-host JOB) docker exec -it CONTAINER bash
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     client = Client()
     found = job_id(client, job)
     print(f"unix://{client.path}" if not found else Jobs(client).door(found, rank).host)

@@ -10,7 +10,6 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.errors import UsageError
-from gpushared.cli.tree import HELP
 from gpushared.client import Client
 from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import ConfigError
@@ -19,7 +18,7 @@ STDIN = "-"
 MAX_TOKEN_BYTES = 4096
 
 
-@click.group("node", context_settings=HELP, short_help="Let this machine join a pool, or leave it.")
+@click.group("node")
 def node() -> None:
     """Let this machine join a pool, or leave it; take a node that is off from the pool's list.
 
@@ -27,10 +26,10 @@ def node() -> None:
     Examples:
       sudo gpushare node join dgx --token-file token
       sudo gpushare node leave
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
 
 
-@node.command("join", context_settings=HELP, short_help="Join the pool of a coordinator.")
+@node.command("join", short_help="Join the pool of a coordinator.")
 @click.option(
     "--token-file",
     metavar="FILE",
@@ -50,7 +49,7 @@ def join(address: str, token_file: str, name: str) -> int:
     Examples:
       sudo gpushare node join dgx --token-file token
       ssh dgx sudo gpushare pool token -q | sudo gpushare node join dgx --token-file -
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     joined = Client().join_pool(address, _token(token_file), name)
     until = time.strftime("%Y-%m-%d", time.localtime(joined.expires_at))
     realms = f", and speaks for users of {', '.join(joined.realms)}" if joined.realms else ""
@@ -78,7 +77,7 @@ def _token(file: str) -> str:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="is the path right?") from error
 
 
-@node.command("leave", context_settings=HELP, short_help="Leave the pool.")
+@node.command("leave", short_help="Leave the pool.")
 def leave() -> int:
     """Leave the pool: forget its certificate and keys. For root and trusted groups.
 
@@ -88,7 +87,7 @@ def leave() -> int:
     \b
     Examples:
       sudo gpushare node leave
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     left = Client().leave_pool()
     if not left.pool:
         click.echo("this machine is in no pool")
@@ -98,7 +97,7 @@ def leave() -> int:
     return 0
 
 
-@node.command("forget", context_settings=HELP, short_help="Give your word that a node is off.")
+@node.command("forget", short_help="Give your word that a node is off.")
 @click.option("--is-off", is_flag=True, help="Your word that nothing runs there any more.")
 @click.option(
     "--only-waive", is_flag=True, help="Only do not wait for it in a recovery; what ran there is kept."
@@ -113,7 +112,7 @@ def forget(name: str, is_off: bool, only_waive: bool) -> int:
     \b
     Examples:
       gpushare node forget ws3 --is-off
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     for sentence in PoolClient().forget_node(name, is_off=is_off, only_waive=only_waive):
         click.echo(text.printable(sentence))
     return 0

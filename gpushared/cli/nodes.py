@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from gpushared.api.v1.messages import PoolGpu, PoolNode
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
-from gpushared.client.jobs import Jobs, PoolGpu, PoolNode
+from gpushared.client.jobs import Jobs
 
 WHOLE_PERMILLE = 1000
 
@@ -81,7 +82,6 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="nodes",
-    summary="Show the machines of the pool, what is known of each, and since when.",
     details="""In no pool, this node. STATE is ready, suspect (silent for 15 s), unknown (silent for 30 s),
 drained, or never-seen since the coordinator started. Silence is never taken for death: what ran on a silent
 node is kept, and shown as believed. FREE adds up what its GPUs could still lease. HEARD is when it was last

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import time as clock
 from collections.abc import Iterator
-from datetime import datetime
+from typing import cast
 
 import click
 
-from gpushared.cli import complete, text
-from gpushared.cli.complete import WholeNumber
-from gpushared.cli.errors import wrong_values
-from gpushared.cli.lease_values import check_values
-from gpushared.cli.listing import SIMULATED
+from gpushared.cli import text
+from gpushared.cli.docker_args import RunWords
+from gpushared.cli.listing import write_items
+from gpushared.cli.options import output_option
 from gpushared.cli.ps import holding
+from gpushared.cli.run import RUN_OPTIONS
+from gpushared.cli.start import asked
 from gpushared.client import Client, OfferAnswer
-from gpushared.client.moment import read_moment
 from gpushared.client.submit_words import LeaseWish
 
-WHOLE_GPU = "1"
+OPTIONS = frozenset(
+    {
+        *("gpu", "gpu-memory", "gpu-compute", "preset", "time", "class"),
+        *("isolation", "priority", "project", "model", "begin"),
+    }
+)
+"""These options of ``run`` decide when and where a request starts."""
 STEPS = {
     "suspend": "is taken off its GPUs with all its state, and goes on later",
     "requeue": "is told, stopped, and started again later",
@@ -27,61 +32,9 @@ STEPS = {
 }
 
 
-@click.command("offer", short_help="Show when and where a request would start.")
-@click.option("--gpu", default="", metavar="SIZE", help="As for run: 0.25, 2, 2x0.5, 0.25..1.")
-@click.option("--gpu-memory", default="", metavar="SIZE", help="As for run: 8g.")
-@click.option("--gpu-compute", default="", metavar="PERCENT", help="As for run: 30%.")
-@click.option(
-    "--preset",
-    default="",
-    shell_complete=complete.presets,
-    metavar="NAME",
-    help="A request that the admin gave a name.",
-)
-@click.option("--time", "limit", default="", metavar="DURATION", help="For how long: 30m, 2h.")
-@click.option(
-    "--class",
-    "lease_class",
-    default="",
-    shell_complete=complete.classes,
-    metavar="CLASS",
-    help="build, train or infer.",
-)
-@click.option(
-    "--isolation",
-    default="",
-    shell_complete=complete.isolations,
-    metavar="KIND",
-    help="shared, separate, exclusive or mig.",
-)
-@click.option("--priority", type=WholeNumber(-100, 100), default=0, metavar="NUMBER", help="-100 to 100.")
-@click.option(
-    "--project",
-    default="",
-    shell_complete=complete.projects,
-    metavar="NAME",
-    help="Whose quota it would count against.",
-)
-@click.option("--model", default="", metavar="MODEL,...", help="Only on GPUs of these models: h100.")
-@click.option("--begin", default="", metavar="MOMENT", help="Not before: 22:00, +2h.")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
-)
-def offer(
-    *,
-    gpu: str,
-    gpu_memory: str,
-    gpu_compute: str,
-    preset: str,
-    limit: str,
-    lease_class: str,
-    isolation: str,
-    priority: int,
-    project: str,
-    model: str,
-    begin: str,
-    output: str,
-) -> int:
+@click.command("offer", params=[one for one in RUN_OPTIONS if one.opts[0].removeprefix("--") in OPTIONS])
+@output_option("text", "json")
+def offer(*, output: str, **words: str | None) -> int:
     """Show when and where a request would start if it were made now, and who would give way to it.
 
     Nothing is booked: the answer holds as long as nobody else comes and everybody uses their whole time.
@@ -90,35 +43,20 @@ def offer(
     Examples:
       gpushare offer --gpu 0.5 --time 2h
       gpushare offer --gpu 2 --class build -o json
-    """  # noqa: D301 - click's mark for lines it must not join
-    with wrong_values("--begin"):
-        begin_at = read_moment(begin, datetime.now().astimezone()) if begin else 0.0
-    said: LeaseWish = {
-        "gpu": gpu or ("" if gpu_memory or gpu_compute or preset else WHOLE_GPU),
-        "gpu_memory": gpu_memory,
-        "gpu_compute": gpu_compute,
-        "preset": preset,
-        "time": limit,
-        "lease_class": lease_class,
-        "isolation": isolation,
-        "priority": priority,
-        "project": project,
-        "models": [name.strip() for name in model.split(",") if name.strip()],
-        "begin_at": begin_at,
-    }
-    check_values(said)
-    answer = Client().offer(**said)
-    if output == "json":
-        envelope = {"schema": "gpushare.offer/1", "simulated": answer.simulated, "items": [answer.to_json()]}
-        click.echo(json.dumps(envelope, indent=2))
-    else:
-        click.echo("\n".join(text.printable(line) for line in _lines(answer, clock.time())))
+    """
+    ours = {name.replace("_", "-"): word for name, word in words.items() if word}
+    answer = Client().offer(**cast("LeaseWish", asked(RunWords(ours, (), ()))))
+    write_items(
+        output,
+        "gpushare.offer/1",
+        [answer.to_json()],
+        _lines(answer, clock.time()),
+        simulated=answer.simulated,
+    )
     return 0
 
 
 def _lines(answer: OfferAnswer, now: float) -> Iterator[str]:
-    if answer.simulated:
-        yield SIMULATED
     yield f"{answer.asks}, {answer.lease_class}, of project {answer.project}: {_when(answer, now)}"
     if answer.grants:
         yield f"  where      {holding(answer)}"

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 import click
 
-from gpushared.cli import complete, docker_args, docker_cli, text
+from gpushared.api.v1.admin_messages import PolicyExplanation, PolicyFinding, PolicyRules
+from gpushared.cli import complete, docker_args, docker_cli
 from gpushared.cli.capture import Captured, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
 from gpushared.cli.errors import UsageError
-from gpushared.cli.tree import HELP
+from gpushared.cli.listing import write_items
+from gpushared.cli.options import output_option
 from gpushared.client import Client
-from gpushared.client.pool_messages import PolicyExplanation, PolicyFinding, PolicyRules
 
-_WORDS = {**HELP, "ignore_unknown_options": True, "allow_interspersed_args": False}
-_OUTPUT = click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
-)
+_WORDS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _JSON = click.option("--json", "as_json", is_flag=True, help="As -o json.")
 REFUSED = 1
 _ORDER = ("refused", "set", "dropped", "allowed")
@@ -27,7 +24,7 @@ _LABELLED = ("gpu", "gpu-memory", "gpu-compute", "preset", "isolation", "class",
 """Options of ``gpushare run`` that a label can say as well."""
 
 
-@click.group("policy", context_settings=HELP, short_help="Explain or show what containers may have here.")
+@click.group("policy")
 def policy() -> None:
     """Explain what would become of a container by this node's policy, or show the policy.
 
@@ -35,12 +32,12 @@ def policy() -> None:
     Examples:
       gpushare policy explain -- --ipc=host -v ~/.cache:/root/.cache nvcr.io/nvidia/pytorch
       gpushare policy show
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
 
 
 @policy.command("explain", context_settings=_WORDS, short_help="Say what would become of a docker run.")
 @click.option("--as", "user", default="", metavar="USER", help="As this user's; for trusted users.")
-@_OUTPUT
+@output_option("text", "json")
 @_JSON
 @click.argument(
     "words",
@@ -60,19 +57,22 @@ def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) ->
       gpushare policy explain -- --gpus 1 --ipc=host IMAGE
       gpushare policy explain --as alice -- --user root IMAGE
       gpushare policy explain -o json -- -p 80:80 IMAGE
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     client = Client()
     captured = _captured(client, words)
     answer = client.explain_policy(captured.body, captured.version, user=user)
-    if as_json or output == "json":
-        _echo("gpushare.policy-explanation/1", answer.to_json())
-    else:
-        click.echo("\n".join(text.printable(line) for line in _explained(answer)))
+    write_items(
+        "json" if as_json else output,
+        "gpushare.policy-explanation/1",
+        [answer.to_json()],
+        _explained(answer),
+        simulated=False,
+    )
     return 0 if answer.passes else REFUSED
 
 
-@policy.command("show", context_settings=HELP, short_help="Show the rules in force.")
-@_OUTPUT
+@policy.command("show", short_help="Show the rules in force.")
+@output_option("text", "json")
 @_JSON
 def show(*, output: str, as_json: bool) -> int:
     """Show the rules in force for callers who are not trusted, and where each comes from.
@@ -81,17 +81,11 @@ def show(*, output: str, as_json: bool) -> int:
     Examples:
       gpushare policy show
       gpushare policy show -o json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     answer = Client().policy()
-    if as_json or output == "json":
-        _echo("gpushare.policy/1", answer.to_json())
-    else:
-        click.echo("\n".join(text.printable(line) for line in _shown_rules(answer)))
+    form = "json" if as_json else output
+    write_items(form, "gpushare.policy/1", [answer.to_json()], _shown_rules(answer), simulated=False)
     return 0
-
-
-def _echo(schema: str, item: dict[str, object]) -> None:
-    click.echo(json.dumps({"schema": schema, "simulated": False, "items": [item]}, indent=2))
 
 
 # --- what docker would send ----------------------------------------------------------------------------

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 
 import click
 
+from gpushared.api.v1.admin_messages import ApiToken, JoinToken
 from gpushared.cli import complete, table, text
 from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.listing import write_items
+from gpushared.cli.options import output_option
 from gpushared.cli.table import Column, Row
-from gpushared.cli.tree import HELP
 from gpushared.client.pool_calls import PoolClient
-from gpushared.client.pool_messages import ApiToken, JoinToken
 from gpushared.domain.model.units import parse_duration
 
 _COLUMNS = (
@@ -33,7 +33,7 @@ _PHASES = {
 }
 
 
-@click.group("pool", context_settings=HELP, short_help="Begin a pool of nodes and administer it.")
+@click.group("pool")
 def pool() -> None:
     """Begin a pool of nodes and administer it, on the machine of its coordinator. For root.
 
@@ -44,13 +44,13 @@ def pool() -> None:
       gpushare pool init lab
       gpushare pool token --node ws3
       gpushare pool api-token --person ada --scope submit,read
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
 
 
 # --- init ----------------------------------------------------------------------------------------------
 
 
-@pool.command("init", context_settings=HELP, short_help="Begin a pool: its coordinator's files and keys.")
+@pool.command("init", short_help="Begin a pool: its coordinator's files and keys.")
 @click.option(
     "-c", "--config", type=click.Path(path_type=Path), metavar="PATH", help="The coordinator's configuration."
 )
@@ -66,7 +66,7 @@ def init(name: str, config: Path | None, state_dir: str | None, user: str) -> in
     \b
     Examples:
       sudo gpushare pool init lab
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     from gpushared.config.pool_settings import POOL, load_pool
     from gpushared.pool.trust.pool_init import found_pool
 
@@ -89,7 +89,7 @@ def _seconds(valid: str) -> int:
         return parse_duration(valid) if valid else 0
 
 
-@pool.command("token", context_settings=HELP, short_help="Make a token with which one machine may join.")
+@pool.command("token", short_help="Make a token with which one machine may join.")
 @click.option("--node", metavar="NAME", default="", help="Only for a node of this name.")
 @click.option("--valid", metavar="TIME", default="1h", help="How long it may be used.", show_default=True)
 @click.option(
@@ -107,7 +107,7 @@ def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
     Examples:
       gpushare pool token --node ws3
       gpushare pool token --node ws3 --realm cluster --valid 1d -q > token
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     made = PoolClient().create_join_token(node=node, realms=realms, valid_seconds=_seconds(valid))
     click.echo(made.token)
     if not quiet:
@@ -120,7 +120,7 @@ def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
     return 0
 
 
-@pool.command("api-token", context_settings=HELP, short_help="Make a token with which a pipeline works.")
+@pool.command("api-token", short_help="Make a token with which a pipeline works.")
 @click.option("--person", metavar="PERSON", required=True, help="Whom it speaks for: ada, or ada@ws3.")
 @click.option(
     "--scope",
@@ -141,7 +141,7 @@ def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str
     Examples:
       gpushare pool api-token --person ada --scope submit,read --valid 12h
       gpushare pool api-token --person ci --valid 30d --description "nightly tests" -q > token
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     words = [word.strip() for scope in scopes for word in scope.split(",") if word.strip()]
     made = PoolClient().create_api_token(
         person=person, scopes=words, valid_seconds=_seconds(valid), description=description
@@ -157,10 +157,8 @@ def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str
     return 0
 
 
-@pool.command("tokens", context_settings=HELP, short_help="List the tokens, without their secrets.")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form.", show_default=True
-)
+@pool.command("tokens", short_help="List the tokens, without their secrets.")
+@output_option("table", "json")
 def tokens(output: str) -> int:
     """List the tokens, without their secrets: those that count, and those that ended within a week.
 
@@ -168,16 +166,14 @@ def tokens(output: str) -> int:
     Examples:
       gpushare pool tokens
       gpushare pool tokens -o json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     client, now = PoolClient(), time.time()
     joins, apis = client.join_tokens(), client.api_tokens()
-    if output == "json":
-        items = [{"kind": "join", **one.to_json()} for one in joins]
-        items += [{"kind": "api", **one.to_json()} for one in apis]
-        click.echo(json.dumps({"schema": "gpushare.tokens/1", "items": items}, indent=2))
-        return 0
+    items = [{"kind": "join", **one.to_json()} for one in joins]
+    items += [{"kind": "api", **one.to_json()} for one in apis]
     rows = [_join_row(one, now) for one in joins] + [_api_row(one, now) for one in apis]
-    click.echo("\n".join(table.lines(_COLUMNS, rows, headers=True, colour=False)))
+    lines = table.lines(_COLUMNS, rows, headers=True, colour=False)
+    write_items(output, "gpushare.tokens/1", items, lines)
     return 0
 
 
@@ -215,7 +211,7 @@ def _ago(moment: float | None, now: float) -> str:
     return "" if moment is None else f"{text.span(now - moment)} ago"
 
 
-@pool.command("revoke", context_settings=HELP, short_help="Let a token, or a node, count no more.")
+@pool.command("revoke", short_help="Let a token, or a node, count no more.")
 @click.option(
     "--node",
     shell_complete=complete.nodes,
@@ -234,7 +230,7 @@ def revoke(token_id: str, node: str) -> int:
     Examples:
       gpushare pool revoke k3f7q2aa
       gpushare pool revoke --node ws3
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     if bool(token_id) == bool(node):
         raise UsageError("name a token, or a node with --node", hint="`gpushare pool tokens` shows the ids")
     client = PoolClient()
@@ -245,7 +241,7 @@ def revoke(token_id: str, node: str) -> int:
 # --- the authority and the coordinator -----------------------------------------------------------------
 
 
-@pool.command("anchors", context_settings=HELP, short_help="Print whom programs with API tokens trust.")
+@pool.command("anchors", short_help="Print whom programs with API tokens trust.")
 def anchors() -> int:
     """Print the certificates that programs are to trust which call the coordinator with API tokens.
 
@@ -254,12 +250,12 @@ def anchors() -> int:
     \b
     Examples:
       gpushare pool anchors > lab.pem
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     click.echo(PoolClient().anchors().decode(), nl=False)
     return 0
 
 
-@pool.command("rotate-ca", context_settings=HELP, short_help="Replace the pool's authority in two steps.")
+@pool.command("rotate-ca", short_help="Replace the pool's authority in two steps.")
 @click.option("--finish", is_flag=True, help="The second step: trust the old one no more.")
 def rotate_ca(finish: bool) -> int:
     """Replace the pool's certificate authority, without a restart of anything.
@@ -271,16 +267,14 @@ def rotate_ca(finish: bool) -> int:
     Examples:
       gpushare pool rotate-ca
       gpushare pool rotate-ca --finish
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     for sentence in PoolClient().rotate_ca(finish=finish):
         click.echo(text.printable(sentence))
     return 0
 
 
-@pool.command("status", context_settings=HELP, short_help="Say how the coordinator is.")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
-)
+@pool.command("status", short_help="Say how the coordinator is.")
+@output_option("text", "json")
 def status(output: str) -> int:
     """Say how the coordinator is, and what it waits for. On its machine, or for admins on any node.
 
@@ -288,11 +282,8 @@ def status(output: str) -> int:
     Examples:
       gpushare pool status
       gpushare pool status -o json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     found = PoolClient().status()
-    if output == "json":
-        click.echo(json.dumps({"schema": "gpushare.pool/1", "items": [found.to_json()]}, indent=2))
-        return 0
     lines = [
         f"pool {found.pool}: {_PHASES.get(found.phase, found.phase)}",
         f"  nodes    {found.nodes}",
@@ -301,5 +292,5 @@ def status(output: str) -> int:
     ]
     lines += [f"  waits    for node {node}" for node in found.awaited_nodes]
     lines += [f"  trouble  {trouble}" for trouble in found.troubles]
-    click.echo("\n".join(text.printable(line) for line in lines))
+    write_items(output, "gpushare.pool/1", [found.to_json()], lines)
     return 0

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gpushared.api.v1.messages import DoorAnswer, Job
 from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.errors import UsageError, say
@@ -27,7 +28,7 @@ from gpushared.cli.start import (
 )
 from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, Progress, signals_interrupt
 from gpushared.client import Client
-from gpushared.client.jobs import DoorAnswer, Job, Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict, Unimplemented
 
 if TYPE_CHECKING:

@@ -34,7 +34,6 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="presets",
-    summary="Show the requests that the admin gave names.",
     details="""Use one with `gpushare run --preset NAME`; what you say beside it wins over the preset.
 
 \b

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable, Iterator
 
 import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.errors import UsageError, wrong_values
-from gpushared.cli.listing import SIMULATED, Listing, Options, Screen
+from gpushared.cli.listing import Listing, Options, Screen, write_items
 from gpushared.cli.listing_command import listing_command
+from gpushared.cli.options import output_option
 from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
-from gpushared.cli.tree import HELP
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
-from gpushared.client.messages import PoolShare
 from gpushared.domain.model.errors import NotFound
-from gpushared.domain.model.units import format_duration, parse_gpus, shown
+from gpushared.domain.model.units import parse_gpus, shown
 
 NO_LIMIT = "none"
 HOUR_SECONDS = 3600
-_SHARE_TROUBLES = {
-    "away": "its coordinator is away, so there is no more for now",
-    "ended": "its coordinator has been away for too long to give any of it",
-}
 _ORIGINS = {
     "set": "set at run time",
     "config": "as configured",
@@ -34,7 +27,7 @@ _ORIGINS = {
 _ENDS = {"suspend": "suspended", "stop": "stopped"}
 
 
-@click.group("project", context_settings=HELP, short_help="Show or set projects and their quotas.")
+@click.group("project")
 def project() -> None:
     """Show or set projects: who shares which quota, what they hold, and what they used lately.
 
@@ -45,7 +38,7 @@ def project() -> None:
       gpushare project ls
       gpushare project show vision
       gpushare project set vision --guaranteed 2 --limit 4 --user alice --user bob
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
 
 
 # --- ls ------------------------------------------------------------------------------------------------
@@ -86,29 +79,11 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
         items=[one.to_json() for one in answer.projects],
         ids=[one.name for one in answer.projects],
         simulated=answer.simulated,
-        notes=[_pool_share(share) for share in answer.pool_shares],
-        extra={"pool_shares": [share.to_json() for share in answer.pool_shares]},
     )
-
-
-def _pool_share(one: PoolShare) -> str:
-    """Word the share that the pool lets this node give by itself, with the age of the pool's message."""
-    of = f" of model {one.model}" if one.model else ""
-    gives = (
-        f"pool {one.pool}: this node may give {text.share(one.permille)} GPU{of} to {one.project} by itself"
-    )
-    age = (
-        ""
-        if one.told_at is None
-        else f", said {format_duration(max(0, round(time.time() - one.told_at)))} ago"
-    )
-    trouble = _SHARE_TROUBLES.get(one.trouble, one.trouble)
-    return f"{gives}, {text.share(one.held_permille)} held{age}" + (f"; {trouble}" if trouble else "")
 
 
 LISTING = Listing(
     name="ls",
-    summary="Show the projects, what they hold and what they used.",
     details="""GPUs: GUARANTEED whenever it asks, LIMIT never exceeded, FIXED kept free for its build work.
 USED are GPU-hours, older ones counting less; SHARE is its part of all that was used. A user in no project
 is listed while they hold, wait or have used something.
@@ -136,16 +111,14 @@ Examples:
 )
 
 
-project.add_command(listing_command(LISTING))
+project.add_command(listing_command(LISTING, "Show the projects, what they hold and what they used."))
 
 
 # --- show ----------------------------------------------------------------------------------------------
 
 
-@project.command("show", context_settings=HELP, short_help="Show one project, its leases and what waits.")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
-)
+@project.command("show", short_help="Show one project, its leases and what waits.")
+@output_option("text", "json")
 @click.argument("name", shell_complete=complete.projects)
 def show(name: str, output: str) -> int:
     """Show one project: its quotas, who of it holds what, and what waits and why.
@@ -156,22 +129,17 @@ def show(name: str, output: str) -> int:
     Examples:
       gpushare project show vision
       gpushare project show vision -o json
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     client = Client()
     answer = client.projects()
     found = next((one for one in answer.projects if one.name == name), None)
     if found is None:
         raise NotFound(f"there is no project {shown(name)}", hint="`gpushare project ls` lists them")
     leases = [lease for lease in client.leases().leases if lease.project == name]
-    if output == "json":
-        item = {**found.to_json(), "leases": [lease.to_json() for lease in leases]}
-        envelope = {"schema": "gpushare.project/1", "simulated": answer.simulated, "items": [item]}
-        click.echo(json.dumps(envelope, indent=2))
-        return 0
-    lines = [SIMULATED] if answer.simulated else []
+    item = {**found.to_json(), "leases": [lease.to_json() for lease in leases]}
     idle = [*_idle("idle", found.idle), *_idle("quiet", found.quiet_idle)]
-    lines += [*_facts(found), *idle, *_leases(leases)]
-    click.echo("\n".join(text.printable(line) for line in lines))
+    lines = [*_facts(found), *idle, *_leases(leases)]
+    write_items(output, "gpushare.project/1", [item], lines, simulated=answer.simulated)
     return 0
 
 
@@ -227,7 +195,7 @@ def _leases(leases: list[Lease]) -> Iterator[str]:
 # --- set -----------------------------------------------------------------------------------------------
 
 
-@project.command("set", context_settings=HELP, short_help="Set a project's quota, weight or members.")
+@project.command("set", short_help="Set a project's quota, weight or members.")
 @click.option("--guaranteed", metavar="GPUS", default="", help="What it gets whenever it asks: 2, 1.5.")
 @click.option("--limit", metavar="GPUS", default="", help="What it never exceeds, or none.")
 @click.option("--fixed", metavar="GPUS", default="", help="Kept free for its build work, besides.")
@@ -259,7 +227,7 @@ def set_(
       gpushare project set vision --model "NVIDIA H100 80GB HBM3" --fixed 1
       gpushare project set vision --limit none
       gpushare project set vision --unset
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     quota = {"guaranteed": guaranteed, "limit": limit, "fixed": fixed}
     said = bool(any(quota.values()) or weight is not None or users or no_users)
     _check_words(said=said, unset=unset, both=no_users and bool(users))

@@ -159,7 +159,6 @@ def _moment(text: str) -> float:
 
 LISTING = Listing(
     name="ps",
-    summary="Show the leases of this node.",
     details="""MEMORY is used/granted; WALL is what really holds a lease inside its memory; IDLE is for how
 long nothing of it has done anything on its GPUs. UNMANAGED rows are
 GPU processes without a lease: they are left alone, and their memory is counted as taken. Containers and

@@ -65,7 +65,6 @@ def fetch(client: Client, options: Options) -> Screen:
 
 LISTING = Listing(
     name="queue",
-    summary="Show the requests that wait, and why.",
     details="""ETA comes from the time limits of the leases before, as a range; "unknown" where a lease has
 no time limit. `gpushare why LEASE` tells more about one of them.
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from gpushared.api.v1.messages import Job
 from gpushared.client import Client, Lease
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import (
     GpushareError,
     NotFound,

@@ -7,8 +7,8 @@ import json
 import click
 
 from gpushared.cli import complete
-from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.options import WholeNumber
 from gpushared.client import Client
 from gpushared.domain.model.errors import NotFound, StateConflict
 from gpushared.domain.model.units import parse_memory, parse_percent, shown
@@ -19,7 +19,7 @@ NO_PERCENT = ("0", "0%")
 MAX_DIGITS = 4
 
 
-@click.command("simulate", short_help="Play the driver of simulated GPUs.")
+@click.command("simulate")
 @click.option(
     "--gpu", default="0", metavar="INDEX", help="Which GPU; 0:1 is a MIG instance, for memory.  [0]"
 )
@@ -61,7 +61,7 @@ def simulate(
       gpushare simulate --container trainer --memory 2g --outside-mps
       gpushare simulate --gpu 1 --trouble "fell off the bus"
       gpushare simulate --gpu 1 --xid 79
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     client = Client()
     change = _gpu(gpu)
     if container is not None or pid is not None or memory is not None:

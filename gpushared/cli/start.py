@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -14,6 +15,7 @@ from gpushared.cli.errors import UsageError, say, wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.waiting import Interrupted, Progress, QueueWait
 from gpushared.client import Client
+from gpushared.client.submit_words import LEASE_WORDS
 from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimplemented
 from gpushared.light import TYPE_CHECKING
 
@@ -177,26 +179,14 @@ def _names_size(words: RunWords) -> bool:
 def asked(words: RunWords) -> dict[str, object]:
     """Read the lease from the words, as keyword arguments of ``Client.request``. Raises UsageError."""
     ours = words.ours
-    said = {
-        "gpu": ours.get("gpu", "") if _names_size(words) else WHOLE_GPU,
-        "gpu_memory": ours.get("gpu-memory", ""),
-        "gpu_compute": ours.get("gpu-compute", ""),
-        "preset": ours.get("preset", ""),
-        "isolation": ours.get("isolation", ""),
-        "lease_class": ours.get("class", ""),
-        "time": ours.get("time", ""),
-        "begin_at": _begin_at(ours.get("begin", "")),
+    said: dict[str, object] = {
+        word.wish: _READERS.get(word.option, str)(ours.get(word.option, "")) for word in LEASE_WORDS
+    }
+    said |= {
+        "gpu": said["gpu"] if _names_size(words) else WHOLE_GPU,
         "after": names(ours.get("after", "")),
-        "priority": _priority(ours.get("priority", "")),
-        "project": ours.get("project", ""),
-        "notice_signal": ours.get("notice-signal", ""),
-        "restart_on_fault": _restarts(words),
-        "held": bool(ours.get("hold")),
         "requeue": requeue(words),
-        "immediate": bool(ours.get("immediate")),
-        "models": names(ours.get("model", "")),
-        "near": names(ours.get("near", "")),
-        "away_from": names(ours.get("away-from", "")),
+        "restart_on_fault": _restarts(words),
         "host_cpu_milli": lease_values.cpu_milli(words),
         "host_memory_bytes": lease_values.memory_bytes(words),
     }
@@ -258,6 +248,15 @@ def _priority(text: str) -> int:
     if abs(priority) > MAX_PRIORITY:
         raise UsageError(f"--priority {text[:40]!r} is no priority", hint="give a whole number, -100 to 100")
     return priority
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "begin": _begin_at,
+    "priority": _priority,
+    **dict.fromkeys(("model", "near", "away-from"), names),
+    **dict.fromkeys(("hold", "immediate"), bool),
+}
+"""These options of a lease have no text for a value; "" stands for an option that was not given."""
 
 
 def _restarts(words: RunWords) -> int:

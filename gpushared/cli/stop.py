@@ -7,27 +7,21 @@ from typing import NamedTuple
 
 import click
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import complete, docker_cli
-from gpushared.cli.complete import WholeNumber
 from gpushared.cli.errors import UsageError, say
 from gpushared.cli.lease_commands import POLL_SECONDS, QUIET_SECONDS, each_begun, each_lease
+from gpushared.cli.options import grace_option
 from gpushared.cli.references import first_found, jobs_of_array, lease_if_here
 from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.client import Client, Lease
 from gpushared.client.api import ANSWER_SECONDS, STOP_GRACE_SECONDS
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import NotFound, Unavailable
 
 
-@click.command("stop", short_help="End leases, with their containers.")
-@click.option(
-    "-t",
-    "--grace",
-    "grace_seconds",
-    type=WholeNumber(0, 3600),
-    metavar="SECONDS",
-    help="How long a container gets to end by itself.  [default: 10]",
-)
+@click.command("stop")
+@grace_option
 @click.option("--wait", is_flag=True, help="Come back when the leases are over and their GPU memory is free.")
 @click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
 def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
@@ -45,7 +39,7 @@ def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
       gpushare stop --grace 60 trainer
       gpushare stop trainer && docker rm trainer
       gpushare stop --wait trainer && gpushare run --gpu 1 --immediate IMAGE
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     stops = Stop(Client(), grace_seconds, until_over=wait)
     try:
         with signals_interrupt():
@@ -134,15 +128,8 @@ class Stop:
             lease = self._client.wait(lease.id, lease.token, timeout_seconds=seconds)
 
 
-@click.command("cancel", short_help="End jobs, whatever their state.")
-@click.option(
-    "-t",
-    "--grace",
-    "grace_seconds",
-    type=WholeNumber(0, 3600),
-    metavar="SECONDS",
-    help="How long a container gets to end by itself.  [default: 10]",
-)
+@click.command("cancel")
+@grace_option
 @click.option("--all", "every", is_flag=True, help="All of your own that are not over.")
 @click.option(
     "--name", metavar="NAME", help="Your own that were submitted with this --name, of an array all."
@@ -162,7 +149,7 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
       gpushare cancel k3m9x0p2qa_7 k3m9x0p2qa_8
       gpushare cancel --name sweep
       gpushare cancel --all
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     if [bool(job), every, name is not None].count(True) != 1:
         raise UsageError("say which jobs to end", hint="name them, or say --name NAME or --all alone")
     client = Client()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from gpushared.api.v1.messages import SubmitAnswer
 from gpushared.cli import docker_cli
 from gpushared.cli.capture import Captured, capture, check_captured
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
@@ -22,7 +23,7 @@ from gpushared.cli.start import (
     with_lease_ids,
 )
 from gpushared.client import Client
-from gpushared.client.jobs import Jobs, SubmitAnswer
+from gpushared.client.jobs import Jobs
 from gpushared.domain.model.errors import GpushareError, RequestError
 
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")

@@ -81,11 +81,12 @@ class _Lazy(click.Group):
             return None
         module = import_module(f"gpushared.cli.{MODULES.get(name, name)}")
         command: click.Command | None = getattr(module, name.replace("-", "_"), None)
-        if command is not None:
-            return command
-        from gpushared.cli.listing_command import listing_command
+        if command is None:
+            from gpushared.cli.listing_command import listing_command
 
-        return listing_command(module.LISTING)
+            command = listing_command(module.LISTING, COMMANDS[name])
+        command.short_help = COMMANDS[name]
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -135,7 +136,7 @@ def cli() -> None:
 
     The daemon is found through GPUSHARE_HOST=unix:///PATH, else at /run/gpushared/gpushared.sock.
     Documentation of all commands: docs/reference/commands.md.
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
 
 
 def invoke(words: Sequence[str]) -> int:

@@ -44,7 +44,6 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="version",
-    summary="Show the versions of client, daemon and engine.",
     details="""`gpushare --version` shows the client's alone and asks nobody.
 
 \b

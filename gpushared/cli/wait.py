@@ -8,11 +8,12 @@ from functools import partial
 
 import click
 
+from gpushared.api.v1.messages import Job
 from gpushared.cli import complete
 from gpushared.cli.errors import say, wrong_values
 from gpushared.cli.references import first_found, jobs_of_array
 from gpushared.client import Client, Lease
-from gpushared.client.jobs import Job, Jobs
+from gpushared.client.jobs import Jobs
 
 TIMED_OUT = 124
 """timeout(1) has the same exit code."""
@@ -20,7 +21,7 @@ NO_CODE = 125
 POLL_SECONDS = 30.0
 
 
-@click.command("wait", short_help="Wait until jobs are over; exits with their code.")
+@click.command("wait")
 @click.option("--timeout", metavar="DURATION", help="Give up after this time, with 124: 90s, 2h.")
 @click.argument("job", shell_complete=complete.jobs, nargs=-1, required=True)
 def wait(job: tuple[str, ...], timeout: str | None) -> int:
@@ -38,7 +39,7 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
     Examples:
       gpushare wait k3m9x0p2qa
       gpushare wait --timeout 2h $(gpushare submit IMAGE ./train)
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     from gpushared.domain.model.units import parse_duration
 
     with wrong_values("--timeout"):

@@ -22,7 +22,7 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, NoReturn, TextIO
 
-    from gpushared.client.jobs import Job
+    from gpushared.api.v1.messages import Job
 
 POLL_SECONDS = 15.0
 """A wait is asked anew at least so often: the estimate on the screen is redrawn, a dead daemon noticed."""

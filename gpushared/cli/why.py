@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from functools import partial
 
 import click
 
+from gpushared.api.v1.messages import JobExplanation, JobPart
 from gpushared.cli import complete, jobs, text
-from gpushared.cli.listing import SIMULATED
+from gpushared.cli.listing import write_items
+from gpushared.cli.options import output_option
 from gpushared.cli.ps import holding, state
 from gpushared.cli.references import first_found
 from gpushared.client import Client, Explanation, Lease
-from gpushared.client.jobs import JobExplanation, JobPart, Jobs
+from gpushared.client.jobs import Jobs
 
 IDLE = "idle"
 
 
-@click.command("why", short_help="Show why a lease or a job waits, and its story.")
-@click.option(
-    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.", show_default=True
-)
+@click.command("why")
+@output_option("text", "json")
 @click.argument("lease", shell_complete=complete.outputs)
 def why(lease: str, output: str) -> int:
     """Show why a lease or a job waits, what holds it once it runs, and all that happened to it, with times.
@@ -37,7 +36,7 @@ def why(lease: str, output: str) -> int:
       gpushare why l-7f3k
       gpushare why k3m9x0p2qa
       gpushare why -o json trainer
-    """  # noqa: D301 - click's mark for lines it must not join
+    """
     client = Client()
     return first_found(
         client, lease, partial(_of_lease, client, output=output), partial(_of_job, client, output=output)
@@ -50,22 +49,18 @@ def _of_job(client: Client, word: str, output: str) -> int:
 
 def _of_lease(client: Client, word: str, output: str) -> int:
     explanation = client.explain(word)
-    if output == "json":
-        envelope = {
-            "schema": "gpushare.explanation/1",
-            "simulated": explanation.lease.simulated,
-            "items": [explanation.to_json()],
-        }
-        click.echo(json.dumps(envelope, indent=2))
-    else:
-        click.echo("\n".join(text.printable(line) for line in _lines(explanation, time.time())))
+    write_items(
+        output,
+        "gpushare.explanation/1",
+        [explanation.to_json()],
+        _lines(explanation, time.time()),
+        simulated=explanation.lease.simulated,
+    )
     return 0
 
 
 def _lines(explanation: Explanation, now: float) -> Iterator[str]:
     lease = explanation.lease
-    if lease.simulated:
-        yield SIMULATED
     yield _title(lease)
     yield from container(lease)
     if lease.job_id:
@@ -155,22 +150,18 @@ def _idle(lease: Lease, now: float) -> Iterator[str]:
 
 def show_job(explanation: JobExplanation, output: str) -> int:
     """Write the explanation as ``text`` or as ``json``."""
-    if output == "json":
-        envelope = {
-            "schema": "gpushare.job-explanation/1",
-            "simulated": explanation.simulated,
-            "items": [explanation.to_json()],
-        }
-        click.echo(json.dumps(envelope, indent=2))
-    else:
-        click.echo("\n".join(text.printable(line) for line in _job_lines(explanation, time.time())))
+    write_items(
+        output,
+        "gpushare.job-explanation/1",
+        [explanation.to_json()],
+        _job_lines(explanation, time.time()),
+        simulated=explanation.simulated,
+    )
     return 0
 
 
 def _job_lines(explanation: JobExplanation, now: float) -> Iterator[str]:
     job = explanation.job
-    if explanation.simulated:
-        yield SIMULATED
     facts = [
         jobs.state(job),
         f"asks {job.asks}",

@@ -9,9 +9,7 @@
 Errors are those of ``gpushared.domain.model.errors``.
 """
 
-from gpushared.client.api import Client, socket_path
-from gpushared.client.http import ConnectionLost
-from gpushared.client.messages import (
+from gpushared.api.v1.messages import (
     CheckResult,
     DoctorReport,
     Drained,
@@ -38,6 +36,8 @@ from gpushared.client.messages import (
     UnmanagedProcess,
     Waiting,
 )
+from gpushared.client.api import Client, socket_path
+from gpushared.client.http import ConnectionLost
 
 __all__ = [
     "CheckResult",

@@ -6,8 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from gpushared.client import http
-from gpushared.client.messages import (
+from gpushared.api.v1.messages import (
     DoctorReport,
     DrainAnswer,
     Explanation,
@@ -25,6 +24,7 @@ from gpushared.client.messages import (
     ProjectList,
     ResizeAnswer,
 )
+from gpushared.client import http
 from gpushared.client.retries import READING, configured_retries, may_repeat
 from gpushared.client.submit_words import LeaseWish, fields_of
 from gpushared.domain.model.errors import ConfigError, NeverFits, StateConflict, Unavailable
@@ -33,7 +33,7 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar, Unpack
 
-    from gpushared.client.pool_messages import AuditPage, PolicyExplanation, PolicyRules
+    from gpushared.api.v1.admin_messages import AuditPage, PolicyExplanation, PolicyRules
 
     _Answer = TypeVar("_Answer")
 
@@ -175,12 +175,10 @@ class Client:
         """Explain why a lease waits, with its story."""
         return Explanation(self.call("Leases/Explain", {"lease_id": lease_id}))
 
-    def offer(self, **asked: object) -> OfferAnswer:
+    def offer(self, **wish: Unpack[LeaseWish]) -> OfferAnswer:
         """Return the answer that a request would get, without making it, in the words of ``request``."""
-        if "lease_class" in asked:
-            asked["class"] = asked.pop("lease_class")
         try:
-            return OfferAnswer(self.call("Leases/Offer", asked))
+            return OfferAnswer(self.call("Leases/Offer", fields_of(wish)))
         except StateConflict as error:  # as in ``request``
             raise NeverFits(error.message, hint=error.hint) from error
 
@@ -261,7 +259,7 @@ class Client:
 
         They are the newest lines, or the oldest ``after`` a number.
         """
-        from gpushared.client.pool_messages import AuditPage
+        from gpushared.api.v1.admin_messages import AuditPage
 
         asked: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
         places = {"limit": limit, "after": after, "before": before}
@@ -272,7 +270,7 @@ class Client:
         """Judge a container's create body without creating it; ``user``: as if that user sent it."""
         from base64 import b64encode
 
-        from gpushared.client.pool_messages import PolicyExplanation
+        from gpushared.api.v1.admin_messages import PolicyExplanation
 
         body = b64encode(create_body).decode()
         asked = {"create_body": body, "api_version": api_version, "user": user}
@@ -280,7 +278,7 @@ class Client:
 
     def policy(self) -> PolicyRules:
         """Return the rules for callers who are not trusted."""
-        from gpushared.client.pool_messages import PolicyRules
+        from gpushared.api.v1.admin_messages import PolicyRules
 
         return PolicyRules(self.call("Policy/Show", {}))
 

@@ -7,18 +7,19 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpushared.client.api import MAX_SOCKET_PATH_BYTES, Client
-from gpushared.client.http import ConnectionLost
-from gpushared.client.pool_messages import (
+from gpushared.api.v1.admin_messages import (
     ApiToken,
     JoinToken,
     ListApiTokensResponse,
     ListJoinTokensResponse,
     NodeAnswer,
     PoolStatus,
+    Revoked,
     RotateCaAnswer,
     Trust,
 )
+from gpushared.client.api import MAX_SOCKET_PATH_BYTES, Client
+from gpushared.client.http import ConnectionLost
 from gpushared.domain.model.errors import ConfigError, DaemonUnavailable, PermissionRefused
 
 POOL_SOCKET_VARIABLE = "GPUSHARE_POOL_SOCKET"
@@ -80,11 +81,11 @@ class PoolClient:
 
     def revoke_token(self, token_id: str) -> str:
         """Revoke a token, and return a sentence on what was done."""
-        return str(self._call("RevokeToken", {"id": token_id}).get("sentence", ""))
+        return Revoked(self._call("RevokeToken", {"id": token_id})).sentence
 
     def revoke_node(self, node: str) -> str:
         """Revoke a node's certificates, so that it is cut off; return a sentence on what was done."""
-        return str(self._call("RevokeToken", {"node": node}).get("sentence", ""))
+        return Revoked(self._call("RevokeToken", {"node": node})).sentence
 
     def rotate_ca(self, *, finish: bool = False) -> tuple[str, ...]:
         return RotateCaAnswer(self._call("RotateCa", {"finish": finish})).sentences

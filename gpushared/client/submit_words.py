@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpushared.api.message import WIRE_NAMES
 from gpushared.light import TYPE_CHECKING, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from typing import Final
-
-
-_ON_THE_WIRE = {"lease_class": "class"}
-"""Python keeps these words of the API for itself."""
 
 
 class SubmitWord(NamedTuple):
@@ -27,6 +24,11 @@ class SubmitWord(NamedTuple):
     argument: str
     field: str
     is_switch: bool = False
+
+    @property
+    def wish(self) -> str:
+        """Return the name in ``LeaseWish``: that of the field, unless Python keeps the word for itself."""
+        return "lease_class" if self.field == "class" else self.field
 
 
 LEASE_WORDS: Final = (
@@ -102,4 +104,4 @@ def fields_of(wish: Mapping[str, object]) -> dict[str, object]:
     """Return the fields as the wire has them. Raises TypeError for an unknown field."""
     if unknown := wish.keys() - LeaseWish.__annotations__:
         raise TypeError(f"a lease has no {', '.join(sorted(unknown))}")
-    return {_ON_THE_WIRE.get(name, name): value for name, value in wish.items() if value is not None}
+    return {WIRE_NAMES.get(name, name): value for name, value in wish.items() if value is not None}

@@ -167,8 +167,8 @@ class OrPreset(ValueKind):
     def read(self, value: object) -> object:
         return None if value == PRESET else self.kind.read(value)
 
-    def read_word(self, word: str) -> object:
-        return None if word == PRESET else self.kind.read_word(word)
+    def from_word(self, word: str) -> object:
+        return word if word == PRESET else self.kind.from_word(word)
 
     def write(self, value: object) -> str:
         return toml_string(PRESET) if value is None else self.kind.write(value)
@@ -194,7 +194,7 @@ class GateConfig:
         "File with users' ranges of ids in user namespaces (subuid(5)). Callers with such an id are "
         "refused and told whose it is, unless it is an account's own; empty: every id is a user.",
     )
-    preset: PolicyPreset = setting(  # noqa: RUF009 - makes a field
+    preset: PolicyPreset = setting(
         PolicyPreset.LAB,
         Choice(PolicyPreset),
         "`open`: among people who trust each other; `lab`: one machine, many users; `strict`: users who "
@@ -217,14 +217,14 @@ class GateConfig:
         "Networks of containers: `own` are those that the caller created; on `bridge` they reach each "
         "other's; `host` is the machine's own, with what listens there for itself only.",
     )
-    host_network: HostNetwork = setting(  # noqa: RUF009 - makes a field
+    host_network: HostNetwork = setting(
         HostNetwork.NEVER,
         Choice(HostNetwork),
         "Where `networks` has no `host`: `gangs` gives the parts of [jobs on several "
         "nodes](../how-to/multi-node.md) the machine's own network all the same, with what listens there "
         "for itself only.",
     )
-    publish: Publish | None = setting(  # noqa: RUF009 - makes a field
+    publish: Publish | None = setting(
         None,
         OrPreset(Choice(Publish)),
         "Where ports may be published by `-p`: `loopback` is 127.0.0.1 and ::1 only.",
@@ -303,13 +303,13 @@ class GateConfig:
         "How many ports of the machine [all containers of a user](../how-to/policy.md#ports) may publish, "
         "stopped ones too; 0 is no limit.",
     )
-    memory_per_user: int | Percent | None = setting(  # noqa: RUF009 - makes a field
+    memory_per_user: int | Percent | None = setting(
         None,
         OrPreset(OrPercent(ByteSize(2**50))),
         "Memory of [all containers of a user together](../how-to/policy.md#what-a-user-has-together), "
         "swap and `/dev/shm` included.",
     )
-    cpus_per_user: float | Percent | None = setting(  # noqa: RUF009 - makes a field
+    cpus_per_user: float | Percent | None = setting(
         None,
         OrPreset(OrPercent(Number(0, 65_536))),
         "CPUs of all containers of a user together; no preset has a limit.",

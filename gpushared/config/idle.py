@@ -97,7 +97,7 @@ class IdleConfig:
         _IDLE_SECONDS,
         "One that was idle for so long is not protected from giving way any more; 0 is never.",
     )
-    action: IdleAction = setting(  # noqa: RUF009 - makes a field
+    action: IdleAction = setting(
         IdleAction.NONE,
         Choice(IdleAction),
         "`suspend` takes it off its GPUs until somebody resumes it, or ends it where that does not work; "
@@ -125,9 +125,7 @@ class QuietTimesConfig:
     )
     warn_seconds: int = setting(600, _IDLE_SECONDS, "As in `[idle]`.")
     lower_seconds: int = setting(900, _IDLE_SECONDS, "As in `[idle]`.")
-    action: IdleAction = setting(  # noqa: RUF009 - makes a field
-        IdleAction.SUSPEND, Choice(IdleAction), "As in `[idle]`."
-    )
+    action: IdleAction = setting(IdleAction.SUSPEND, Choice(IdleAction), "As in `[idle]`.")
     action_seconds: int = setting(1800, _IDLE_ACTION_SECONDS, "As in `[idle]`.")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ class Wrong(Exception):
 class ValueKind(ABC):
     """Read and write one kind of value.
 
-    ``read`` takes the value that TOML gives, ``read_word`` the word of an environment variable or a flag.
+    ``from_word`` makes the value that TOML would give of the word of an environment variable or a flag.
     """
 
     @property
@@ -44,9 +44,9 @@ class ValueKind(ABC):
     def read(self, value: object) -> object:
         """Return the value as the program uses it. Raises Wrong."""
 
-    def read_word(self, word: str) -> object:
-        """Return the value of a word. Raises Wrong."""
-        return self.read(word)
+    def from_word(self, word: str) -> object:
+        """Return the value for ``read``; a word that cannot be one stays a text, which ``read`` refuses."""
+        return word
 
     def write(self, value: object) -> str:
         """Return the value as TOML."""
@@ -96,10 +96,8 @@ class YesOrNo(ValueKind):
             raise Wrong(f"must be true or false, not {_described(value)}")
         return value
 
-    def read_word(self, word: str) -> object:
-        if word not in {"true", "false"}:
-            raise Wrong(f"must be true or false, not {shown(word)}")
-        return word == "true"
+    def from_word(self, word: str) -> object:
+        return {"true": True, "false": False}.get(word, word)
 
     def write(self, value: object) -> str:
         return "true" if value else "false"
@@ -119,20 +117,15 @@ class Whole(ValueKind):
     def read(self, value: object) -> object:
         if type(value) is not int:
             raise Wrong(f"must be a whole number, not {_described(value)}")
-        return self._bounded(value)
+        if not self.lowest <= value <= self.highest:
+            raise Wrong(f"must be {self.lowest} to {self.highest}, not {value}")
+        return value
 
-    def read_word(self, word: str) -> object:
-        if re.fullmatch(r"-?[0-9]{1,18}", word) is None:
-            raise Wrong(f"must be a whole number, not {shown(word)}")
-        return self._bounded(int(word))
+    def from_word(self, word: str) -> object:
+        return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word) else word
 
     def write(self, value: object) -> str:
         return str(value)
-
-    def _bounded(self, number: int) -> int:
-        if not self.lowest <= number <= self.highest:
-            raise Wrong(f"must be {self.lowest} to {self.highest}, not {number}")
-        return number
 
 
 @dataclass(frozen=True)
@@ -144,12 +137,10 @@ class Seconds(Whole):
         return f"seconds or a duration like `90s`, {self.lowest} to {self.highest}"
 
     def read(self, value: object) -> object:
-        return self.read_word(value) if isinstance(value, str) else super().read(value)
-
-    def read_word(self, word: str) -> object:
-        if word.lstrip("-").isdecimal():
-            return super().read_word(word)
-        return self._bounded(_parsed(partial(parse_duration, least=0), word))
+        number = self.from_word(value) if isinstance(value, str) else value
+        if isinstance(number, str):
+            number = _parsed(partial(parse_duration, least=0), number)
+        return super().read(number)
 
 
 @dataclass(frozen=True)
@@ -172,12 +163,11 @@ class Number(ValueKind):
             raise Wrong(f"must be {self.lowest:g} to {self.highest:g}, not {value}")
         return float(value)
 
-    def read_word(self, word: str) -> object:
+    def from_word(self, word: str) -> object:
         try:
-            number = float(word)
+            return float(word)
         except ValueError:
-            raise Wrong(f"must be a number, not {shown(word)}") from None
-        return self.read(number)
+            return word
 
     def write(self, value: object) -> str:
         return str(value)
@@ -224,17 +214,16 @@ class OrPercent(ValueKind):
         return f"{self.kind.words}, {part}, or `{toml_string(NONE)}`"
 
     def read(self, value: object) -> object:
-        own_word = isinstance(value, str) and (value == NONE or value.endswith("%"))
-        return self.read_word(str(value)) if own_word else self.kind.read(value)
-
-    def read_word(self, word: str) -> object:
-        if word == NONE:
+        if value == NONE:
             return 0
-        if not word.endswith("%"):
-            return self.kind.read_word(word)
-        if re.fullmatch(r"[0-9]{1,3}%", word) is None or not 1 <= int(word[:-1]) <= WHOLE_PERCENT:
-            raise Wrong(f'must be from "1%" to "100%", not {shown(word)}')
-        return Percent(int(word[:-1]))
+        if not isinstance(value, str) or not value.endswith("%"):
+            return self.kind.read(value)
+        if re.fullmatch(r"[0-9]{1,3}%", value) is None or not 1 <= int(value[:-1]) <= WHOLE_PERCENT:
+            raise Wrong(f'must be from "1%" to "100%", not {shown(value)}')
+        return Percent(int(value[:-1]))
+
+    def from_word(self, word: str) -> object:
+        return word if word == NONE or word.endswith("%") else self.kind.from_word(word)
 
     def write(self, value: object) -> str:
         if isinstance(value, Percent):
@@ -273,8 +262,8 @@ class TextList(ValueKind):
             raise Wrong(f"must be a list, not {_described(value)}")
         return tuple(self.item.read(each) for each in value)
 
-    def read_word(self, word: str) -> object:
-        return self.read([part.strip() for part in word.split(",") if part.strip()])
+    def from_word(self, word: str) -> object:
+        return _parts(word)
 
     def write(self, value: object) -> str:
         assert isinstance(value, tuple)
@@ -300,9 +289,9 @@ class Table(ValueKind):
             raise Wrong(f"must be a table, not {_described(value)}")
         return tuple((self.name.read(name), self.item.read(each)) for name, each in value.items())
 
-    def read_word(self, word: str) -> object:
-        pairs = [part.partition("=") for part in word.split(",") if part.strip()]
-        return self.read({name.strip(): text.strip() for name, _, text in pairs})
+    def from_word(self, word: str) -> object:
+        pairs = [part.partition("=") for part in _parts(word)]
+        return {name.strip(): text.strip() for name, _, text in pairs}
 
     def write(self, value: object) -> str:
         assert isinstance(value, tuple)
@@ -317,14 +306,10 @@ class GpuNames(ValueKind):
     words: str = 'list of GPU indexes and UUIDs, or `"all"`'
 
     def read(self, value: object) -> object:
-        if isinstance(value, str):
-            return self.read_word(value)
-        if not isinstance(value, list):
+        names = _parts(value) if isinstance(value, str) else value
+        if not isinstance(names, list):
             raise Wrong(f"must be a {self.words}, not {_described(value)}")
-        return tuple(self._name(each) for each in value)
-
-    def read_word(self, word: str) -> object:
-        return tuple(self._name(part.strip()) for part in word.split(",") if part.strip())
+        return tuple(self._name(each) for each in names)
 
     def write(self, value: object) -> str:
         assert isinstance(value, tuple)
@@ -391,6 +376,10 @@ def _text(value: object, words: str = "text") -> str:
     return value
 
 
+def _parts(word: str) -> list[str]:
+    return [part.strip() for part in word.split(",") if part.strip()]
+
+
 def _parsed(parse: Callable[[str], int], text: str) -> int:
     try:
         return parse(text)
@@ -431,15 +420,9 @@ class Key:
 
 def keys_of(section: type) -> dict[str, Key]:
     """Return the settings of a section (or of ``Preset``) by name, in the order of the reference."""
-    return {key.name: key for key in _keys(section)}
-
-
-def _keys(section: type) -> Iterator[Key]:
-    for made in fields(section):
-        if made.metadata:
-            yield _key(made)
-
-
-def _key(made: Field[Any]) -> Key:
-    about = made.metadata
-    return Key(about["key"] or made.name, made.name, about["kind"], about["doc"], made.default)
+    keys = (
+        Key(said["key"] or made.name, made.name, said["kind"], said["doc"], made.default)
+        for made in fields(section)
+        if (said := made.metadata)
+    )
+    return {key.name: key for key in keys}

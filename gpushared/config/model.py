@@ -27,12 +27,17 @@ from gpushared.config.kinds import (
     Whole,
     setting,
 )
-from gpushared.config.queue_rules import PROJECTS, BuildConfig, InferConfig, ProjectConfig, TrainConfig
+from gpushared.config.queue_rules import (
+    BuildConfig,
+    InferConfig,
+    ProjectConfig,
+    QueueOrderConfig,
+    TrainConfig,
+)
 from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
-from gpushared.domain.scheduling.projects import PreemptionSetting
 
 _ACTION_OR_EMPTY = Text(
     "`warn`, `stop`, `kill`, or empty for `action`", lambda text: not text or text in set(Action)
@@ -113,7 +118,7 @@ class GpusConfig:
         "Memory of each GPU that is not leased, because an MPS server and the driver need it.",
         key="mps_reserve",
     )
-    checkpoints: CheckpointMode = setting(  # noqa: RUF009 - makes a field
+    checkpoints: CheckpointMode = setting(
         CheckpointMode.AUTO,
         Choice(CheckpointMode),
         "`auto` moves the GPU memory of paused and preempted containers to the host where CUDA checkpoints "
@@ -133,7 +138,7 @@ class GpusConfig:
 class SharingConfig:
     """These settings say how one GPU serves several leases."""
 
-    mps: MpsMode = setting(  # noqa: RUF009 - makes a field
+    mps: MpsMode = setting(
         MpsMode.AUTO,
         Choice(MpsMode),
         "`auto` uses MPS where its program is installed, `required` refuses shared leases without it, "
@@ -159,7 +164,7 @@ class SharingConfig:
 class WatchdogConfig:
     """The watchdog acts on a container whose processes use more GPU memory than its lease holds."""
 
-    action: Action = setting(  # noqa: RUF009 - a field, as `dataclasses.field` makes it
+    action: Action = setting(
         Action.KILL,
         Choice(Action),
         "`kill` ends it at once, as Slurm and Kubernetes do with main memory; `stop` gives it "
@@ -180,7 +185,7 @@ class WatchdogConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueConfig:
+class QueueConfig(QueueOrderConfig):
     """Waiting for room."""
 
     claim_seconds: int = setting(
@@ -200,43 +205,6 @@ class QueueConfig:
         Seconds(0, 24 * HOUR_SECONDS),
         "How long before its end a program is told of it, in `/run/gpushare/notice.json`.",
     )
-    preempt_notice_seconds: int = setting(
-        60,
-        Seconds(0, HOUR_SECONDS),
-        "How long before it is stopped a program is told that it has to give way to others.",
-    )
-    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
-        PreemptionSetting.AUTO,
-        Choice(PreemptionSetting),
-        "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects, here or set by `gpushare project set`, and elsewhere lets only "
-        "those give way that lose nothing.",
-    )
-    half_life_seconds: int = setting(
-        24 * HOUR_SECONDS,
-        Seconds(60, 366 * 24 * HOUR_SECONDS),
-        "What a project used so long ago counts half for its fair share.",
-    )
-    patience_seconds: int = setting(
-        2 * HOUR_SECONDS,
-        Seconds(1, 366 * 24 * HOUR_SECONDS),
-        "A request that waits longer may be its project's next turn, whatever its priority; so often there "
-        "is one.",
-    )
-    turn_seconds: int = setting(
-        HOUR_SECONDS,
-        Seconds(0, 366 * 24 * HOUR_SECONDS),
-        "So long a lease has held its GPUs before such a turn may take them, and so long a turn lasts.",
-    )
-    reservations: int = setting(
-        4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."
-    )
-    drain_seconds: int = setting(
-        4 * 24 * HOUR_SECONDS,
-        Seconds(1, 366 * 24 * HOUR_SECONDS),
-        "The request that has waited longest, if longer than this, has GPUs drained for it though no time "
-        "limit tells its start.",
-    )
     max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
     max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
 
@@ -252,18 +220,18 @@ class HostMode(StrEnum):
 class PlacementConfig:
     """The policy chooses a lease's GPU among those that have room."""
 
-    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
+    policy: PolicyName = setting(
         PolicyName.FRAGMENTATION,
         Choice(PolicyName),
         "[How a place is chosen](../how-to/placement.md#policies).",
     )
-    together: Together = setting(  # noqa: RUF009 - makes a field
+    together: Together = setting(
         Together.OFF,
         Choice(Together),
         "`project`: [leases of one project "
         "together](../how-to/placement.md#leases-of-one-project-together); `off` places each for itself.",
     )
-    host: HostMode = setting(  # noqa: RUF009 - makes a field
+    host: HostMode = setting(
         HostMode.AUTO,
         Choice(HostMode),
         "`auto` counts docker's `--cpus` and `--memory` [of containers with "
@@ -275,10 +243,8 @@ class PlacementConfig:
 class LogConfig:
     """The daemon's log, on standard error."""
 
-    level: LogLevel = setting(  # noqa: RUF009 - makes a field
-        LogLevel.INFO, Choice(LogLevel), "From which weight on lines are logged."
-    )
-    format: LogFormat = setting(  # noqa: RUF009 - makes a field
+    level: LogLevel = setting(LogLevel.INFO, Choice(LogLevel), "From which weight on lines are logged.")
+    format: LogFormat = setting(
         LogFormat.TEXT, Choice(LogFormat), "`text` for people and journald, `json` for collectors."
     )
 
@@ -339,31 +305,3 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
-
-
-TABLES: Mapping[str, type] = {PROJECTS: ProjectConfig, PRESETS: Preset}
-"""There are as many of these sections as somebody names: ``[presets.small]``."""
-SECTIONS: Mapping[str, type] = {
-    "node": NodeConfig,
-    "engine": EngineConfig,
-    "gpus": GpusConfig,
-    "sharing": SharingConfig,
-    "watchdog": WatchdogConfig,
-    "idle": IdleConfig,
-    "idle.quiet": IdleQuietConfig,
-    "queue": QueueConfig,
-    "classes.build": BuildConfig,
-    "classes.train": TrainConfig,
-    "classes.infer": InferConfig,
-    "placement": PlacementConfig,
-    "gate": GateConfig,
-    "jobs": JobsConfig,
-    "pool": PoolConfig,
-    "audit": AuditConfig,
-    "log": LogConfig,
-}
-
-
-def attribute_of(section: str) -> str:
-    """Return the field of ``Config`` that holds a section."""
-    return section.replace(".", "_")

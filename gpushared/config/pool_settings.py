@@ -24,10 +24,6 @@ from gpushared.config.kinds import (
     setting,
 )
 from gpushared.config.load import (
-    POOL_PREFIX,
-    PRESET_NAMED,
-    ConfigSchema,
-    Named,
     check_presets,
     check_projects,
     gather,
@@ -41,19 +37,25 @@ from gpushared.config.load import (
 from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
 from gpushared.config.queue_rules import (
     EVERYBODY,
-    PROJECTS,
     USERS,
     BuildConfig,
     InferConfig,
     ProjectConfig,
+    QueueOrderConfig,
     TrainConfig,
     UserConfig,
 )
-from gpushared.domain.jobs.coordinator_rules import WhenCutOff
+from gpushared.config.schema import (
+    POOL_PREFIX,
+    PRESET_NAME,
+    PROJECT_TABLES,
+    ConfigSchema,
+    NameRule,
+    sections_in,
+)
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
-from gpushared.domain.scheduling.projects import PreemptionSetting
 
 DAY_SECONDS = 24 * HOUR_SECONDS
 _POOL_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?)?")
@@ -142,7 +144,7 @@ class NodesConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolQueueConfig:
+class PoolQueueConfig(QueueOrderConfig):
     """Waiting for room in the pool."""
 
     max_queued: int = setting(200_000, Whole(0, 1_000_000), "How many jobs may wait or run.")
@@ -174,65 +176,10 @@ class PoolQueueConfig:
         "their create bodies.",
         key="max_queued_size_per_person",
     )
-    preempt_notice_seconds: int = setting(
-        60,
-        Seconds(0, HOUR_SECONDS),
-        "How long before it is stopped a program is told that it has to give way to others.",
-    )
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
         "How long a container that must go has between the stop signal and being killed.",
-    )
-    preemption: PreemptionSetting = setting(  # noqa: RUF009 - makes a field
-        PreemptionSetting.AUTO,
-        Choice(PreemptionSetting),
-        "`on` lets jobs give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects, and elsewhere lets only those give way that lose nothing, "
-        "which no job of a pool does.",
-    )
-    half_life_seconds: int = setting(
-        DAY_SECONDS,
-        Seconds(60, 366 * DAY_SECONDS),
-        "What a project used so long ago counts half for its fair share.",
-    )
-    patience_seconds: int = setting(
-        2 * HOUR_SECONDS,
-        Seconds(1, 366 * DAY_SECONDS),
-        "A job that waits longer may be its project's next turn, whatever its priority; so often there is "
-        "one.",
-    )
-    turn_seconds: int = setting(
-        HOUR_SECONDS,
-        Seconds(0, 366 * DAY_SECONDS),
-        "So long a job has held its GPUs before such a turn may take them.",
-    )
-    reservations: int = setting(
-        4, Whole(1, 1000), "For so many jobs that wait for room GPUs may be kept at a time."
-    )
-    drain_seconds: int = setting(
-        4 * DAY_SECONDS,
-        Seconds(1, 366 * DAY_SECONDS),
-        "The job that has waited longest, if longer than this, has GPUs drained for it though no time limit "
-        "tells its start.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PoolQuotasConfig:
-    """These settings bound what nodes may give by themselves of projects that have a limit."""
-
-    when_cut_off: WhenCutOff = setting(  # noqa: RUF009 - makes a field
-        WhenCutOff.SERVE,
-        Choice(WhenCutOff),
-        "Of a node that does not reach the coordinator: `serve` lets it go on giving what it was allowed "
-        "last, `refuse` stops that after `cut_off_seconds`. The coordinator counts it as held either way.",
-    )
-    cut_off_seconds: int = setting(
-        300,
-        Seconds(10, DAY_SECONDS),
-        "With `refuse`: so long without an answer of the coordinator a node still gives; at least twelve "
-        "beats.",
     )
 
 
@@ -240,13 +187,13 @@ class PoolQuotasConfig:
 class PoolPlacementConfig:
     """The policy chooses a job's node and GPUs among those that have room."""
 
-    policy: PolicyName = setting(  # noqa: RUF009 - makes a field
+    policy: PolicyName = setting(
         PolicyName.FRAGMENTATION,
         Choice(PolicyName),
         "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job as few "
         "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for in this pool.",
     )
-    host: HostMode = setting(  # noqa: RUF009 - makes a field
+    host: HostMode = setting(
         HostMode.AUTO,
         Choice(HostMode),
         "`auto` counts what jobs ask of CPU and memory; `off` does not.",
@@ -263,7 +210,6 @@ class CoordinatorConfig:
     classes_build: BuildConfig = field(default_factory=BuildConfig)
     classes_train: TrainConfig = field(default_factory=TrainConfig)
     classes_infer: InferConfig = field(default_factory=InferConfig)
-    quotas: PoolQuotasConfig = field(default_factory=PoolQuotasConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -272,29 +218,23 @@ class CoordinatorConfig:
     presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
+_PERSON_NAME = NameRule(
+    "person",
+    lambda name: name == EVERYBODY or is_user_name(name),
+    f'use a name as users have them, or "{EVERYBODY}"',
+    f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
+)
 POOL = ConfigSchema(
     path=Path("/etc/gpushared/pool.toml"),
-    sections={
-        "coordinator": CoordinatorSection,
-        "nodes": NodesConfig,
-        "queue": PoolQueueConfig,
-        "classes.build": BuildConfig,
-        "classes.train": TrainConfig,
-        "classes.infer": InferConfig,
-        "quotas": PoolQuotasConfig,
-        "placement": PoolPlacementConfig,
-        "audit": AuditConfig,
-        "log": LogConfig,
+    sections=sections_in(CoordinatorConfig),
+    removed={
+        "quotas": "take [quotas] out: a pool's limits count the pool's jobs only, and a node's own leases "
+        "count towards the limits in its config.toml"
     },
-    tables={PROJECTS: ProjectConfig, USERS: UserConfig, PRESETS: Preset},
     named={
-        PRESETS: PRESET_NAMED,
-        USERS: Named(
-            "person",
-            lambda name: name == EVERYBODY or is_user_name(name),
-            f'use a name as users have them, or "{EVERYBODY}"',
-            f'write [{USERS}.ada] and below it principals = ["ada@lab"]',
-        ),
+        **PROJECT_TABLES,
+        (USERS, _PERSON_NAME): UserConfig,
+        (PRESETS, PRESET_NAME): Preset,
     },
     prefix=POOL_PREFIX,
     page="docs/reference/pool-configuration.md",

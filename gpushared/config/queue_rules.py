@@ -21,7 +21,7 @@ from gpushared.config.kinds import (
     setting,
 )
 from gpushared.domain.leases.project_settings import MAX_WEIGHT, MIN_WEIGHT, is_user_name
-from gpushared.domain.scheduling.projects import ClassRules, GivesWay, Project, Quota
+from gpushared.domain.scheduling.projects import ClassRules, GivesWay, PreemptionSetting, Project, Quota
 
 YEAR_SECONDS = 366 * 24 * HOUR_SECONDS
 PROJECTS = "projects"
@@ -90,12 +90,55 @@ class ProjectConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueOrderConfig:
+    """These settings say in which order requests get GPUs, those of one node and the jobs of a pool."""
+
+    preempt_notice_seconds: int = setting(
+        60,
+        Seconds(0, HOUR_SECONDS),
+        "How long before it is stopped a program is told that it has to give way to others.",
+    )
+    preemption: PreemptionSetting = setting(
+        PreemptionSetting.AUTO,
+        Choice(PreemptionSetting),
+        "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
+        "`auto` is on where there are projects, here or set by `gpushare project set`, and elsewhere lets only "
+        "those give way that lose nothing, which no job of a pool does.",
+    )
+    half_life_seconds: int = setting(
+        24 * HOUR_SECONDS,
+        Seconds(60, YEAR_SECONDS),
+        "What a project used so long ago counts half for its fair share.",
+    )
+    patience_seconds: int = setting(
+        2 * HOUR_SECONDS,
+        Seconds(1, YEAR_SECONDS),
+        "A request that waits longer may be its project's next turn, whatever its priority; so often there "
+        "is one.",
+    )
+    turn_seconds: int = setting(
+        HOUR_SECONDS,
+        Seconds(0, YEAR_SECONDS),
+        "So long a lease has held its GPUs before such a turn may take them, and so long a turn lasts.",
+    )
+    reservations: int = setting(
+        4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."
+    )
+    drain_seconds: int = setting(
+        4 * 24 * HOUR_SECONDS,
+        Seconds(1, YEAR_SECONDS),
+        "The request that has waited longest, if longer than this, has GPUs drained for it though no time "
+        "limit tells its start.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ClassConfig:
     """These settings hold for all leases of a class."""
 
     order: int = setting(0, _ORDER, _ORDER_TEXT)
     priority: int = setting(100, _PRIORITY, _PRIORITY_TEXT)
-    gives_way: GivesWay = setting(  # noqa: RUF009 - makes a field
+    gives_way: GivesWay = setting(
         GivesWay.OVER_QUOTA,
         Choice(GivesWay),
         "`over_quota`: while its project holds more than it is guaranteed; `always`: besides, to every class "

@@ -9,9 +9,10 @@ from itertools import groupby
 
 from gpushared.config.idle import IDLE, QUIET
 from gpushared.config.kinds import Key, keys_of, toml_string
-from gpushared.config.load import NODE, ConfigSchema, Loaded
-from gpushared.config.model import PRESETS, SECTIONS, attribute_of
-from gpushared.config.queue_rules import MODELS, PROJECTS, ProjectConfig, QuotaConfig
+from gpushared.config.load import Loaded
+from gpushared.config.model import PRESETS
+from gpushared.config.queue_rules import MODELS, PROJECTS
+from gpushared.config.schema import NODE, ConfigSchema, NameRule, TablePath
 
 _IDLE_OF_PROJECTS = """\
 ## `[projects.NAME.idle]` and `[projects.NAME.idle.quiet]`
@@ -67,8 +68,8 @@ def reference(schema: ConfigSchema = NODE) -> str:
     Sections with the same keys share a table, and those that a node has too are only named.
     """
     parts = []
-    sections = [*schema.sections.items(), *_tables(schema)]
-    of_nodes = [] if schema is NODE else [*NODE.sections.items(), *_tables(NODE)]
+    sections = _titles(schema)
+    of_nodes = [] if schema is NODE else _titles(NODE)
     own = [one for one in sections if one not in of_nodes]
     for _, group in groupby(own, key=lambda section: _rows_without_defaults(section[1])):
         parts.append(_section(dict(group)))
@@ -108,16 +109,19 @@ def _without_name(key: Key) -> tuple[str, str, str]:
     return key.kind.words, key.kind.write(key.default), key.doc.replace(f"`{key.name}`", "")
 
 
-def _tables(schema: ConfigSchema) -> Iterator[tuple[str, type]]:
-    for name, cls in schema.tables.items():
-        yield f"{name}.NAME", cls
-        if cls is ProjectConfig:
-            yield f'{name}.NAME.{MODELS}."MODEL"', QuotaConfig
+def _titles(schema: ConfigSchema) -> list[tuple[str, type]]:
+    """Return the tables with their titles, without a project's idle leases, which have words of their own."""
+    named = {_title(path): cls for path, cls in schema.named.items() if IDLE not in path}
+    return [*schema.sections.items(), *named.items()]
+
+
+def _title(path: TablePath) -> str:
+    return ".".join(part.placeholder if isinstance(part, NameRule) else part for part in path)
 
 
 def _settings(loaded: Loaded) -> Iterator[ShownSetting]:
-    for section, cls in SECTIONS.items():
-        values = getattr(loaded.config, attribute_of(section))
+    for section, cls in NODE.sections.items():
+        values = getattr(loaded.config, section.replace(".", "_"))
         for key in keys_of(cls).values():
             yield _setting(loaded, tuple(section.split(".")), key, getattr(values, key.attribute))
     for name, project in loaded.config.projects.items():

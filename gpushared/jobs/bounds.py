@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from gpushared.domain.jobs.job import Ending, JobSpec
 from gpushared.domain.jobs.job_commands import MAX_NODES
-from gpushared.domain.jobs.member import AllowanceNeed, HeartbeatReport, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import (
     CancelPart,
     Commit,
@@ -33,7 +33,6 @@ from gpushared.domain.model.lease import AttemptKey, Grant
 from gpushared.domain.model.request import MAX_PRIORITY, Request
 from gpushared.domain.model.request_spec import MAX_RESTARTS
 from gpushared.domain.model.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
-from gpushared.domain.scheduling.allowance import ShareNeed
 
 MAX_NUMBER = (1 << 31) - 1
 """Of attempts, exit codes and counts: messages to users have 32 bits for them."""
@@ -44,8 +43,6 @@ MAX_MOMENT = 253_402_300_799.0
 MAX_GPU_INDEX = (1 << 16) - 1
 MAX_HELLO_REPORTS = 100_000
 MAX_BEAT_SECONDS = 24 * 3600.0
-MAX_PROJECT_PERMILLE = 1 << 40
-MAX_ALLOWANCE_REVISION = 1 << 53
 
 
 class Bounds(NamedTuple):
@@ -74,7 +71,6 @@ _SEQUENCE = Bounds(0, MAX_WHOLE, "a number of a beat")
 _GRACE = Bounds(0, MAX_DURATION_SECONDS, "a grace")
 _PRIORITY = Bounds(-MAX_PRIORITY, MAX_PRIORITY, "a priority")
 _BEAT = Bounds(0, MAX_BEAT_SECONDS, "the seconds between beats")
-_OF_PROJECT = Bounds(0, MAX_PROJECT_PERMILLE, "a share of a project")
 
 RECORDS: Mapping[type, Mapping[str, Bounds]] = {
     Inventory: {"cpu_milli": _CPUS, "memory_bytes": _MEMORY},
@@ -85,8 +81,6 @@ RECORDS: Mapping[type, Mapping[str, Bounds]] = {
         "waiting": Bounds(0, MAX_NUMBER, "a number of requests that wait"),
     },
     Grant: {"memory_bytes": _MEMORY, "compute_permille": _SHARE, "compute_limit_permille": _SHARE},
-    AllowanceNeed: {"revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance")},
-    ShareNeed: {"least_permille": _OF_PROJECT, "all_permille": _OF_PROJECT},
     AttemptKey: {"number": Bounds(1, MAX_NUMBER, "a number of an attempt")},
     Report: {"revision": _REVISION, "started_at": _MOMENT, "ended_at": _MOMENT},
     Ending: {"exit_code": Bounds(-MAX_NUMBER, MAX_NUMBER, "an exit code")},
@@ -151,11 +145,7 @@ MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
     },
     "TunnelData": {"received": Bounds(0, MAX_WHOLE, "a number of bytes")},
     "NewTrust": {"generation": _GENERATION},
-    "Allowance": {
-        "valid_seconds": Bounds(0, MAX_DURATION_SECONDS, "the seconds of an allowance"),
-        "revision": Bounds(0, MAX_ALLOWANCE_REVISION, "a revision of an allowance"),
-    },
-    "ProjectAllowance": {"permille": Bounds(-MAX_PROJECT_PERMILLE, MAX_PROJECT_PERMILLE, "a share")},
+    "Allowance": {"revision": _REVISION},
 }
 """By message and field of ``link.proto``."""
 

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, PoolStep
@@ -40,10 +41,10 @@ from gpushared.jobs.job_records import (
     SIGN_OF_LIFE,
     Changes,
     Chunk,
+    account_changes,
     cut,
     job_changes,
     member_bytes,
-    standing_changes,
     without,
 )
 from gpushared.jobs.job_search import Archive
@@ -81,6 +82,8 @@ class PoolLoop:
         self.state = state
         self.revision = state.revision
         """The newest that is known of the store."""
+        self.snapshot = ClusterSnapshot()
+        """The members' GPUs as the scheduling passes and the explanations saw them last."""
         self.archive = Archive(store)
         self._store = store
         self._clock = clock
@@ -257,17 +260,21 @@ class PoolLoop:
         check_whose(found, owner)
         return found
 
-    async def _without_forgotten(self, hello: m.NodeRegistered) -> m.NodeRegistered:
-        over = await self._forgotten(report.key.job for report in hello.reports)
+    async def _without_forgotten(self, registration: m.NodeRegistered) -> m.NodeRegistered:
+        over = await self._forgotten(report.key.job for report in registration.reports)
         if not over:
-            return hello
-        for report in hello.reports:
+            return registration
+        for report in registration.reports:
             if report.key.job in over and not report.state.is_final:
                 grace = self.state.rules.stop_grace_seconds
                 self._tell(
-                    m.Send(hello.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator"))
+                    m.Send(
+                        registration.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator")
+                    )
                 )
-        return replace(hello, reports=tuple(one for one in hello.reports if one.key.job not in over))
+        return replace(
+            registration, reports=tuple(one for one in registration.reports if one.key.job not in over)
+        )
 
     # --- one batch -------------------------------------------------------------------------------------
 
@@ -312,7 +319,7 @@ class PoolLoop:
     def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
         now = self._clock.now()
         try:
-            step = handle(state, sent.event, now)
+            step = handle(state, sent.event, now, self.snapshot)
         except GpushareError as error:
             _refuse([sent], error)
         except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
@@ -495,10 +502,10 @@ class StepWriter:
             if self._members.get(member.name) != body:
                 self._members[member.name] = body
                 yield {MEMBER + member.name: body}
-        if step.standing is not None:
-            yield from standing_changes(step.standing, self._projects)
-            if step.standing.projects is not None:
-                self._projects |= step.standing.projects.keys()
+        if step.accounts is not None:
+            yield from account_changes(step.accounts, self._projects)
+            if step.accounts.projects is not None:
+                self._projects |= step.accounts.projects.keys()
         if (step.state.recovering_since is not None) != self._recovering:
             self._recovering = not self._recovering
             yield {RECOVERING: b"" if self._recovering else None}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator_state import PoolState, array_key, kind_of
 from gpushared.domain.jobs.job import (
     AttemptState,
@@ -63,13 +64,13 @@ class Why:
     position: int = 0
 
 
-def why(job: Job, state: PoolState, now: float) -> Why | None:
-    """None where there is nothing to say: it runs, succeeded, or is about to be placed."""
+def why(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Why | None:
+    """Return None where there is nothing to say: it runs, succeeded, or is about to be placed."""
     match job.state:
         case Ended():
             return _why_over(job.state)
         case Queued():
-            return _why_queued(job, state, now)
+            return _why_queued(job, state, now, snapshot)
         case Cancelling():
             return _why_silent(job.parts, state, now) or _why_cancelling(job.state)
         case Placing(parts=parts):
@@ -78,13 +79,13 @@ def why(job: Job, state: PoolState, now: float) -> Why | None:
             return _why_silent(parts, state, now)
 
 
-def in_full(job: Job, state: PoolState, now: float) -> Why | None:
+def in_full(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Why | None:
     """The same for one job alone: of one that has no room, what stands against it on each node."""
-    told = why(job, state, now)
+    told = why(job, state, now, snapshot)
     waits = isinstance(job.state, Queued) and not state.rules.here
     if not waits or (told is not None and told.code != Reason.RESOURCES):
         return told
-    return _why_no_room(job, state, now)
+    return _why_no_room(job, state, now, snapshot)
 
 
 def is_silent(part: Part, state: PoolState, now: float) -> bool:
@@ -104,7 +105,7 @@ def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
 # --- it waits ------------------------------------------------------------------------------------------
 
 
-def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
+def _why_queued(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None) -> Why | None:
     assert isinstance(job.state, Queued), "asked of those that wait"
     if job.held_by:
         return Why(JobReason.HELD, f"it is held by {job.held_by}", f"gpushare unhold {job.id}")
@@ -133,7 +134,7 @@ def _why_queued(job: Job, state: PoolState, now: float) -> Why | None:
         )
     verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
     if verdict is not None and verdict.reason is WaitReason.RESOURCES:
-        why = _why_no_room(job, state, now)
+        why = _why_no_room(job, state, now, snapshot)
         return why if verdict.text == NO_ROOM.text else replace(why, sentence=verdict.text)
     return Why(verdict.reason, verdict.text) if verdict is not None else None
 
@@ -144,8 +145,8 @@ def _waits_for_its_array(job: Job, state: PoolState) -> bool:
     return throttle is not None and (job.sequence, job.id) in throttle.waiting
 
 
-def _why_no_room(job: Job, state: PoolState, now: float) -> Why:
-    lack = lack_of_room(job, state, now)
+def _why_no_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None) -> Why:
+    lack = lack_of_room(job, state, now, snapshot)
     return Why(JobReason.REFUSED if lack.refused else lack.reason, lack.sentence, lack.hint)
 
 

@@ -15,7 +15,7 @@ from gpushared.domain.jobs.job import Ended, Job
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
-from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange, UsageRow
+from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts, UsageRow
 from gpushared.domain.scheduling.projects import Project
 from gpushared.jobs.bounds import check_record
 from gpushared.ports.job_store import (
@@ -77,7 +77,7 @@ def member_bytes(member: Member) -> bytes:
     return to_json(Member, member.unheard()).encode()
 
 
-def standing_changes(change: StandingChange, known_projects: Iterable[str]) -> Iterator[Changes]:
+def account_changes(change: AccountsChange, known_projects: Iterable[str]) -> Iterator[Changes]:
     """``known_projects``: those that have a record."""
     for project, bucket, amount in change.usage:
         yield {f"{USAGE}{project}/{bucket}": b"%d" % amount}
@@ -113,7 +113,7 @@ def read_member(key: str, body: bytes) -> Member:
     return member
 
 
-def read_standing(records: Mapping[str, Record]) -> ProjectAccounts:
+def read_accounts(records: Mapping[str, Record]) -> ProjectAccounts:
     """Read the records of usage, turns and projects. Raise StoreUnavailable."""
     usage: list[UsageRow] = []
     turns: dict[str, float] = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.jobs.attempt_history import span
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
 from gpushared.domain.jobs.job import (
     HERE,
@@ -50,7 +51,7 @@ WhyOf = Callable[[Job], Why | None]
 class JobViews:
     """Renders jobs from the newest state.
 
-    ``here`` is what the node itself is called where its own book is meant. ``told`` knows better than the
+    ``here`` is what the node itself is called where its own jobs are meant. ``told`` knows better than the
     coordinator's rules why a job waits, or says None. ``project_of`` says to which project a job counts.
     """
 
@@ -58,6 +59,7 @@ class JobViews:
         self,
         state: Callable[[], PoolState],
         now: Callable[[], float],
+        snapshot: ClusterSnapshot | None = None,
         *,
         here: str = "",
         told: WhyOf = lambda _: None,
@@ -65,6 +67,7 @@ class JobViews:
     ) -> None:
         self._state = state
         self._now = now
+        self._snapshot = snapshot
         self._here = here
         self._told = told
         self._project_of = project_of
@@ -98,11 +101,11 @@ class JobViews:
 
     def why(self, job: Job) -> Why | None:
         """Return why the job does not run, or None if there is nothing to say."""
-        return self._told(job) or why(job, self._state(), self._now())
+        return self._told(job) or why(job, self._state(), self._now(), self._snapshot)
 
     def why_in_full(self, job: Job) -> Why | None:
         """The same for one job alone, which may take longer to find out."""
-        return self._told(job) or in_full(job, self._state(), self._now())
+        return self._told(job) or in_full(job, self._state(), self._now(), self._snapshot)
 
     def story(self, job: Job) -> list[jobs_pb2.JobStoryEntry]:
         """Return the entries of the job's story."""
@@ -213,15 +216,15 @@ def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
 
 
 def lone_node(
-    name: str, inventory: Inventory, free: HeartbeatReport, book: PoolState, *, heard_at: float
+    name: str, inventory: Inventory, free: HeartbeatReport, own: PoolState, *, heard_at: float
 ) -> jobs_pb2.PoolNode:
-    """A node in no pool, as it sees itself. ``book``: its own jobs; ``heard_at``: the time of day."""
+    """A node in no pool, as it sees itself. ``own``: its own jobs; ``heard_at``: the time of day."""
     view = jobs_pb2.PoolNode(
         name=name,
         presence=Presence.READY,
         heard_at=heard_at,
         waiting=free.waiting,
-        running=_running(HERE, book),
+        running=_running(HERE, own),
     )
     _add_inventory(view, inventory, Member(NodeName(name), enrolled_at=0.0, free=free))
     return view

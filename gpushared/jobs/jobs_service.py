@@ -1,4 +1,4 @@
-"""The calls of ``Jobs``, each once: over a coordinator's loop, be it a pool's or a node's own book.
+"""The calls of ``Jobs``, each once: over a coordinator's loop, be it a pool's or a node's own jobs.
 
 Who asks has been found out before; what they may see and do is decided here. Errors are those of the tree.
 """

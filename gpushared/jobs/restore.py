@@ -28,9 +28,9 @@ from gpushared.jobs.job_records import (
     Changes,
     cut,
     member_bytes,
+    read_accounts,
     read_job,
     read_member,
-    read_standing,
 )
 from gpushared.jobs.job_search import Archive
 from gpushared.ports.job_store import JobStore, Record
@@ -48,7 +48,7 @@ class Stored:
     revision: int
     jobs: tuple[Job, ...]
     members: tuple[Member, ...]
-    standing: ProjectAccounts
+    accounts: ProjectAccounts
     recovering: bool
 
 
@@ -58,15 +58,15 @@ async def load(store: JobStore, ended_kept: int) -> Stored:
     over = await _newest_over(Archive(store), ended_kept)
     over += await _awaited(Archive(store), live, {job.id for job in over})
     members = [read_member(key, record.value) for key, record in (await store.load(MEMBER)).records.items()]
-    standing: dict[str, Record] = {}
+    accounts: dict[str, Record] = {}
     for prefix in (USAGE, TURN, PROJECT):
-        standing |= (await store.load(prefix)).records
+        accounts |= (await store.load(prefix)).records
     mark = await store.load(RECOVERING)
     return Stored(
         revision=mark.revision,
         jobs=(*live, *over),
         members=tuple(members),
-        standing=read_standing(standing),
+        accounts=read_accounts(accounts),
         recovering=RECOVERING in mark.records,
     )
 
@@ -97,7 +97,7 @@ async def restored(
         epoch=epoch,
         jobs=stored.jobs,
         members=(*stored.members, *lacking),
-        standing=stored.standing,
+        accounts=stored.accounts,
         revision=stored.revision,
         now=now,
         ahead_seconds=ahead_seconds,

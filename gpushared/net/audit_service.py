@@ -10,7 +10,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.unary_json import Unary
 from gpushared.storage.audit.audit_file import MAX_PAGE, Search
 from gpushared.storage.audit.audit_log import AuditLog
-from gpushared.storage.audit.line import AuditLine
+from gpushared.storage.audit.line import FACTS, AuditLine
 
 LISTED = 100
 
@@ -70,13 +70,5 @@ def _view(number: int, line: AuditLine) -> audit_pb2.AuditLine:
         user=line.user,
         pid=line.origin.pid,
         executable=line.origin.executable,
-        method=line.method,
-        endpoint=line.endpoint,
-        container=line.container,
-        name=line.name,
-        digest=line.digest,
-        status=line.status,
-        code=line.code,
-        text=line.text,
-        more=line.more,
+        **{name: getattr(line, name) for name in FACTS},
     )

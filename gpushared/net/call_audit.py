@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,21 +9,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from gpushared.domain.model.errors import GpushareError, LimitReached, PermissionRefused, http_status
+from gpushared.domain.model.errors import GpushareError, LimitReached, PermissionRefused
 from gpushared.domain.model.request import Caller
-from gpushared.storage.audit.line import (
-    MAX_NAME,
-    MAX_TEXT,
-    UNKNOWN,
-    AuditLine,
-    Origin,
-    Sink,
-    bounded,
-    digest_of,
-    ignore,
-)
+from gpushared.storage.audit.line import UNKNOWN, Origin, Sink, digest_of, ignore, line_now
 
-OK = 200
 CALL = "CALL"
 PREFIX = "gpushare.v1."
 ALWAYS = frozenset(
@@ -117,24 +105,22 @@ class CallAudit:
     def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
         """Write the line of a call that is answered with an error, if that belongs in the audit."""
         if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
-            self._tell(name, message, who, error, error.message)
+            self._tell(name, message, who, error)
 
     def _tell(
         self, name: str, message: object, who: Asker, error: GpushareError | None = None, text: str = ""
     ) -> None:
         body = message.SerializeToString(deterministic=True) if isinstance(message, Message) else b""
-        line = AuditLine(
-            at=time.time(),
-            uid=who.uid,
-            user=bounded(who.user, MAX_NAME),
+        line = line_now(
+            who.uid,
+            who.user,
+            CALL,
+            name,
             origin=who.origin,
-            method=CALL,
-            endpoint=name,
-            name=bounded(_named(message), MAX_NAME),
+            name=_named(message),
             digest=digest_of(body),
-            status=OK if error is None else http_status(error),
-            code="" if error is None else error.code,
-            text=bounded("; ".join(part for part in (text, who.note) if part), MAX_TEXT),
+            text="; ".join(part for part in (text if error is None else error.message, who.note) if part),
+            error=error,
         )
         self._sink(line)
 

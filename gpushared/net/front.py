@@ -20,10 +20,11 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
@@ -68,8 +69,7 @@ class Front:
         self._routes = routes
         self.origins: dict[int, Origin] = {}
         """The processes behind the connections that are passed on to gRPC, by their numbers."""
-        # asyncio keeps only weak references to the tasks of connections.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("a connection failed")
         self._unserved: set[socket.socket] = set()
         """The sockets of tasks that have not begun; a task that is cancelled first never begins."""
         self._turned_away = 0
@@ -77,15 +77,12 @@ class Front:
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
         """Accept connections as long as the block runs."""
-        looking = asyncio.create_task(self._identities.subordinates.keep())
-        self._tasks.add(looking)
+        self._tasks.start(self._identities.subordinates.keep())
         try:
             with Acceptor(listener, self._arrived).running():
                 yield
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.cancel()
             for sock in self._unserved:
                 sock.close()
 
@@ -116,16 +113,7 @@ class Front:
         self, work: Coroutine[None, None, None], sock: socket.socket, over: Callable[[], None]
     ) -> None:
         self._unserved.add(sock)
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._finished, over))
-
-    def _finished(self, over: Callable[[], None], task: asyncio.Task[None]) -> None:
-        """Clean up after a task, from outside it: a task that is cancelled before it began runs nothing."""
-        self._tasks.discard(task)
-        over()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection failed", exc_info=error)
+        self._tasks.start(work, over)
 
     def _taken(self, sock: socket.socket) -> socket.socket:
         """Give the socket to the caller of this method, which owns it from here on."""

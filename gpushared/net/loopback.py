@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import LimitReached, Unavailable
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_client import EngineConnection, EngineSocket
@@ -37,8 +38,7 @@ class LoopbackGate:
     def __init__(self) -> None:
         self._routes: Routes | None = None
         self._open: Counter[int] = Counter()
-        # asyncio keeps only weak references to the tasks of connections.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet("an inner connection failed")
 
     def serve(self, routes: Routes) -> None:
         """Serve connections by these routes from now on."""
@@ -66,9 +66,9 @@ class LoopbackGate:
         with contextlib.suppress(OSError):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._open[caller.uid] += 1
-        task = asyncio.create_task(_serve(ours, caller, self._routes, is_away))
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._finished, ours, caller))
+        self._tasks.start(
+            _serve(ours, caller, self._routes, is_away), over=partial(self._finished, ours, caller)
+        )
         return theirs
 
     def gate_as(self, caller: Caller) -> EngineSocket:
@@ -78,19 +78,13 @@ class LoopbackGate:
     async def close(self) -> None:
         """End all connections; no new ones are had."""
         self._routes = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
-    def _finished(self, sock: socket.socket, caller: Caller, task: asyncio.Task[None]) -> None:
-        """Clean up after a task, from outside it: a task that is cancelled before it began runs nothing."""
-        self._tasks.discard(task)
+    def _finished(self, sock: socket.socket, caller: Caller) -> None:
         sock.close()
         self._open[caller.uid] -= 1
         if not self._open[caller.uid]:
             del self._open[caller.uid]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an inner connection failed", exc_info=error)
 
 
 async def _serve(sock: socket.socket, caller: Caller, routes: Routes, is_away: Callable[[], bool]) -> None:

@@ -15,15 +15,13 @@ import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
 from gpushared.config.model import Config
-from gpushared.daemon.clocks import boot_id, boottime, keep, keep_always
+from gpushared.daemon.clocks import keep, keep_always
 from gpushared.daemon.process import until_one_ends
 from gpushared.daemon.systemd import Notifier, feed_watchdog, is_socket_activated, passed_socket
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
-from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
@@ -42,8 +40,7 @@ from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import UP, Parts
-from gpushared.node.pool.allowance_file import AllowanceFile, StoredAllowance, load_kept
-from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment, pool_folder
+from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, policy_of, remembered, rules_of
@@ -59,7 +56,6 @@ from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
-from gpushared.ports import JournalSnapshot
 from gpushared.storage.audit.audit_log import AuditLog
 
 log = logging.getLogger(__name__)
@@ -119,7 +115,6 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
-        self._kept: StoredAllowance | None = None
 
     def stop(self) -> None:
         """End serving; containers and what they use stay."""
@@ -142,16 +137,7 @@ class Daemon:
         snapshot = await self._parts.journal.load()
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
-        self._kept = await asyncio.to_thread(load_kept, pool_folder(self._config), self._troubles)
-        return remembered(self._config, self._parts.clock, snapshot, ended, self._allowance(snapshot))
-
-    def _allowance(self, snapshot: JournalSnapshot) -> Allowance | None:
-        """Return the pool's allowance from the daemon's last run. It holds until the link is up again."""
-        if (kept := self._kept) is None:
-            return None
-        contact = snapshot.contacts.get(kept.pool, Contact())
-        ended = kept.has_ended(contact, boot_id(), boottime())
-        return kept.allowance(self._realm(), away=True, ended=ended)
+        return remembered(self._config, self._parts.clock, snapshot, ended)
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._make_observers(loop)
@@ -366,17 +352,11 @@ class Daemon:
             room,
             self._api,
             self._troubles,
-            self._allowance_of,
             self._audit.take,
             runtime_dir=self._runtime_dir,
             simulated=self._parts.gpus.simulated,
         )
         return jobs
-
-    def _allowance_of(self, connected: Callable[[], bool]) -> AllowanceFile:
-        return AllowanceFile(
-            pool_folder(self._config), self._kept, self._loop, self._realm, connected, self._troubles
-        )
 
     def _realm(self) -> str:
         return self._config.pool.realm or self._node_name()

@@ -52,7 +52,7 @@ class Parts:
     checkpoints: Checkpoints
     journal: Journal
     jobs: JobStore
-    """The memory of the node's own book of jobs."""
+    """The memory of the node's own jobs."""
     clock: Clock
     audit: SqliteAudit
     wall: DriverWall = field(default_factory=lambda: DriverWall(None))

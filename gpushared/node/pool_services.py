@@ -21,8 +21,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import error_of
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
-from gpushared.node.jobs.local_jobs import LocalBook
-from gpushared.node.pool.allowance_file import AllowanceFile
+from gpushared.node.jobs.local_jobs import LocalJobs
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
@@ -57,21 +56,16 @@ class PoolServices:
         room: JobsRoom,
         api: Api,
         troubles: Troubles,
-        allowance: Callable[[Callable[[], bool]], AllowanceFile],
         audit: Sink,
         *,
         runtime_dir: Path,
         simulated: bool,
     ) -> None:
-        """``room`` is open, and what ``enrolment`` has is loaded.
-
-        ``allowance`` is made of what tells whether the coordinator answers.
-        """
+        """``room`` is open, and what ``enrolment`` has is loaded."""
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
             config, enrolment, host.order_handler, loop, room.outbox, troubles, orders, simulated=simulated
         )
-        self.allowance = allowance(lambda: self.link.connected)
         self._loop = loop
         self._enrolment = enrolment
         self._room = room
@@ -85,8 +79,6 @@ class PoolServices:
             time.time,
         )
         self._make_tunnels(runtime_dir, host, orders)
-        self.link.guests.allowance = self.allowance.told
-        loop.due = self.allowance.due
         room.outbox.teller = self.link
         self._take_up()
 
@@ -141,9 +133,8 @@ class PoolServices:
     async def _follow(self) -> None:
         """Serve the pool's jobs while the node is in a pool."""
         while True:
-            version, membership = self._enrolment.version, self._enrolment.membership
+            version = self._enrolment.version
             self._take_up()
-            await self.allowance.be_in("" if membership is None else membership.pool)
             await self._enrolment.changed(version)
 
     def _take_up(self) -> None:
@@ -161,10 +152,10 @@ class PoolServices:
         )
 
     def _attempt(self, key: AttemptKey) -> Attempt | None:
-        """Find an attempt in the book of the pool that this node is in now."""
+        """Find an attempt in the attempt_log of the pool that this node is in now."""
         membership = self._enrolment.membership
-        book = self._loop.state.attempts.get(membership.pool) if membership is not None else None
-        return None if book is None else book.get(key)
+        attempt_log = self._loop.state.attempts.get(membership.pool) if membership is not None else None
+        return None if attempt_log is None else attempt_log.get(key)
 
     async def _account(self, owner: Owner) -> Caller:
         """Return the account of an owner's containers here under the pool's orders. Raises StateConflict."""
@@ -178,7 +169,7 @@ class PoolServices:
 
 
 def book_rules_of(config: Config) -> PoolRules:
-    """Return the rules of the node's own book; half of one user's part of the queue is left for ``run``."""
+    """Return the rules of the node's own jobs; half of one user's part of the queue is left for ``run``."""
     return PoolRules(
         here=True,
         stop_grace_seconds=config.engine.stop_grace_seconds,
@@ -221,19 +212,19 @@ class JobsRoom:
         socket: str,
     ) -> AsyncIterator[NodeJobs]:
         """``socket``: the path of the node's own. Raises ConfigError, StoreUnavailable, TimedOut."""
-        book = LocalBook(
+        local_jobs = LocalJobs(
             self._store, book_rules_of(config()), host.order_handler, self._clock, self._troubles
         )
-        async with book.running():
+        async with local_jobs.running():
             kept = await self._store.load(OUTBOX)
             self.outbox = Outbox(
                 {key: record.value for key, record in kept.records.items()},
-                book.loop.write,
+                local_jobs.loop.write,
                 self._asserter,
                 lambda: self._clock.now() + self._clock.ahead(),
             )
             self.jobs = NodeJobs(
-                book,
+                local_jobs,
                 loop,
                 api.views,
                 host,

@@ -10,7 +10,7 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.model.gpu import Drained, GpuId
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
-from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
+from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class JournalSnapshot:
     leases: tuple[Lease, ...]
     next_sequence: int
     drained: Mapping[GpuId, Drained] = field(default_factory=dict)
-    standing: ProjectAccounts = field(default_factory=ProjectAccounts)
+    accounts: ProjectAccounts = field(default_factory=ProjectAccounts)
     attempts: tuple[Attempt, ...] = ()
     """All records that are not forgotten."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class JournalWrite:
     next_sequence: int
     drained: Mapping[GpuId, Drained] | None = None
     """All GPUs that are drained from now on; None = as before."""
-    standing: StandingChange | None = None
+    accounts: AccountsChange | None = None
     """The changes of the projects' standing; None = nothing."""
     attempts: tuple[Attempt, ...] = ()
     """Records of attempts as they now are."""

@@ -50,7 +50,7 @@ WORDS = FileWords(
 )
 NODES_WORDS = replace(
     WORDS,
-    noun="the node's book of jobs",
+    noun="the node's job store",
     program="the daemon",
     if_busy="is another gpushared running on this node?",
     if_damaged="restore a copy, or move it away and restart: "

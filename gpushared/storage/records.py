@@ -2,8 +2,9 @@
 
 An object is its fields by name. A member of a union of dataclasses also carries ``"kind"``: its class name in
 snake_case. Fields that a newer version added are ignored, fields that an older one did not have take their
-default, so a field may come or go without a migration; a class may not be renamed without one. A field with
-``metadata={"recorded": False}`` is left out: it is kept elsewhere.
+default, so a field may come or go without a migration; a class may not be renamed without one. A field's
+metadata may say ``{"recorded": False}`` (it is kept elsewhere), ``{"recorded_as": "name"}`` (records have it under
+another name), or ``{"recorded_beside": True}`` (the fields of that dataclass stand among the fields of the object).
 
 Types of fields: str, int, float, bool, StrEnum, NewTypes of these, dataclasses, unions of dataclasses, one of
 all these or None, tuples of one type, tuples of several types, and mappings from words to any of these.
@@ -97,8 +98,16 @@ def _tuple_encoder(kinds: tuple[Any, ...]) -> _Convert:
 
 
 def _object_encoder(cls: Any) -> _Convert:
-    parts = [(name, _encoder(kind)) for name, kind, _ in _fields(cls)]
-    return lambda value: {name: encode(getattr(value, name)) for name, encode in parts}
+    parts = [(field.name, _recorded_name(field), _encoder(kind)) for kind, field in _fields(cls)]
+
+    def convert(value: Any) -> Any:
+        record: dict[str, Any] = {}
+        for name, key, encode in parts:
+            item = encode(getattr(value, name))
+            record.update({key: item} if key else item)
+        return record
+
+    return convert
 
 
 def _union_encoder(members: tuple[Any, ...]) -> _Convert:
@@ -140,15 +149,25 @@ def _decoder(kind: Any) -> _Convert:
 
 
 def _object_decoder(cls: Any) -> _Convert:
-    parts = [(name, _decoder(kind), field) for name, kind, field in _fields(cls)]
-    required = {name for name, _, field in parts if field.default is MISSING is field.default_factory}
+    parts = [(field.name, _recorded_name(field), _decoder(kind)) for kind, field in _fields(cls)]
+    required = {
+        _recorded_name(field)
+        for _, field in _fields(cls)
+        if field.default is MISSING is field.default_factory
+    }
 
     def convert(data: Any) -> Any:
         if not isinstance(data, dict):
             raise RecordError(f"{cls.__name__} is {data!r}")
         if missing := required - data.keys():
             raise RecordError(f"{cls.__name__} lacks {', '.join(sorted(missing))}")
-        return cls(**{name: decode(data[name]) for name, decode, _ in parts if name in data})
+        return cls(
+            **{
+                name: decode(data[key] if key else data)
+                for name, key, decode in parts
+                if not key or key in data
+            }
+        )
 
     return convert
 
@@ -228,9 +247,15 @@ def _plain_decoder(kind: type) -> _Convert:
 # --- types ---------------------------------------------------------------------------------------------
 
 
-def _fields(cls: Any) -> list[tuple[str, Any, Field[Any]]]:
+def _fields(cls: Any) -> list[tuple[Any, Field[Any]]]:
+    """Return the type and the field of all that is recorded of a class."""
     hints = get_type_hints(cls)
-    return [(f.name, hints[f.name], f) for f in fields(cls) if f.metadata.get("recorded", True)]
+    return [(hints[f.name], f) for f in fields(cls) if f.metadata.get("recorded", True)]
+
+
+def _recorded_name(field: Field[Any]) -> str:
+    """Return the field's name in records; empty if its own fields stand there in its place."""
+    return "" if field.metadata.get("recorded_beside") else field.metadata.get("recorded_as", field.name)
 
 
 def _union_members(kind: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from gpushared.domain.model.lease import (
     LeaseId,
     StoryEntry,
 )
-from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
+from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.records import kind_of
@@ -60,7 +60,7 @@ class MemoryJournal(Failing):
         stories = tuple(map(self._with_story, by_sequence))
         attempts = tuple(one for _, one in sorted(self._attempts.items(), key=lambda pair: pair[0]))
         return JournalSnapshot(
-            stories, self._next_sequence, self._drained, self._standing(), attempts, dict(self._contacts)
+            stories, self._next_sequence, self._drained, self._accounts(), attempts, dict(self._contacts)
         )
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
@@ -118,8 +118,8 @@ class MemoryJournal(Failing):
             self._next_sequence = write.next_sequence
             if write.drained is not None:
                 self._drained = dict(write.drained)
-            if write.standing is not None:
-                self._apply_standing(write.standing)
+            if write.accounts is not None:
+                self._apply_accounts(write.accounts)
 
             self._apply_attempts(write)
 
@@ -130,13 +130,13 @@ class MemoryJournal(Failing):
             kept = self._attempts.items()
             self._attempts = {key: one for key, one in kept if not (one.state.is_final and one.at < before)}
 
-    def _apply_standing(self, change: StandingChange) -> None:
+    def _apply_accounts(self, change: AccountsChange) -> None:
         self._usage |= {(project, bucket): amount for project, bucket, amount in change.usage}
         self._turns |= change.turns or {}
         if change.projects is not None:
             self._projects = dict(change.projects)
 
-    def _standing(self) -> ProjectAccounts:
+    def _accounts(self) -> ProjectAccounts:
         rows = tuple((project, bucket, amount) for (project, bucket), amount in sorted(self._usage.items()))
         return ProjectAccounts(rows, dict(self._turns), self._projects)
 

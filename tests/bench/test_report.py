@@ -126,7 +126,7 @@ def test_a_page_says_what_was_seen_and_what_was_not():
     assert "holds: with a limit of 4096 MiB, 3840 MiB were given" in text
     assert "does not hold: with a limit of 4096 MiB, 6144 MiB were given" in text
     assert "| G2 torch | torch is not installed |" in text
-    assert "| unclear: it took longer than 70 s | G5 fault |" in text
+    assert "| [fault-heals](README.md#fault-heals) | unclear: it took longer than 70 s |" in text
     assert "1.50 times as many" in text
     assert text.count(f"| {Word.NOT_MEASURED} |") > 20
 

@@ -54,8 +54,9 @@ BASE = {
 }
 BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.errors"}
 CLIENT = {"gpushared.client"} | {
-    f"gpushared.client.{name}" for name in ("api", "http", "messages", "retries", "submit_words")
+    f"gpushared.client.{name}" for name in ("api", "http", "retries", "submit_words")
 }
+CLIENT |= {f"gpushared.api{name}" for name in ("", ".message", ".v1", ".v1.messages")}
 LISTING = BASE | CLIENT | {"gpushared.cli.listing", "gpushared.cli.table"}
 RUN = {"docker_args", "docker_cli", "lease_values"}
 RUN |= {"relay", "run_container", "start", "waiting"}
@@ -121,6 +122,11 @@ def test_a_completion_imports_one_command(
     standin.answers["Leases/List"] = ok({"leases": []})
     words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_GPUSHARE_COMPLETE": "bash_complete"}
     ours, others = imported(gpushare, **words)
-    rest = {"gpushared.cli.tree", "gpushared.cli.lease_commands", "gpushared.cli.references"}
+    rest = {
+        "gpushared.cli.tree",
+        "gpushared.cli.lease_commands",
+        "gpushared.cli.options",
+        "gpushared.cli.references",
+    }
     assert ours <= BASE | rest | {"gpushared.client.jobs"} | modules
     assert not others & {"subprocess", "dataclasses", "tomllib"}

@@ -47,7 +47,7 @@ def read_by_click(listing: Listing, words: list[str], monkeypatch: pytest.Monkey
         return 0
 
     monkeypatch.setattr(listing_command, "show", keep)
-    command = listing_command.listing_command(listing)
+    command = listing_command.listing_command(listing, "Show.")
     try:
         command.main(list(words), standalone_mode=False, prog_name=listing.name)
     except click.ClickException:

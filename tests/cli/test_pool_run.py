@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from gpushared.api.v1.messages import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
 from gpushared.cli import docker_cli, pool_run
 from gpushared.cli.docker_args import RUN, split
 from gpushared.cli.waiting import Interrupted
-from gpushared.client.jobs import DoorAnswer, Job, ReserveAnswer, SubmitAnswer
 from gpushared.domain.model.errors import StateConflict, Unimplemented
 
 JOB = "0123456789"

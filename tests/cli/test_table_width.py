@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.api.v1.messages import Job, PoolGpu, PoolNode
 from gpushared.cli import gpus, jobs, nodes, ps, queue, table
 from gpushared.cli.listing import Listing
 from gpushared.cli.table import Column, Row
 from gpushared.client import Gpu, Lease, Waiting
-from gpushared.client.jobs import Job, PoolGpu, PoolNode
 
 COLUMNS = (Column("job"), Column("age", right=True), Column("reason", least=16))
 SENTENCE = "the nodes that could take it will not have it, and each says why at some length"

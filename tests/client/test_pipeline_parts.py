@@ -7,20 +7,23 @@ import json
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
+from gpushared.api.v1.messages import Job
 from gpushared.cli.submit import submit
 from gpushared.client.http import ConnectionLost
-from gpushared.client.jobs import Job
-from gpushared.client.pipeline import AsyncPool, Pool
-from gpushared.client.pipeline.common import JobWatch, Position
+from gpushared.client.pipeline import AsyncPool, JobWarning, Pool
 from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.pool_address import find_door, pool_of
+from gpushared.client.pipeline.progress import JobWatch, Position
 from gpushared.client.retries import FIRST_SECONDS, RetryPatience
 from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
 from gpushared.domain.model.errors import (
@@ -322,6 +325,37 @@ def test_where_a_job_may_run_is_said_with_it(pool: bool | None, sent: tuple[bool
 def test_the_clients_for_plain_and_for_asyncio_programs_are_twins() -> None:
     plain, twin = ({name: signature_of(kind, name) for name in public(kind)} for kind in (Pool, AsyncPool))
     assert plain == twin
+
+
+class NotingStub:
+    """Answer every submission with a note, and no explanation."""
+
+    def __init__(self, answered: Callable[[Any], Any]) -> None:
+        self._answered = answered
+
+    def Submit(self, *_: object, **__: object) -> Any:  # noqa: N802 - gRPC's name
+        return self._answered(jobs_pb2.SubmitAnswer(job_ids=["j"], notes=["kept elsewhere"]))
+
+    def Explain(self, *_: object, **__: object) -> Any:  # noqa: N802 - gRPC's name
+        return self._answered(jobs_pb2.JobExplanation())
+
+
+async def test_a_warning_names_the_line_of_the_program_that_submits(tmp_path: Path) -> None:
+    async def answered(message: Any) -> Any:
+        return message
+
+    address, request = f"unix://{tmp_path}/socket", JobRequest("busybox")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with Pool(address) as plain:
+            plain._stub = cast("Any", NotingStub(lambda message: message))
+            plain.submit(request)
+            plain.submit_array(request, "0-1")
+        async with AsyncPool(address) as twin:
+            twin._stub = cast("Any", NotingStub(answered))
+            await twin.submit(request)
+            await twin.submit_array(request, "0-1")
+    assert [(one.category, one.filename) for one in told] == [(JobWarning, __file__)] * 4
 
 
 def public(kind: type) -> set[str]:

@@ -72,6 +72,7 @@ def test_people_and_projects_are_as_many_as_one_names(tmp_path: Path) -> None:
         pytest.param("[presets.small]\ngpu = 'much'", "presets.small: ", id="a preset nobody can ask for"),
         pytest.param("[presets.Small]\ngpu = '1'", "small letters", id="a preset's name"),
         pytest.param("[projects.v.idle]\nwarn_seconds = 1", "is not a setting here", id="idle times"),
+        pytest.param("[quotas]\nwhen_cut_off = 'serve'", "take [quotas] out", id="a former section"),
         pytest.param("[projects.v]\nguaranteed = 2\nlimit = 1", "limit", id="a project that cannot be"),
     ],
 )

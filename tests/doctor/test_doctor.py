@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
 from gpushared.doctor.checks import FRESH_SECONDS, Doctor
 from gpushared.doctor.machine_facts import DoctorFacts
-from gpushared.domain.model.checkup import is_well
+from gpushared.domain.model.checkup import CheckOutcome, Status
 from tests.doctor.healthy import HEALTHY
+
+
+def is_well(results: Iterable[CheckOutcome]) -> bool:
+    return all(result.finding.status is not Status.FAILED for result in results)
 
 
 class CountingProbe:

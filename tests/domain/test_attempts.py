@@ -573,7 +573,7 @@ def test_a_higher_epoch_is_written_at_once_wherever_it_was_heard() -> None:
 
 def restarted(node: Node, boot_id: str = "b1") -> NodeState:
     leases = [lease for lease in node.state.leases.values() if not isinstance(lease.state, Ended)]
-    records = [one for book in node.state.attempts.values() for one in book.records.values()]
+    records = [one for attempt_log in node.state.attempts.values() for one in attempt_log.records.values()]
     fresh = NodeState(boot_id=boot_id, gpus=node.state.gpus)
     return restore(
         fresh, leases, node.state.next_sequence, records=records, contacts=node.state.contacts_written
@@ -675,8 +675,8 @@ def test_the_books_are_the_same_after_a_restart() -> None:
     node = fenced()
     node.send(OrderTaken(Query(AttemptKey(JobId("other"), 1), 4), POOL))
     state = restarted(node)
-    book, before = state.attempts[POOL], node.state.attempts[POOL]
-    assert (dict(book.records), dict(book.live), book.epoch) == (
+    attempt_log, before = state.attempts[POOL], node.state.attempts[POOL]
+    assert (dict(attempt_log.records), dict(attempt_log.live), attempt_log.epoch) == (
         dict(before.records),
         dict(before.live),
         before.epoch,

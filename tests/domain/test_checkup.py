@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,6 @@ from gpushared.domain.model.checkup import (
     Status,
     examine,
     failed,
-    is_well,
     ok,
     skipped,
     warning,
@@ -64,10 +62,3 @@ def test_a_check_that_must_not_be_made_is_not_called() -> None:
 
     checks = [Check[None]("cause", lambda _: failed("broken")), Check[None]("effect", never, ("cause",))]
     assert examine(checks, None)[1].blocked_by == "cause"
-
-
-@pytest.mark.parametrize(
-    ("finding", "well"), [(FINE, True), (warning("x"), True), (skipped("x"), True), (failed("x"), False)]
-)
-def test_only_a_failure_makes_the_whole_unwell(finding: CheckFinding, well: bool) -> None:
-    assert is_well([CheckOutcome("one", FINE), replace(CheckOutcome("two", FINE), finding=finding)]) is well

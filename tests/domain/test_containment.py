@@ -52,8 +52,8 @@ def test_victims_and_culprit_are_told_what_happened() -> None:
         f"the MPS server on GPU 0 met a fault caused by lease {culprit} of bob"
     )
     assert told(node.lease(culprit))[-1] == "its own process caused a fault of the MPS server on GPU 0"
-    assert node.lease(victim).fault
-    assert not node.lease(culprit).fault
+    assert node.lease(victim).health.fault
+    assert not node.lease(culprit).health.fault
     assert [told(node.lease(one)).count(told(node.lease(one))[-1]) for one in (victim, culprit)] == [1, 1]
 
 
@@ -70,7 +70,7 @@ def test_that_the_others_have_left_makes_nobody_the_culprit() -> None:
     first, last = node.run(), node.run(caller=BOB)
     fault(node, first, last)
     fault(node, last)
-    assert node.lease(last).fault == "the MPS server on GPU 0 met a fault"
+    assert node.lease(last).health.fault == "the MPS server on GPU 0 met a fault"
 
 
 @pytest.mark.parametrize(("code", "failed"), [(0, False), (1, True), (134, True), (137, False), (143, False)])
@@ -141,7 +141,7 @@ def test_a_victim_that_asked_for_it_is_started_again_when_the_server_is_well() -
     assert InspectContainer(box(victim)) in step.instructions
     node.send(m.ContainerSeen(box(victim), Condition.RUNNING))
     lease = node.lease(victim)
-    assert (state_name(lease.state), lease.restarts, lease.fault) == ("active", 1, "")
+    assert (state_name(lease.state), lease.health.restarts, lease.health.fault) == ("active", 1, "")
     assert lease.grants[0].gpu == ONE.id
 
 
@@ -168,7 +168,7 @@ def test_after_so_many_restarts_a_victim_has_failed() -> None:
         recover(node)
         node.send(m.RestartDone(victim))
         node.send(m.ContainerSeen(box(victim), Condition.RUNNING))
-        assert node.lease(victim).restarts == number
+        assert node.lease(victim).health.restarts == number
     fault(node, victim, culprit, culprit=culprit)
     node.exit(victim, 1)
     outcome = node.outcome(victim)

@@ -285,7 +285,7 @@ def test_the_error_of_a_program_is_told_once_to_the_leases_that_are_there() -> N
         node.sample(xids={ONE.id: (31, 31)}, used_bytes=used)
     assert told(node.lease(there)).count(SEGFAULT) == 1
     assert SEGFAULT not in told(node.lease(idle)) + told(node.lease(elsewhere))
-    assert not node.lease(there).fault, "it was alone on the server: its own error"
+    assert not node.lease(there).health.fault, "it was alone on the server: its own error"
 
 
 def test_a_process_that_its_error_ended_was_there_a_moment_ago() -> None:
@@ -314,7 +314,7 @@ def test_through_mps_some_errors_of_one_hit_every_lease_there(xid: int, hit: boo
     node.sample(xids={ONE.id: (xid,)})
     for lease in both:
         assert ("which through MPS hits every lease there" in told(node.lease(lease))[-1]) is hit
-        assert bool(node.lease(lease).fault) is hit
+        assert bool(node.lease(lease).health.fault) is hit
 
 
 # --- what people ask -----------------------------------------------------------------------------------

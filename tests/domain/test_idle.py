@@ -25,6 +25,7 @@ from gpushared.domain.model.lease import (
     Draining,
     Ended,
     Idle,
+    Idleness,
     Lease,
     LeaseId,
     NoticeKind,
@@ -189,7 +190,7 @@ def test_case(name: str) -> None:
     for seconds, shows in case.looks:
         node.passes(seconds, shows)
     lease = node.lease
-    found = (state_name(lease.state), node.told is not None, lease.lowered)
+    found = (state_name(lease.state), node.told is not None, lease.idleness.is_preemptible)
     assert found == (case.state, case.told, case.lowered)
 
 
@@ -231,7 +232,7 @@ def test_work_takes_back_what_it_was_told_and_says_how_long_it_was_idle() -> Non
     node.passes(3600)
     step = node.passes(1, WORK)
     assert NotifyContainer(node.id) in step.instructions
-    assert (node.lease.notice, node.lease.idle_since, node.lease.lowered) == (None, None, False)
+    assert (node.lease.notice, node.lease.idleness) == (None, Idleness())
     assert node.story("again") == ["uses its GPUs again after 1h"]
     assert node.passes(1, WORK).changed == ()
 
@@ -330,7 +331,8 @@ def test_a_container_that_starts_again_has_its_whole_time(asked: bool) -> None:
     else:
         node.send(m.ContainerSeen(box, m.Condition.RESTARTING))
     node.send(m.ContainerSeen(box, m.Condition.RUNNING))
-    assert (node.lease.notice, node.lease.lowered, idle_since(node.lease, node.state)) == (None, False, None)
+    assert (node.lease.notice, idle_since(node.lease, node.state)) == (None, None)
+    assert not node.lease.idleness.is_preemptible
     node.look()
     node.passes(1799)
     assert node.told is None
@@ -342,7 +344,8 @@ def test_a_suspended_one_comes_back_on_demand_as_new() -> None:
     node.passes(1800)
     node.passes(5400)
     node.send(m.ContainerSuspended(node.id))
-    assert (state_name(node.lease.state), node.lease.notice, node.lease.lowered) == ("suspended", None, False)
+    assert (state_name(node.lease.state), node.lease.notice) == ("suspended", None)
+    assert not node.lease.idleness.is_preemptible
     node.send(m.ResumeAsked(node.id, ALICE))
     node.send(m.ContainerResumed(node.id))
     node.look()
@@ -358,7 +361,7 @@ def test_one_that_worked_while_it_was_to_be_suspended_begins_anew_where_that_fai
     node.passes(1, WORK)
     assert state_name(node.lease.state) == "suspending"
     node.send(m.SuspendFailed(node.id, "no memory"))
-    assert (node.lease.notice, node.lease.lowered, node.lease.idle_since) == (None, False, None)
+    assert (node.lease.notice, node.lease.idleness) == (None, Idleness())
     node.look()
     node.passes(1799)
     assert node.told is None
@@ -402,7 +405,7 @@ def test_a_lowered_lease_gives_way_to_whoever_waits_where_leases_give_way_at_all
     node.send(m.RequestSubmitted(WHOLE, Caller(1001, 1001, "bob")))
     assert state_name(node.lease.state) == "active"
     node.passes(1)
-    assert node.lease.lowered
+    assert node.lease.idleness.is_preemptible
     assert state_name(node.lease.state) == state
 
 
@@ -421,7 +424,7 @@ def test_what_it_was_told_is_kept_over_a_restart() -> None:
     node.passes(1800)
     restarted(node)
     node.passes(1800)
-    assert node.lease.lowered
+    assert node.lease.idleness.is_preemptible
 
 
 def test_the_first_look_after_a_restart_does_nothing_to_one_whose_time_was_up_meanwhile() -> None:
@@ -441,7 +444,7 @@ def test_work_that_is_seen_after_a_restart_takes_it_back() -> None:
     node.passes(1800)
     restarted(node)
     node.passes(9000, WORK)
-    assert (node.told, node.lease.idle_since) == (None, None)
+    assert (node.told, node.lease.idleness.since) == (None, None)
 
 
 def test_new_rules_hold_from_the_next_look_on() -> None:

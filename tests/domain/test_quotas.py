@@ -99,13 +99,13 @@ def test_what_is_not_said_stays_as_it_is() -> None:
 def test_what_was_set_is_written_and_wins_over_the_configuration_after_a_restart() -> None:
     node = configured()
     step = node.set(guaranteed=1500)
-    assert step.standing is not None
-    assert step.standing.projects == {"vision": node.project()}
+    assert step.accounts is not None
+    assert step.accounts.projects == {"vision": node.project()}
     again = restore(
         NodeState(rules=node.state.rules),
         (),
         1,
-        standing=ProjectAccounts(projects=dict(step.standing.projects)),
+        accounts=ProjectAccounts(projects=dict(step.accounts.projects)),
     )
     assert again.policy.projects["vision"].quota.guaranteed == 1500
 

@@ -466,7 +466,7 @@ def test_one_that_grew_before_its_checkpoint_began_takes_the_next_step_and_may_b
     able.send(m.SuspendFailed(lease.id, "too little memory", lasting=False))
     notice = able.of(lease).notice
     assert notice is not None
-    assert (notice.kind, able.of(lease).suspend_trouble) == (NoticeKind.PREEMPTED, "")
+    assert (notice.kind, able.of(lease).preemption.suspend_trouble) == (NoticeKind.PREEMPTED, "")
     able.passes(60)
     able.see(lease, Condition.EXITED, 143)
     able.passes(1)

@@ -309,7 +309,7 @@ def test_a_reservation_is_resized_before_its_container_but_not_under_it() -> Non
     lease = node.ask(part(250))
     node.resize(lease, gpu="0.5")
     assert node.grant(lease) == (40, 500)
-    assert node.of(lease).baked == ()
+    assert node.of(lease).created_grants == ()
     node.send(m.ClaimAsked(lease, ALICE))
     assert isinstance(node.of(lease).state, Reserved)
     with pytest.raises(StateConflict, match="being created"):
@@ -376,7 +376,7 @@ def test_what_the_container_was_created_with_is_remembered_through_all_resizes()
     lease = node.run(part(250))
     for size in ("0.5", "0.3"):
         node.resize(lease, gpu=size)
-    assert node.of(lease).baked == (Grant(ONE.id, 20 * GIB, 250),)
+    assert node.of(lease).created_grants == (Grant(ONE.id, 20 * GIB, 250),)
 
 
 def test_the_watchdog_holds_it_to_the_new_size_at_once() -> None:
@@ -384,11 +384,11 @@ def test_the_watchdog_holds_it_to_the_new_size_at_once() -> None:
     lease = node.run(part(250))
     node.resize(lease, gpu="0.5")
     node.use({lease: 30 * GIB})
-    assert node.of(lease).over_since is None
+    assert node.of(lease).health.over_since is None
     node.use({lease: 5 * GIB})
     node.resize(lease, gpu="0.1")
     node.use({lease: 10 * GIB})
-    assert node.of(lease).over_since is not None
+    assert node.of(lease).health.over_since is not None
 
 
 def test_every_gpu_of_a_lease_gets_the_new_size() -> None:

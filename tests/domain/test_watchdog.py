@@ -97,7 +97,7 @@ def stops(step: Step) -> list[int]:
 def test_a_lease_is_over_its_memory_beyond_the_tolerance_only(used: int, is_over: bool) -> None:
     node = Node(WatchdogPolicy(Action.WARN))
     node.use(used)
-    assert (node.lease.over_since is not None) is is_over
+    assert (node.lease.health.over_since is not None) is is_over
     assert ("uses" in node.lease.story[-1].text) is is_over
 
 
@@ -173,7 +173,7 @@ def test_each_gpu_of_a_lease_has_its_own_limit() -> None:
 def test_a_whole_gpu_has_no_limit_to_watch() -> None:
     node = Node(WatchdogPolicy(Action.KILL), Request(1, 1000, None, 1000, Isolation.EXCLUSIVE))
     assert stops(node.use(TOTAL)) == []
-    assert node.lease.over_since is None
+    assert node.lease.health.over_since is None
 
 
 def test_only_the_class_with_the_policy_is_ended() -> None:
@@ -221,7 +221,7 @@ def test_a_sample_that_does_not_see_the_gpu_takes_nothing_back() -> None:
     node.leave()
     before = node.lease
     assert stops(node.leave(left=False, readable=False)) == []
-    assert (node.lease.outside_since, node.lease.story) == (before.outside_since, before.story)
+    assert (node.lease.health.outside_since, node.lease.story) == (before.health.outside_since, before.story)
     assert stops(node.leave()) == [0]
 
 
@@ -238,7 +238,7 @@ def test_a_whole_gpu_is_not_held_by_mps() -> None:
     node = Node(WatchdogPolicy(Action.KILL), Request(1, 1000, None, 1000, Isolation.EXCLUSIVE))
     for _ in range(3):
         assert stops(node.leave()) == []
-    assert node.lease.outside_since is None
+    assert node.lease.health.outside_since is None
 
 
 @pytest.mark.parametrize(

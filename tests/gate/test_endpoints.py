@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.api.endpoints import ROUTES, match_route
 from gpushared.gate.api.routes import (
     FORMS,
-    SCOPES,
     Route,
     RouteAction,
     check_parameters,
@@ -28,6 +28,46 @@ from gpushared.gate.containers.filtered_views import (
 )
 from gpushared.gate.handlers.archives import check_plain, engine_version
 from tests.gate.engine_endpoints import ENDPOINTS
+
+SCOPES: Mapping[RouteAction, str] = {
+    RouteAction.PASS: "everybody",
+    RouteAction.REFUSE: "nobody",
+    RouteAction.TRUSTED: "trusted callers",
+    RouteAction.BUILD: "trusted callers, and nobody where everybody is confined",
+    RouteAction.INFO: "everybody, with NVIDIA's runtime where GPUs are leased; numbers of one's own containers, "
+    "no passwords of proxies, no names of leases",
+    RouteAction.EVENTS: "events of one's own containers",
+    RouteAction.CREATE: "everybody, by the site's policy",
+    RouteAction.START: "own containers; what they name is looked at again",
+    RouteAction.RESTART: "own containers; what they name is looked at again",
+    RouteAction.END: "own containers",
+    RouteAction.UPDATE: "own containers, by the site's policy",
+    RouteAction.RENAME: "own containers",
+    RouteAction.TOP: "own containers; options of `ps` that show one's own processes only",
+    RouteAction.CONTAINER: "own containers",
+    RouteAction.ATTACH: "own containers",
+    RouteAction.ARCHIVE: "own containers; see below",
+    RouteAction.CONTAINER_LIST: "own containers",
+    RouteAction.CONTAINER_PRUNE: "own containers",
+    RouteAction.EXEC_CREATE: "own containers, by the site's policy",
+    RouteAction.EXEC: "programs in one's own containers",
+    RouteAction.IMAGE: "everybody, without the ids of its containers",
+    RouteAction.IMAGE_LIST: "everybody, without the numbers and ids of containers",
+    RouteAction.PULL: "everybody; no tag of an image that was made on this machine",
+    RouteAction.REGISTRY: "everybody, where the site's policy lets the engine ask registries",
+    RouteAction.NETWORK: "own networks that no container of one's own needs",
+    RouteAction.NETWORK_LIST: "own networks and the engine's",
+    RouteAction.NETWORK_INSPECT: "own networks and the engine's, of which one's own containers are shown",
+    RouteAction.NETWORK_CREATE: "everybody, by the site's policy",
+    RouteAction.NETWORK_CONNECT: "own networks and own containers, by the site's policy",
+    RouteAction.NETWORK_PRUNE: "own networks that no container of one's own needs",
+    RouteAction.VOLUME: "own volumes",
+    RouteAction.VOLUME_LIST: "own volumes",
+    RouteAction.VOLUME_CREATE: "everybody, by the site's policy",
+    RouteAction.VOLUME_PRUNE: "own volumes",
+    RouteAction.PLUGIN: "trusted callers; there is none for others",
+}
+"""The page on the API says these words of the endpoints."""
 
 PAGE = Path(__file__).parents[2] / "docs/reference/docker-api.md"
 CLOSED = {RouteAction.TRUSTED, RouteAction.REFUSE}

@@ -26,6 +26,7 @@ from gpushared.gate.api.fields import (
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
 )
+from gpushared.gate.policy.admission import RULES
 
 TABLES = {
     "create": CREATE_TABLE,
@@ -221,3 +222,9 @@ def test_a_field_is_there_in_the_versions_that_describe_it_and_in_no_other(
 def test_what_an_object_by_name_holds_beside_its_name_is_left_out() -> None:
     """The engine reads nothing there."""
     assert fit({"Volumes": {"/x": {"anything": 1}}}, CREATE_TABLE) == {"Volumes": {"/x": {}}}
+
+
+def test_each_rule_judges_a_field() -> None:
+    judged = (field for table in TABLES.values() for _, field in places(table) if field is not None)
+    named = {field.rule.partition("; ")[0].partition(" ")[0] for field in judged if field.rule}
+    assert named == RULES.keys() | {"unset", "one-of", "at-most", "nested"}

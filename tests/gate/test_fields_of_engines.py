@@ -104,7 +104,7 @@ def test_an_engine_decodes_no_field_that_is_on_no_table(
         table = field.table
     of_ours = {name.casefold() for name in table}
     if (endpoint, path) == ("create", ()):
-        of_ours |= {name.casefold() for name in (*f.HOST_CONFIG, CPUSET)}
+        of_ours |= {name.casefold() for name in (*f.HOST_TABLE, CPUSET)}
     unknown = {word: NOWHERE for folded, word in words_of(kind).items() if folded not in of_ours}
     assert first_refused(socket_path, endpoint, path, unknown) == known, "add it to its table"
 

@@ -84,7 +84,7 @@ class DyingJournal:
 
 def _mark_of_projects(write: JournalWrite) -> str:
     """Empty where no project was set or unset."""
-    set_now = None if write.standing is None else write.standing.projects
+    set_now = None if write.accounts is None else write.accounts.projects
     if set_now is None:
         return ""
     figures = (f"{one.name} of weight {one.weight:g} with {one.quota}" for one in set_now.values())

@@ -132,7 +132,7 @@ def test_a_job_of_this_node_lasts_so_long_too(clocked: DaemonProcess, clocks: Cl
     jump(clocked, clocks, by)
     wait_until(
         lambda: job(clocked, name)["started_at"] == pytest.approx(before["started_at"] + by, abs=1.0),
-        "the book of jobs follows too",
+        "the job store follows too",
     )
     assert job(clocked, name)["state"] == "running"
     clocks.run(10 * MINUTE)

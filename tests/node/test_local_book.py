@@ -1,4 +1,4 @@
-"""The node's own book of jobs, over a store in memory and a node that answers out of the real records."""
+"""The node's own job store, over a store in memory and a node that answers out of the real records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.domain.model.request import Caller, Request
 from gpushared.node.jobs import local_jobs as module
-from gpushared.node.jobs.local_jobs import LocalBook
+from gpushared.node.jobs.local_jobs import LocalJobs
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.ports.job_store import StoreUnavailable
 from gpushared.testing.fake_clock import ManualClock
@@ -42,7 +42,7 @@ class Desk:
 
     async def take(self, order: Order, _: str) -> Report | StaleEpoch:
         taken = attempt_log.take(self.book, order, ADA, None, 1.0, boot_id="boot")
-        self.book = taken.book
+        self.book = taken.attempt_log
         return taken.report
 
     def reports(self, _: str) -> tuple[Report, ...]:
@@ -67,7 +67,7 @@ class Desk:
 class Book:
     """A book that is open."""
 
-    def __init__(self, book: LocalBook, store: MemoryStore) -> None:
+    def __init__(self, book: LocalJobs, store: MemoryStore) -> None:
         self.loop = book.loop
         self.store = store
 
@@ -93,7 +93,7 @@ class Book:
 async def opened(order_handler: Desk, world: StoreWorld) -> AsyncIterator[Book]:
     store = MemoryStore(world)
     rules = PoolRules(here=True, plan_seconds=0.0)
-    book = LocalBook(store, rules, cast("OrderHandler", order_handler), ManualClock(1_000.0), Troubles())
+    book = LocalJobs(store, rules, cast("OrderHandler", order_handler), ManualClock(1_000.0), Troubles())
     async with book.running():
         yield Book(book, store)
     await store.close()
@@ -112,7 +112,7 @@ async def test_a_job_of_which_something_cannot_be_written_down_ends_and_says_so(
         await book.until_ordered("a", order_handler)
         order_handler.runs("a", TOO_LONG)
         assert "a record is larger" in why(await book.until("a", Ended))
-        assert order_handler.book.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the book of jobs"
+        assert order_handler.book.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the job store"
 
 
 async def test_at_the_start_what_cannot_be_written_down_keeps_no_other_job_from_being_known() -> None:

@@ -58,7 +58,7 @@ MACHINE = MachineDevices({195: "nvidia"}, {FIRST: 3, SECOND: 4})
 
 def lease(state: LeaseState, baked: tuple[Grant, ...] = HELD) -> Lease:
     request = Request(1, 250, 20 * MIB)
-    return Lease(LeaseId("l-1"), 1, request, 1000, "alice", 0.0, state, "l-1", baked=baked)
+    return Lease(LeaseId("l-1"), 1, request, 1000, "alice", 0.0, state, "l-1", created_grants=baked)
 
 
 def restored(one: Lease) -> Lease:
@@ -81,7 +81,7 @@ def test_in_every_state_it_is_known_what_a_container_was_created_with(
     for one in (lease(state, baked), restored(lease(state, baked))):
         assert given_gpus(one, GPUS) == frozenset({FIRST})
         assert minors_of(one, GPUS, MACHINE) == frozenset({3})
-    assert restored(lease(state, baked)).baked == (baked or HELD)
+    assert restored(lease(state, baked)).created_grants == (baked or HELD)
 
 
 def test_one_that_is_restarted_without_its_grants_keeps_what_it_was_created_with() -> None:

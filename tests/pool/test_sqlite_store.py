@@ -293,7 +293,7 @@ async def test_a_store_on_a_disk_that_is_full_at_the_start_is_read_and_goes_on_w
     await others.close()
     assert await nodes.lead() == epoch + 1
     assert (await nodes.load()).records["a"].value == b"1"
-    with pytest.raises(StoreUnavailable, match=r"book of jobs .* the disk is full") as refused:
+    with pytest.raises(StoreUnavailable, match=r"job store .* the disk is full") as refused:
         await nodes.commit(Transaction(epoch + 1, {"b": b"2"}))
     assert "the daemon" in refused.value.hint
     ballast.unlink()

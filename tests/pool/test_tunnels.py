@@ -132,7 +132,7 @@ class World:
         self.coordinator.tunnels = Tunnels(lambda: self.coordinator)
 
     async def connect(self, job: JobId = JOB) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(await self.endpoints.door(job, 0, ADA))
+        return await asyncio.open_unix_connection(await self.endpoints.endpoint(job, 0, ADA))
 
 
 async def vouch(_: Caller, __: jobs_pb2.TunnelChunk) -> tuple[tuple[str, bytes], ...]:
@@ -471,7 +471,7 @@ async def test_a_door_that_closes_leaves_other_sockets_alone(
     """The next socket gets its number; the event loop must not go on to look at the old one by it."""
     monkeypatch.setattr(tunnel_endpoints, "IDLE_SECONDS", -1.0)
     async with tunnel_world(tmp_path, echo) as world:
-        path = Path(await world.endpoints.door(JobId("9999999999"), 0, ADA))
+        path = Path(await world.endpoints.endpoint(JobId("9999999999"), 0, ADA))
         await asyncio.sleep(0)  # its door waits for somebody
         reader, writer = await world.connect()
         assert not path.exists()
@@ -487,7 +487,7 @@ async def test_no_coordinator_names_files_elsewhere(tmp_path: Path, job: str) ->
     """The name of a job is its word, and the daemon is root."""
     async with tunnel_world(tmp_path, echo) as world:
         with pytest.raises(RequestError, match="is no name of a job"):
-            await world.endpoints.door(JobId(job), 0, ADA)
+            await world.endpoints.endpoint(JobId(job), 0, ADA)
 
 
 async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
@@ -502,7 +502,7 @@ async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
         refused, other = await world.connect()
         assert b"too many connections" in await refused.read()
         with pytest.raises(LimitReached):
-            await world.endpoints.door(JobId("9999999999"), 0, ADA)
+            await world.endpoints.endpoint(JobId("9999999999"), 0, ADA)
         writer.close()
         other.close()
 
@@ -513,7 +513,7 @@ async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
 async def test_whoever_was_told_of_a_door_finds_connections_made(tmp_path: Path) -> None:
     """As many as ``docker run`` uses; the next one is made when it is asked for."""
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
-        path = await world.endpoints.door(JOB, 0, ADA)
+        path = await world.endpoints.endpoint(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):
             await world.came.acquire()
         writers = []
@@ -538,11 +538,11 @@ async def test_connections_that_nobody_uses_are_given_up_on_both_machines(
         ended.release()
 
     async with tunnel_world(tmp_path, silent) as world, asyncio.timeout(30):
-        await world.endpoints.door(JOB, 0, ADA)
+        await world.endpoints.endpoint(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):
             await ended.acquire()
         assert not world.coordinator.tunnels._open
-        await world.endpoints.door(JOB, 0, ADA)
+        await world.endpoints.endpoint(JOB, 0, ADA)
         await world.came.acquire()
 
 
@@ -553,14 +553,14 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         opened = world.endpoints._opened
 
-        async def noted(door: tunnel_endpoints._Door) -> tunnel_endpoints.Tunnel:
+        async def noted(door: tunnel_endpoints._Endpoint) -> tunnel_endpoints.Tunnel:
             tunnel = await opened(door)
             calls.put_nowait(tunnel.call)
             return tunnel
 
         monkeypatch.setattr(world.endpoints, "_opened", noted)
         world.coordinator.person = "bob"
-        path = await world.endpoints.door(JOB, 0, ADA)
+        path = await world.endpoints.endpoint(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):
             assert await (await calls.get()).code() is grpc.StatusCode.PERMISSION_DENIED
         world.coordinator.person = "ada"
@@ -578,10 +578,10 @@ async def test_unused_connections_leave_room_for_those_in_use(
     monkeypatch.setattr(tunnels_module, "MAX_TUNNELS_PER_PERSON", 3)
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         for _ in range(5):
-            await world.endpoints.door(JOB, 0, ADA)
+            await world.endpoints.endpoint(JOB, 0, ADA)
         for _ in range(2):
             await world.came.acquire()
-        path = await world.endpoints.door(JobId("9999999999"), 0, ADA)
+        path = await world.endpoints.endpoint(JobId("9999999999"), 0, ADA)
         reader, writer = await asyncio.open_unix_connection(path)
         assert "job 9999999999 has nothing on this node" in (await reader.read()).decode()
         writer.close()

@@ -138,7 +138,7 @@ async def test_nobody_takes_up_the_connection_of_another(tmp_path: Path) -> None
         assert await reader.readline() == b"HELLO\n"
         assert world.ends is not None
         name = next(name for name, one in world.ends._connections.items() if one.stream.received)
-        door = next(iter(world.endpoints._doors.values()))
+        door = next(iter(world.endpoints._endpoints.values()))
         again = await world.endpoints._opened(door, name)
         with pytest.raises(Exception, match="a connection of that name is there"):
             await again.call.read()

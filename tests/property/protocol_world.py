@@ -468,9 +468,11 @@ class Search:
         assert not isinstance(order, Report | StaleEpoch)
         taken = self.take(before.book, order)
         if self.story.quick and taken.todo is attempt_log.OrderWork.PREPARE:
-            return self._changed(self._side(replace(before, book=taken.book)), node, order.key, RESERVES)
+            return self._changed(
+                self._side(replace(before, book=taken.attempt_log)), node, order.key, RESERVES
+            )
         sent = self._message(node, taken.report, to_node=False)
-        return self._side(replace(before, book=taken.book)), sent
+        return self._side(replace(before, book=taken.attempt_log)), sent
 
     def take(self, book: AttemptLog, order: Order) -> attempt_log.OrderAnswer:
         return attempt_log.take(book, order, ACCOUNT, None, NOW, boot_id=BOOT)

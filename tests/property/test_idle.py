@@ -17,6 +17,7 @@ from gpushared.domain.model.lease import (
     ContainerId,
     Draining,
     Idle,
+    Idleness,
     Lease,
     LeaseId,
     NoticeKind,
@@ -148,7 +149,7 @@ class IdleMachine(RuleBasedStateMachine):
     @invariant()
     def who_worked_is_neither_told_nor_lowered(self) -> None:
         if self.id and self.runs and self.works_at == self.now:
-            assert (self.lease.notice, self.lease.lowered, self.lease.idle_since) == (None, False, None)
+            assert (self.lease.notice, self.lease.idleness) == (None, Idleness())
 
     @invariant()
     def it_goes_by_itself_only_when_it_was_idle(self) -> None:

@@ -186,7 +186,7 @@ def test_a_kept_picture_of_a_pool_is_one_that_is_drawn_anew(seed: int) -> None:
     """Its rooms and its sums, after any events, and after passes whose steps were never written."""
     chance = random.Random(seed)
     pool = Pool(*NODES, gpus=2, rules=replace(RULES, policy=POLICY))
-    kept = pool.state.snapshot = ClusterSnapshot()
+    kept = pool.snapshot
     for number in range(30):
         before = pool.state
         _something(pool, number, chance)

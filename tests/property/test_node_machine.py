@@ -303,7 +303,7 @@ class NodeMachine(RuleBasedStateMachine):
         """``older``: with a journal of the release before, in which a lease's container says less."""
         self.batch = None
         kept = [lease for lease in self.journal.values() if not isinstance(lease.state, Ended)]
-        kept = [replace(lease, baked=()) if older else lease for lease in kept]
+        kept = [replace(lease, created_grants=()) if older else lease for lease in kept]
         empty = NodeState(rules=self.committed.rules)
         drained = dict(self.committed.drained)
         self.state = self.committed = restore(
@@ -368,7 +368,7 @@ class NodeMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_started_again_more_often_than_asked_for(self) -> None:
         for lease in self.state.leases.values():
-            assert lease.restarts <= lease.request.restart_on_fault
+            assert lease.health.restarts <= lease.request.restart_on_fault
 
     @invariant()
     def containers_and_devices_belong_to_one_lease(self) -> None:
@@ -383,8 +383,8 @@ class NodeMachine(RuleBasedStateMachine):
         """Of one that runs without its lease's grants, an older journal does not say it."""
         for lease in self.state.leases.values():
             if lease.container is not None and not (isinstance(lease.state, Draining) and not lease.grants):
-                assert lease.baked
-                assert {grant.gpu for grant in (*lease.baked, *lease.grants)} <= lease.given
+                assert lease.created_grants
+                assert {grant.gpu for grant in (*lease.created_grants, *lease.grants)} <= lease.given
 
     @invariant()
     def the_queue_keeps_its_order(self) -> None:

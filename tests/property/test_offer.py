@@ -181,7 +181,7 @@ def test_what_is_offered_is_what_a_request_gets(
     assert offered.starts_now == isinstance(lease.state, Reserved)
     if offered.starts_now:
         assert offered.grants == lease.grants
-    leavers = lease.promised.victims if lease.promised else ()
+    leavers = lease.preemption.promised.victims if lease.preemption.promised else ()
     assert tuple(one.lease.id for one in offered.gives_way) == leavers
 
 

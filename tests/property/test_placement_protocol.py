@@ -134,7 +134,7 @@ class _WithoutTombstones(Search):
     def take(self, book: AttemptLog, order: Order) -> OrderAnswer:
         taken = super().take(book, order)
         if isinstance(order, Query | CancelPart) and book.get(order.key) is None:
-            return replace(taken, book=book)
+            return replace(taken, attempt_log=book)
         return taken
 
 

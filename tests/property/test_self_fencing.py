@@ -118,7 +118,7 @@ class Fencing:
         step = handle(state, m.JobSubmitted(JOB, SPEC), NOW)
         (send,) = (one for one in step.instructions if isinstance(one, m.Send))
         assert send.node == FIRST
-        book = attempt_log.take(AttemptLog(), send.order, ACCOUNT, None, NOW).book
+        book = attempt_log.take(AttemptLog(), send.order, ACCOUNT, None, NOW).attempt_log
         book = attempt_log.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
         report = attempt_log.report_of(book.records[KEY])
         return World(handle(step.state, m.AttemptReported(FIRST, report), NOW).state, book)

@@ -97,6 +97,8 @@ Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
 
 @_typing.final
 class AuditLine(_message.Message):
+    """An audit line tells of one request."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int

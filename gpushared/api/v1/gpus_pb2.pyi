@@ -165,6 +165,8 @@ Global___ListGpusResponse: _TypeAlias = ListGpusResponse  # noqa: Y015
 
 @_typing.final
 class Gpu(_message.Message):
+    """A GPU has these used and free capacities."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     UUID_FIELD_NUMBER: _builtins.int

@@ -137,6 +137,8 @@ Global___JobAfter: _TypeAlias = JobAfter  # noqa: Y015
 
 @_typing.final
 class SubmitAnswer(_message.Message):
+    """The jobs that were taken have these ids."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_IDS_FIELD_NUMBER: _builtins.int
@@ -259,6 +261,8 @@ Global___JobRef: _TypeAlias = JobRef  # noqa: Y015
 
 @_typing.final
 class Job(_message.Message):
+    """A job is a container that is to run somewhere, sometime."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -397,6 +401,8 @@ Global___JobTry: _TypeAlias = JobTry  # noqa: Y015
 
 @_typing.final
 class JobPart(_message.Message):
+    """A part is what one node does in the attempt that is under way, or did in the last one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -600,6 +606,8 @@ Global___JobPriorityRequest: _TypeAlias = JobPriorityRequest  # noqa: Y015
 
 @_typing.final
 class JobExplanation(_message.Message):
+    """An explanation tells why a job waits or how it ended, with its story."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -637,6 +645,8 @@ Global___JobExplanation: _TypeAlias = JobExplanation  # noqa: Y015
 
 @_typing.final
 class JobStoryEntry(_message.Message):
+    """An entry is one line of a job's story."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     AT_FIELD_NUMBER: _builtins.int
@@ -795,6 +805,8 @@ Global___DoorRequest: _TypeAlias = DoorRequest  # noqa: Y015
 
 @_typing.final
 class DoorAnswer(_message.Message):
+    """This Docker endpoint reaches a job."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HOST_FIELD_NUMBER: _builtins.int
@@ -850,6 +862,8 @@ Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
 
 @_typing.final
 class ReserveAnswer(_message.Message):
+    """A client waits for this job's lease."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -927,6 +941,8 @@ Global___NodesResponse: _TypeAlias = NodesResponse  # noqa: Y015
 
 @_typing.final
 class PoolNode(_message.Message):
+    """A node of the pool is described as the coordinator knows it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -986,6 +1002,8 @@ Global___PoolNode: _TypeAlias = PoolNode  # noqa: Y015
 
 @_typing.final
 class PoolGpu(_message.Message):
+    """A GPU of the pool is described as its node reported it last."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int

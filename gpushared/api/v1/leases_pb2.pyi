@@ -422,6 +422,8 @@ Global___ListLeasesResponse: _TypeAlias = ListLeasesResponse  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
+    """A grant is a part of one GPU."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GPU_UUID_FIELD_NUMBER: _builtins.int
@@ -461,6 +463,8 @@ Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):
+    """A lease is the right to use parts of this node's GPUs until a time."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
@@ -667,6 +671,8 @@ Global___Notice: _TypeAlias = Notice  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
+    """A queued lease has this place, and waits for this reason."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: _builtins.int
@@ -703,6 +709,8 @@ Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 
 @_typing.final
 class Outcome(_message.Message):
+    """An outcome tells how a lease ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -732,6 +740,8 @@ Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class UnmanagedProcess(_message.Message):
+    """An unmanaged process uses a GPU without a lease."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PID_FIELD_NUMBER: _builtins.int
@@ -768,6 +778,8 @@ Global___UnmanagedProcess: _TypeAlias = UnmanagedProcess  # noqa: Y015
 
 @_typing.final
 class StoryEntry(_message.Message):
+    """An entry is one line of a lease's story."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     AT_FIELD_NUMBER: _builtins.int
@@ -793,6 +805,8 @@ Global___StoryEntry: _TypeAlias = StoryEntry  # noqa: Y015
 
 @_typing.final
 class Explanation(_message.Message):
+    """An explanation tells why a lease waits, what becomes of it, and its story."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
@@ -839,6 +853,8 @@ Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
 
 @_typing.final
 class Kept(_message.Message):
+    """These GPUs are kept for a waiting lease."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -868,6 +884,8 @@ Global___Kept: _TypeAlias = Kept  # noqa: Y015
 
 @_typing.final
 class OfferAnswer(_message.Message):
+    """An offer tells the fate that a request would have."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ASKS_FIELD_NUMBER: _builtins.int
@@ -928,6 +946,8 @@ Global___OfferAnswer: _TypeAlias = OfferAnswer  # noqa: Y015
 
 @_typing.final
 class GivesWay(_message.Message):
+    """This lease would give way to a request."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -960,6 +980,8 @@ Global___GivesWay: _TypeAlias = GivesWay  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
+    """A refusal counts the GPUs that one reason refused in the newest decision."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int

@@ -605,87 +605,23 @@ Global___DrainNotice: _TypeAlias = DrainNotice  # noqa: Y015
 
 @_typing.final
 class Allowance(_message.Message):
+    """Nodes of older versions bound their own leases by shares of the pool's limits. An empty message with a higher
+    revision than theirs frees them from that; newer nodes ignore it.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    PROJECTS_FIELD_NUMBER: _builtins.int
-    VALID_SECONDS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
-    USERS_FIELD_NUMBER: _builtins.int
-    valid_seconds: _builtins.float
-    """So long the node goes by it without contact to the coordinator; 0 = without end."""
     revision: _builtins.int
-    """The node goes by the highest that it heard, and says with `free` which that is."""
-    @_builtins.property
-    def projects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProjectAllowance]:
-        """So many thousandths of a GPU may the leases hold that the node gives to this project by itself."""
-
-    @_builtins.property
-    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllowedUser]:
-        """Everybody of the node's realms who is in a project with a limit."""
-
     def __init__(
         self,
         *,
-        projects: _abc.Iterable[Global___ProjectAllowance] | None = ...,
-        valid_seconds: _builtins.float = ...,
         revision: _builtins.int = ...,
-        users: _abc.Iterable[Global___AllowedUser] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["projects", b"projects", "revision", b"revision", "users", b"users", "valid_seconds", b"valid_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Allowance: _TypeAlias = Allowance  # noqa: Y015
-
-@_typing.final
-class AllowedUser(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PRINCIPAL_FIELD_NUMBER: _builtins.int
-    PROJECTS_FIELD_NUMBER: _builtins.int
-    principal: _builtins.str
-    @_builtins.property
-    def projects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The pool's projects that they are in, the one first that counts where they name none."""
-
-    def __init__(
-        self,
-        *,
-        principal: _builtins.str = ...,
-        projects: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "projects", b"projects"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AllowedUser: _TypeAlias = AllowedUser  # noqa: Y015
-
-@_typing.final
-class ProjectAllowance(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PROJECT_FIELD_NUMBER: _builtins.int
-    PERMILLE_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    project: _builtins.str
-    permille: _builtins.int
-    model: _builtins.str
-    """The GPU model that the limit is of; empty for all models together."""
-    def __init__(
-        self,
-        *,
-        project: _builtins.str = ...,
-        permille: _builtins.int = ...,
-        model: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "permille", b"permille", "project", b"project"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ProjectAllowance: _TypeAlias = ProjectAllowance  # noqa: Y015

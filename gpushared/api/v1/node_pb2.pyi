@@ -79,6 +79,8 @@ Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
 
 @_typing.final
 class EngineStatus(_message.Message):
+    """The Docker engine behind the daemon is in this state."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
@@ -150,6 +152,8 @@ Global___PresetsResponse: _TypeAlias = PresetsResponse  # noqa: Y015
 
 @_typing.final
 class Preset(_message.Message):
+    """A preset is a request that the administrator gave a name."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -360,6 +364,8 @@ Global___DoctorReport: _TypeAlias = DoctorReport  # noqa: Y015
 
 @_typing.final
 class CheckResult(_message.Message):
+    """A check has this result."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -393,6 +399,8 @@ Global___CheckResult: _TypeAlias = CheckResult  # noqa: Y015
 
 @_typing.final
 class Setting(_message.Message):
+    """The daemon runs with this setting."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SECTION_FIELD_NUMBER: _builtins.int

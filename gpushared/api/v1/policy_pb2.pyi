@@ -80,6 +80,8 @@ Global___PolicyExplanation: _TypeAlias = PolicyExplanation  # noqa: Y015
 
 @_typing.final
 class PolicyFinding(_message.Message):
+    """A finding judges one field of a create body."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FIELD_FIELD_NUMBER: _builtins.int
@@ -169,6 +171,8 @@ Global___PolicyRules: _TypeAlias = PolicyRules  # noqa: Y015
 
 @_typing.final
 class PolicyRule(_message.Message):
+    """A rule is one key below [gate]."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

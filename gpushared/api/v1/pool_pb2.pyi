@@ -35,6 +35,8 @@ Global___GetTrustRequest: _TypeAlias = GetTrustRequest  # noqa: Y015
 
 @_typing.final
 class Trust(_message.Message):
+    """These certificates are the pool's trust anchors."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POOL_FIELD_NUMBER: _builtins.int
@@ -173,6 +175,8 @@ Global___JoinTokenRequest: _TypeAlias = JoinTokenRequest  # noqa: Y015
 
 @_typing.final
 class JoinToken(_message.Message):
+    """A join token lets one machine become a node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
@@ -289,6 +293,8 @@ Global___ApiTokenRequest: _TypeAlias = ApiTokenRequest  # noqa: Y015
 
 @_typing.final
 class ApiToken(_message.Message):
+    """An API token speaks for a person."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
@@ -380,6 +386,8 @@ Global___TokenRef: _TypeAlias = TokenRef  # noqa: Y015
 
 @_typing.final
 class Revoked(_message.Message):
+    """A sentence tells people what was revoked."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SENTENCE_FIELD_NUMBER: _builtins.int
@@ -451,6 +459,8 @@ Global___ForgetNodeRequest: _TypeAlias = ForgetNodeRequest  # noqa: Y015
 
 @_typing.final
 class NodeAnswer(_message.Message):
+    """Sentences tell people what was done about a node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SENTENCES_FIELD_NUMBER: _builtins.int
@@ -491,6 +501,8 @@ Global___RotateCaRequest: _TypeAlias = RotateCaRequest  # noqa: Y015
 
 @_typing.final
 class RotateCaAnswer(_message.Message):
+    """Sentences tell people what was done, and what is next."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SENTENCES_FIELD_NUMBER: _builtins.int
@@ -526,6 +538,8 @@ Global___PoolStatusRequest: _TypeAlias = PoolStatusRequest  # noqa: Y015
 
 @_typing.final
 class PoolStatus(_message.Message):
+    """The coordinator is in this state."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POOL_FIELD_NUMBER: _builtins.int

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agpushare/v1/projects.proto\x12\x0bgpushare.v1\"\x15\n\x13ListProjectsRequest\"~\n\x14ListProjectsResponse\x12&\n\x08projects\x18\x01 \x03(\x0b\x32\x14.gpushare.v1.Project\x12\x11\n\tsimulated\x18\x02 \x01(\x08\x12+\n\x0bpool_shares\x18\x03 \x03(\x0b\x32\x16.gpushare.v1.PoolShare\"\x84\x01\n\tPoolShare\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08permille\x18\x04 \x01(\x05\x12\x15\n\rheld_permille\x18\x05 \x01(\x05\x12\x0f\n\x07told_at\x18\x06 \x01(\x01\x12\x0f\n\x07trouble\x18\x07 \x01(\t\"\x92\x01\n\x05Quota\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1b\n\x13guaranteed_permille\x18\x02 \x01(\x05\x12\x1b\n\x0elimit_permille\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0e\x66ixed_permille\x18\x04 \x01(\x05\x12\x15\n\rheld_permille\x18\x05 \x01(\x05\x42\x11\n\x0f_limit_permille\"p\n\nIdlePolicy\x12\r\n\x05\x63lass\x18\x01 \x01(\t\x12\x14\n\x0cwarn_seconds\x18\x02 \x01(\x01\x12\x15\n\rlower_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06\x61\x63tion\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tion_seconds\x18\x05 \x01(\x01\"\xa7\x02\n\x07Project\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05users\x18\x02 \x03(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\"\n\x06quotas\x18\x04 \x03(\x0b\x32\x12.gpushare.v1.Quota\x12\x15\n\rheld_permille\x18\x05 \x01(\x05\x12\x1b\n\x13\x64\x65\x63\x61yed_gpu_seconds\x18\x06 \x01(\x01\x12\x11\n\tuse_ratio\x18\x07 \x01(\x01\x12\x0e\n\x06origin\x18\x08 \x01(\t\x12\x0f\n\x07holding\x18\t \x03(\t\x12\x0f\n\x07waiting\x18\n \x03(\t\x12%\n\x04idle\x18\x0b \x03(\x0b\x32\x17.gpushare.v1.IdlePolicy\x12+\n\nquiet_idle\x18\x0c \x03(\x0b\x32\x17.gpushare.v1.IdlePolicy\"\xc7\x01\n\x11SetProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12*\n\x05users\x18\x03 \x01(\x0b\x32\x16.gpushare.v1.UserNamesH\x01\x88\x01\x01\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nguaranteed\x18\x05 \x01(\t\x12\r\n\x05limit\x18\x06 \x01(\t\x12\r\n\x05\x66ixed\x18\x07 \x01(\t\x12\r\n\x05unset\x18\x08 \x01(\x08\x42\t\n\x07_weightB\x08\n\x06_users\"\x1a\n\tUserNames\x12\r\n\x05names\x18\x01 \x03(\t2\x94\x01\n\x08Projects\x12K\n\x04List\x12 .gpushare.v1.ListProjectsRequest\x1a!.gpushare.v1.ListProjectsResponse\x12;\n\x03Set\x12\x1e.gpushare.v1.SetProjectRequest\x1a\x14.gpushare.v1.Projectb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agpushare/v1/projects.proto\x12\x0bgpushare.v1\"\x15\n\x13ListProjectsRequest\"d\n\x14ListProjectsResponse\x12&\n\x08projects\x18\x01 \x03(\x0b\x32\x14.gpushare.v1.Project\x12\x11\n\tsimulated\x18\x02 \x01(\x08J\x04\x08\x03\x10\x04R\x0bpool_shares\"\x92\x01\n\x05Quota\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1b\n\x13guaranteed_permille\x18\x02 \x01(\x05\x12\x1b\n\x0elimit_permille\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0e\x66ixed_permille\x18\x04 \x01(\x05\x12\x15\n\rheld_permille\x18\x05 \x01(\x05\x42\x11\n\x0f_limit_permille\"p\n\nIdlePolicy\x12\r\n\x05\x63lass\x18\x01 \x01(\t\x12\x14\n\x0cwarn_seconds\x18\x02 \x01(\x01\x12\x15\n\rlower_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06\x61\x63tion\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tion_seconds\x18\x05 \x01(\x01\"\xa7\x02\n\x07Project\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05users\x18\x02 \x03(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12\"\n\x06quotas\x18\x04 \x03(\x0b\x32\x12.gpushare.v1.Quota\x12\x15\n\rheld_permille\x18\x05 \x01(\x05\x12\x1b\n\x13\x64\x65\x63\x61yed_gpu_seconds\x18\x06 \x01(\x01\x12\x11\n\tuse_ratio\x18\x07 \x01(\x01\x12\x0e\n\x06origin\x18\x08 \x01(\t\x12\x0f\n\x07holding\x18\t \x03(\t\x12\x0f\n\x07waiting\x18\n \x03(\t\x12%\n\x04idle\x18\x0b \x03(\x0b\x32\x17.gpushare.v1.IdlePolicy\x12+\n\nquiet_idle\x18\x0c \x03(\x0b\x32\x17.gpushare.v1.IdlePolicy\"\xc7\x01\n\x11SetProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12*\n\x05users\x18\x03 \x01(\x0b\x32\x16.gpushare.v1.UserNamesH\x01\x88\x01\x01\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nguaranteed\x18\x05 \x01(\t\x12\r\n\x05limit\x18\x06 \x01(\t\x12\r\n\x05\x66ixed\x18\x07 \x01(\t\x12\r\n\x05unset\x18\x08 \x01(\x08\x42\t\n\x07_weightB\x08\n\x06_users\"\x1a\n\tUserNames\x12\r\n\x05names\x18\x01 \x03(\t2\x94\x01\n\x08Projects\x12K\n\x04List\x12 .gpushare.v1.ListProjectsRequest\x1a!.gpushare.v1.ListProjectsResponse\x12;\n\x03Set\x12\x1e.gpushare.v1.SetProjectRequest\x1a\x14.gpushare.v1.Projectb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPROJECTSREQUEST']._serialized_start=43
   _globals['_LISTPROJECTSREQUEST']._serialized_end=64
   _globals['_LISTPROJECTSRESPONSE']._serialized_start=66
-  _globals['_LISTPROJECTSRESPONSE']._serialized_end=192
-  _globals['_POOLSHARE']._serialized_start=195
-  _globals['_POOLSHARE']._serialized_end=327
-  _globals['_QUOTA']._serialized_start=330
-  _globals['_QUOTA']._serialized_end=476
-  _globals['_IDLEPOLICY']._serialized_start=478
-  _globals['_IDLEPOLICY']._serialized_end=590
-  _globals['_PROJECT']._serialized_start=593
-  _globals['_PROJECT']._serialized_end=888
-  _globals['_SETPROJECTREQUEST']._serialized_start=891
-  _globals['_SETPROJECTREQUEST']._serialized_end=1090
-  _globals['_USERNAMES']._serialized_start=1092
-  _globals['_USERNAMES']._serialized_end=1118
-  _globals['_PROJECTS']._serialized_start=1121
-  _globals['_PROJECTS']._serialized_end=1269
+  _globals['_LISTPROJECTSRESPONSE']._serialized_end=166
+  _globals['_QUOTA']._serialized_start=169
+  _globals['_QUOTA']._serialized_end=315
+  _globals['_IDLEPOLICY']._serialized_start=317
+  _globals['_IDLEPOLICY']._serialized_end=429
+  _globals['_PROJECT']._serialized_start=432
+  _globals['_PROJECT']._serialized_end=727
+  _globals['_SETPROJECTREQUEST']._serialized_start=730
+  _globals['_SETPROJECTREQUEST']._serialized_end=929
+  _globals['_USERNAMES']._serialized_start=931
+  _globals['_USERNAMES']._serialized_end=957
+  _globals['_PROJECTS']._serialized_start=960
+  _globals['_PROJECTS']._serialized_end=1108
 # @@protoc_insertion_point(module_scope)

@@ -39,73 +39,24 @@ class ListProjectsResponse(_message.Message):
 
     PROJECTS_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
-    POOL_SHARES_FIELD_NUMBER: _builtins.int
     simulated: _builtins.bool
     @_builtins.property
     def projects(self) -> _containers.RepeatedCompositeFieldContainer[Global___Project]:
         """By name."""
-
-    @_builtins.property
-    def pool_shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolShare]:
-        """On a node of a pool: what it may give by itself of the pool's limits."""
 
     def __init__(
         self,
         *,
         projects: _abc.Iterable[Global___Project] | None = ...,
         simulated: _builtins.bool = ...,
-        pool_shares: _abc.Iterable[Global___PoolShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool_shares", b"pool_shares", "projects", b"projects", "simulated", b"simulated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["projects", b"projects", "simulated", b"simulated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListProjectsResponse: _TypeAlias = ListProjectsResponse  # noqa: Y015
-
-@_typing.final
-class PoolShare(_message.Message):
-    """What a pool lets this node give to one of the pool's projects by itself."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POOL_FIELD_NUMBER: _builtins.int
-    PROJECT_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PERMILLE_FIELD_NUMBER: _builtins.int
-    HELD_PERMILLE_FIELD_NUMBER: _builtins.int
-    TOLD_AT_FIELD_NUMBER: _builtins.int
-    TROUBLE_FIELD_NUMBER: _builtins.int
-    pool: _builtins.str
-    project: _builtins.str
-    model: _builtins.str
-    """The GPU model that the limit is of; empty for all models together."""
-    permille: _builtins.int
-    held_permille: _builtins.int
-    """What leases that the node gave by itself hold of it."""
-    told_at: _builtins.float
-    """When the coordinator said so (Unix seconds)."""
-    trouble: _builtins.str
-    """"", "away": the coordinator does not answer, so there is no more; "ended": nor what is left of it."""
-    def __init__(
-        self,
-        *,
-        pool: _builtins.str = ...,
-        project: _builtins.str = ...,
-        model: _builtins.str = ...,
-        permille: _builtins.int = ...,
-        held_permille: _builtins.int = ...,
-        told_at: _builtins.float = ...,
-        trouble: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_permille", b"held_permille", "model", b"model", "permille", b"permille", "pool", b"pool", "project", b"project", "told_at", b"told_at", "trouble", b"trouble"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PoolShare: _TypeAlias = PoolShare  # noqa: Y015
 
 @_typing.final
 class Quota(_message.Message):
@@ -181,6 +132,8 @@ Global___IdlePolicy: _TypeAlias = IdlePolicy  # noqa: Y015
 
 @_typing.final
 class Project(_message.Message):
+    """A project shares its quotas among its users."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

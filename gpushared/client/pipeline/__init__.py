@@ -11,8 +11,7 @@ There are synchronous and asyncio twins.
 Importing this module imports gRPC. Errors are those of ``gpushared.domain.model.errors``.
 """
 
-from gpushared.client.http import ConnectionLost
-from gpushared.client.jobs import (
+from gpushared.api.v1.messages import (
     Job,
     JobExplanation,
     JobPart,
@@ -22,9 +21,10 @@ from gpushared.client.jobs import (
     PoolNode,
     SubmitAnswer,
 )
+from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline.async_pool import AsyncPool
-from gpushared.client.pipeline.common import JobWarning
 from gpushared.client.pipeline.job_request import JobRequest, Mount
+from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.client.pipeline.sync_pool import Pool
 from gpushared.domain.model.errors import NeverFits
 

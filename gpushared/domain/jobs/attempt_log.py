@@ -88,7 +88,7 @@ CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node s
 
 @dataclass(frozen=True, slots=True)
 class AttemptLog:
-    """A node's book of one coordinator's orders.
+    """Log one coordinator's orders on a node.
 
     ``epoch``: the highest that was seen; ``next_revision``: that of the next change.
     """
@@ -118,16 +118,16 @@ class OrderWork(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OrderAnswer:
-    """The book after an order, what to answer, and what to do. ``attempt`` is the record as it is now."""
+    """Hold the log after an order, what to answer, and what to do. ``attempt`` is the record as it is now."""
 
-    book: AttemptLog
+    attempt_log: AttemptLog
     report: Report | StaleEpoch
     todo: OrderWork = OrderWork.NOTHING
     attempt: Attempt | None = None
 
 
 def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> AttemptLog:
-    """The book that these records were in. ``epoch``: the highest that was seen."""
+    """Return the log that had these records. ``epoch``: the highest that was seen."""
     known = {record.key: record for record in records}
     return AttemptLog(
         PersistentMap(known),
@@ -139,7 +139,7 @@ def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") 
 
 
 def take(
-    book: AttemptLog,
+    attempt_log: AttemptLog,
     order: Order,
     account: Caller | None,
     refusal: Ending | None,
@@ -147,35 +147,37 @@ def take(
     *,
     boot_id: str = "",
 ) -> OrderAnswer:
-    """Return the outcome of an order: the new book and the answer.
+    """Return the outcome of an order: the new log and the answer.
 
     ``account``: the local account as which a ``Place`` would run here. ``refusal``: the reason why this node
     does not take the order whatever is free, such as an owner who has no account here. ``boot_id``: this boot
     of the machine.
     """
-    if order.epoch < book.epoch and not isinstance(order, Query):
-        return OrderAnswer(book, StaleEpoch(order.key, book.epoch), attempt=book.get(order.key))
-    book = heard(book, order.epoch)
+    if order.epoch < attempt_log.epoch and not isinstance(order, Query):
+        return OrderAnswer(
+            attempt_log, StaleEpoch(order.key, attempt_log.epoch), attempt=attempt_log.get(order.key)
+        )
+    attempt_log = heard(attempt_log, order.epoch)
     match order:
         case Place():
-            return _place(book, order, account, refusal, now, boot_id)
+            return _place(attempt_log, order, account, refusal, now, boot_id)
         case Query():
-            return _answer(book, book.get(order.key) or _tombstone(order, NEVER_SEEN, now))
+            return _answer(attempt_log, attempt_log.get(order.key) or _tombstone(order, NEVER_SEEN, now))
         case CancelPart():
-            return _cancel(book, order, now)
+            return _cancel(attempt_log, order, now)
         case Commit():
-            return _commit(book, order, now)
+            return _commit(attempt_log, order, now)
         case GiveBack():
-            return _cancel(book, CancelPart(order.key, order.epoch, 0, CLIENT_END), now)
+            return _cancel(attempt_log, CancelPart(order.key, order.epoch, 0, CLIENT_END), now)
 
 
-def heard(book: AttemptLog, epoch: int) -> AttemptLog:
-    """The book after a coordinator said its epoch: orders of a lower one are not taken any more."""
-    return replace(book, epoch=epoch) if epoch > book.epoch else book
+def heard(attempt_log: AttemptLog, epoch: int) -> AttemptLog:
+    """Return the log after a coordinator said its epoch: orders of a lower one are not taken any more."""
+    return replace(attempt_log, epoch=epoch) if epoch > attempt_log.epoch else attempt_log
 
 
 def changed(
-    book: AttemptLog,
+    attempt_log: AttemptLog,
     key: AttemptKey,
     state: AttemptState,
     *,
@@ -186,13 +188,13 @@ def changed(
     guarded: bool | None = None,
     now: float,
 ) -> AttemptLog:
-    """The book after a lease, a container or a preparation changed; final records stay as they are.
+    """Return the log after a lease, a container or a preparation changed; final records stay as they are.
 
     What is not said stays as it was. The end of what the coordinator cancelled is by its word.
     """
-    record = book.records[key]
+    record = attempt_log.records[key]
     if record.state.is_final:
-        return book
+        return attempt_log
     if ending is not None and ending.kind is EndKind.STOPPED and record.cancelled_by:
         ending = replace(ending, kind=EndKind.CANCELLED)
     new = replace(
@@ -204,7 +206,7 @@ def changed(
         boot_id=record.boot_id if boot_id is None else boot_id,
         guarded=record.guarded if guarded is None else guarded,
     )
-    return book if new == record else _written(book, replace(new, at=now))
+    return attempt_log if new == record else _written(attempt_log, replace(new, at=now))
 
 
 def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
@@ -224,16 +226,16 @@ def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
     )
 
 
-def reports(book: AttemptLog, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
-    """Return the reports on all attempts for the node's hello to a coordinator, the oldest change first.
+def reports(attempt_log: AttemptLog, spec_bytes: int = SPEC_BYTES) -> tuple[Report, ...]:
+    """Return the reports on all attempts for the node's registration to a coordinator, the oldest change first.
 
     A coordinator that lost its memory goes on with live attempts by their specs. Of a finished attempt it
     must know only that the attempt is over. The newest of these come with their specs too, up to
     ``spec_bytes``, so that the jobs of the last hours are shown again. The specs of a whole month would keep
     both sides busy for as long as the node sends them.
     """
-    records = sorted(book.records.values(), key=lambda record: record.revision)
-    with_spec, left = set(book.live), spec_bytes
+    records = sorted(attempt_log.records.values(), key=lambda record: record.revision)
+    with_spec, left = set(attempt_log.live), spec_bytes
     for record in reversed(records):
         if record.state.is_final and record.spec is not None:
             left -= len(record.spec.body) + SPEC_REST_BYTES
@@ -249,74 +251,74 @@ def _told(record: Attempt, with_spec: bool) -> Report:
     return replace(report, request=record.request) if record.gang else report
 
 
-def fenced(book: AttemptLog) -> tuple[Attempt, ...]:
+def fenced(attempt_log: AttemptLog) -> tuple[Attempt, ...]:
     """The attempts that are ended for want of contact."""
-    return tuple(record for record in book.live.values() if record.is_fenced)
+    return tuple(record for record in attempt_log.live.values() if record.is_fenced)
 
 
-def to_fence(book: AttemptLog, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
+def to_fence(attempt_log: AttemptLog, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
     """The attempts that must be ended, because the coordinator may soon take them for dead.
 
     ``contact_at``: when the newest beat that the coordinator acknowledged was *sent*. Any later time would
     be wrong: the coordinator counts from when it last heard of this node, not from when it last spoke.
     """
-    return tuple(sorted(key for key, at in _fences(book, contact_at) if at <= now))
+    return tuple(sorted(key for key, at in _fences(attempt_log, contact_at) if at <= now))
 
 
-def fence_at(book: AttemptLog, contact_at: float) -> float:
+def fence_at(attempt_log: AttemptLog, contact_at: float) -> float:
     """When ``to_fence`` will next name one; infinite where none may be taken for dead."""
-    return min((at for _, at in _fences(book, contact_at)), default=float("inf"))
+    return min((at for _, at in _fences(attempt_log, contact_at)), default=float("inf"))
 
 
-def of_earlier_boots(book: AttemptLog, boot_id: str) -> tuple[AttemptKey, ...]:
+def of_earlier_boots(attempt_log: AttemptLog, boot_id: str) -> tuple[AttemptKey, ...]:
     """The attempts that must not begin, or go on, in this boot of the machine.
 
     While it was off, somebody may have said so to the coordinator, which then runs their jobs elsewhere. What
     was running is not among them: its end says that it is lost. Nor are the node's own, which nobody else
     runs.
     """
-    if not book.coordinator:
+    if not attempt_log.coordinator:
         return ()
     return tuple(
         sorted(
             key
-            for key, record in book.live.items()
+            for key, record in attempt_log.live.items()
             if record.state is not AttemptState.RUNNING and (record.boot_id or record.placed_in) != boot_id
         )
     )
 
 
-def pruned(book: AttemptLog, now: float) -> AttemptLog:
-    """The book without final records that nothing can come late for any more."""
+def pruned(attempt_log: AttemptLog, now: float) -> AttemptLog:
+    """Return the log without final records that nothing can come late for any more."""
     old = [
         key
-        for key, record in book.records.items()
+        for key, record in attempt_log.records.items()
         if record.state.is_final and record.at < now - FINAL_KEPT_SECONDS
     ]
-    records = book.records
+    records = attempt_log.records
     for key in old:
         records = records.drop(key)
-    return replace(book, records=records)
+    return replace(attempt_log, records=records)
 
 
 # --- one order each ------------------------------------------------------------------------------------
 
 
 def _place(
-    book: AttemptLog,
+    attempt_log: AttemptLog,
     order: Place,
     account: Caller | None,
     refusal: Ending | None,
     now: float,
     boot_id: str,
 ) -> OrderAnswer:
-    known = book.get(order.key)
+    known = attempt_log.get(order.key)
     if known is not None:
-        return OrderAnswer(book, report_of(known), attempt=known)
+        return OrderAnswer(attempt_log, report_of(known), attempt=known)
     record = Attempt(
         key=order.key,
         state=AttemptState.PREPARING if refusal is None else AttemptState.REFUSED,
-        revision=book.next_revision,
+        revision=attempt_log.next_revision,
         at=now,
         spec=order.spec,
         request=order.request,
@@ -329,65 +331,65 @@ def _place(
         # Its container is started only once a guard watches it.
         guarded=order.spec.stop_after_seconds is not None,
     )
-    return _answer(book, record, OrderWork.PREPARE if refusal is None else OrderWork.NOTHING)
+    return _answer(attempt_log, record, OrderWork.PREPARE if refusal is None else OrderWork.NOTHING)
 
 
-def _cancel(book: AttemptLog, order: CancelPart, now: float) -> OrderAnswer:
-    known = book.get(order.key)
+def _cancel(attempt_log: AttemptLog, order: CancelPart, now: float) -> OrderAnswer:
+    known = attempt_log.get(order.key)
     if known is None:
-        return _answer(book, _tombstone(order, CANCELLED_UNSEEN, now))
+        return _answer(attempt_log, _tombstone(order, CANCELLED_UNSEEN, now))
     if known.state.is_final:
-        return OrderAnswer(book, report_of(known), attempt=known)
+        return OrderAnswer(attempt_log, report_of(known), attempt=known)
     by = order.by or "the coordinator"
     if known.lease is None:
         gone = Ending(EndKind.CANCELLED, f"cancelled by {by}")
         return _answer(
-            book,
+            attempt_log,
             replace(known, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now),
             OrderWork.END,
         )
     if known.cancelled_by:
-        return OrderAnswer(book, report_of(known), OrderWork.END, known)
-    return _answer(book, replace(known, cancelled_by=by, at=now), OrderWork.END)
+        return OrderAnswer(attempt_log, report_of(known), OrderWork.END, known)
+    return _answer(attempt_log, replace(known, cancelled_by=by, at=now), OrderWork.END)
 
 
-def _commit(book: AttemptLog, order: Commit, now: float) -> OrderAnswer:
-    known = book.get(order.key)
+def _commit(attempt_log: AttemptLog, order: Commit, now: float) -> OrderAnswer:
+    known = attempt_log.get(order.key)
     if known is None:
-        return _answer(book, _tombstone(order, NEVER_SEEN, now))
+        return _answer(attempt_log, _tombstone(order, NEVER_SEEN, now))
     if known.state is not AttemptState.RESERVED or not known.gang or known.facts or known.cancelled_by:
-        return OrderAnswer(book, report_of(known), attempt=known)
-    return _answer(book, replace(known, facts=order.gang, at=now), OrderWork.START)
+        return OrderAnswer(attempt_log, report_of(known), attempt=known)
+    return _answer(attempt_log, replace(known, facts=order.gang, at=now), OrderWork.START)
 
 
 def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
     return Attempt(order.key, AttemptState.REFUSED, 0, now, ending=ending)
 
 
-def _answer(book: AttemptLog, record: Attempt, todo: OrderWork = OrderWork.NOTHING) -> OrderAnswer:
+def _answer(attempt_log: AttemptLog, record: Attempt, todo: OrderWork = OrderWork.NOTHING) -> OrderAnswer:
     """Answer with the record, written where it is new."""
-    if book.get(record.key) is not record:
-        book = _written(book, record)
-    record = book.records[record.key]
-    return OrderAnswer(book, report_of(record), todo, record)
+    if attempt_log.get(record.key) is not record:
+        attempt_log = _written(attempt_log, record)
+    record = attempt_log.records[record.key]
+    return OrderAnswer(attempt_log, report_of(record), todo, record)
 
 
-def _written(book: AttemptLog, record: Attempt) -> AttemptLog:
-    record = replace(record, revision=book.next_revision, coordinator=book.coordinator)
-    live = {key: one for key, one in book.live.items() if key != record.key}
+def _written(attempt_log: AttemptLog, record: Attempt) -> AttemptLog:
+    record = replace(record, revision=attempt_log.next_revision, coordinator=attempt_log.coordinator)
+    live = {key: one for key, one in attempt_log.live.items() if key != record.key}
     if not record.state.is_final:
         live[record.key] = record
     return replace(
-        book,
-        records=book.records.put(record.key, record),
+        attempt_log,
+        records=attempt_log.records.put(record.key, record),
         live=live,
-        next_revision=book.next_revision + 1,
+        next_revision=attempt_log.next_revision + 1,
     )
 
 
-def _fences(book: AttemptLog, contact_at: float) -> Iterable[tuple[AttemptKey, float]]:
+def _fences(attempt_log: AttemptLog, contact_at: float) -> Iterable[tuple[AttemptKey, float]]:
     return (
         (key, contact_at + record.spec.stop_after_seconds)
-        for key, record in book.live.items()
+        for key, record in attempt_log.live.items()
         if record.spec is not None and record.spec.stop_after_seconds is not None
     )

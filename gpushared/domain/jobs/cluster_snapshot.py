@@ -1,9 +1,8 @@
-"""The pool's GPUs as the queue's policy sees them: a picture that is kept from pass to pass.
+"""Keep a snapshot of the pool's GPUs and of their holders from scheduling pass to scheduling pass.
 
-To draw all of it anew takes a tenth of a second with a thousand nodes. So the picture remembers of which
-facts it was drawn, and looks again only at nodes where they are others; also who holds what is counted on
-from what it was. It decides nothing and forgets nothing that matters: whatever state it is shown, it comes
-out as if it had been drawn for that one alone.
+A new snapshot of a thousand nodes takes a tenth of a second. So a snapshot remembers the facts that it was made
+of, and reads again only the nodes whose facts have changed; the sums of the holders change with the holders.
+For any state the result is the same as that of a new snapshot.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Wanted = dict[LeaseId, tuple[PlacedHolder, Taken]]
 
 @dataclass(frozen=True, slots=True)
 class _NodeFacts:
-    """Hold the facts from which a node's part of the picture was drawn."""
+    """Hold the facts that a node's part of the snapshot was made of."""
 
     member: Member
     inventory: Inventory
@@ -76,7 +75,7 @@ class _NodeFacts:
 
 
 class ClusterSnapshot:
-    """A picture of the members' GPUs and of who holds them."""
+    """Hold the members' GPUs, and the leases and jobs that hold parts of the GPUs."""
 
     def __init__(self) -> None:
         self.candidates: dict[JobId, tuple[Job, PendingRequest]] = {}
@@ -102,7 +101,7 @@ class ClusterSnapshot:
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
 
     def drawn(self, state: PoolState, policy: Policy, now: float) -> ClusterCapacity:
-        """The picture of this state, to place on; what is booked on it is gone when it is drawn next."""
+        """Return the capacity in this state, to place on; the next call forgets what was booked on it."""
         news = self._news(state, now)
         if self._is_ruled_otherwise(state, policy) or self._is_another_pool(news):
             everybody = {name: self._look(name, state, now) for name in state.members}
@@ -259,7 +258,7 @@ class ClusterSnapshot:
 
 
 class ClusterCapacity:
-    """The picture behind the narrow questions of the queue, which may name nodes to be on or to keep off.
+    """Answer the queue's questions about a snapshot; a request may name nodes to be on or to keep off.
 
     ``kept``: GPUs that are for nobody at the moment. Nodes that rest are tried last.
     """

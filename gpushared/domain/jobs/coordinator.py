@@ -4,7 +4,7 @@
 changes; only then may its instructions be performed and the caller be answered. So an attempt is durable
 before its node hears of it.
 
-A node's own book of jobs is the same machine with ``PoolRules.here``: its only member is the node.
+A node's own job store is the same machine with ``PoolRules.here``: its only member is the node.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpushared.domain.jobs import (
     job_commands,
     job_placement,
     liveness,
-    node_allowances,
     recovery,
 )
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import (
     PoolDraft,
@@ -52,12 +52,18 @@ ALARMS_AT_ONCE = 200
 """A step looks at this many alarms; the others are due at once in the next step."""
 
 
-def handle(state: PoolState, event: m.PoolEvent, now: float) -> PoolStep:
-    """One event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed."""
+def handle(
+    state: PoolState, event: m.PoolEvent, now: float, snapshot: ClusterSnapshot | None = None
+) -> PoolStep:
+    """Return one event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed.
+
+    A caller with many events passes the same ``snapshot`` each time: it spares most of a pass's work, and
+    changes no decision.
+    """
     draft = PoolDraft(state, now)
     _apply(event, draft)
     _look_at_alarms(draft)
-    job_placement.place_who_can(draft)
+    job_placement.place_who_can(draft, snapshot or ClusterSnapshot())
     return draft.finish()
 
 
@@ -67,7 +73,7 @@ def restore(
     epoch: int,
     jobs: Iterable[Job] = (),
     members: Iterable[Member] = (),
-    standing: ProjectAccounts | None = None,
+    accounts: ProjectAccounts | None = None,
     revision: int = 0,
     now: float,
     ahead_seconds: float = 0.0,
@@ -78,7 +84,7 @@ def restore(
     ``from_copy``: it is known to be a copy of an older store, or to have lost some, so that all members must
     report before anything old is placed. Where that is not known, the first node that has seen more tells.
     """
-    standing = standing or ProjectAccounts()
+    accounts = accounts or ProjectAccounts()
     everything = sorted(jobs, key=lambda job: job.sequence)
     enrolled = {member.name: member.unheard() for member in members}
     if rules.here:
@@ -90,10 +96,9 @@ def restore(
         started_at=now,
         ahead_seconds=ahead_seconds,
         members=PersistentMap(enrolled),
-        usage=usage_of(standing.usage, rules.policy.half_life_seconds),
-        turns=standing.turns,
-        projects=standing.projects,
-        lends=any(node_allowances.is_lent(member) for member in enrolled.values()),
+        usage=usage_of(accounts.usage, rules.policy.half_life_seconds),
+        turns=accounts.turns,
+        projects=accounts.projects,
         next_sequence=1 + max((job.sequence for job in everything), default=0),
     )
     _remember(state, everything)
@@ -200,7 +205,7 @@ _apply.register(m.CancelAsked, job_commands.ask_cancel)
 _apply.register(m.ClientGone, job_commands.client_gone)
 _apply.register(m.JobHoldAsked, job_commands.hold)
 _apply.register(m.JobPriorityAsked, job_commands.set_priority)
-_apply.register(m.NodeRegistered, recovery.hello)
+_apply.register(m.NodeRegistered, recovery.register)
 _apply.register(m.AttemptReported, recovery.reported)
 _apply.register(m.NodeEnrolled, recovery.enroll)
 _apply.register(m.NodeForgotten, recovery.forget)

@@ -183,11 +183,4 @@ class TellOrigin:
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class TellAllowance:
-    """Tell a node what it may give by itself, as that stands then."""
-
-    node: NodeName
-
-
-PoolInstruction = Send | TellOrigin | TellAllowance
+PoolInstruction = Send | TellOrigin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
@@ -17,23 +16,11 @@ TOLD_BYTES = 64 * MIB
 """The descriptions of these jobs take at most this much."""
 
 
-class WhenCutOff(StrEnum):
-    """Name what a cut-off node may give by itself of a project with a limit.
-
-    A node is cut off while its coordinator does not answer. ``serve``: the node gives what it was allowed
-    last. ``refuse``: the node gives nothing more after ``cut_off_seconds``. Either way the coordinator counts
-    the allowance as held until it hears of the node: leases outlive the permission to give them.
-    """
-
-    SERVE = "serve"
-    REFUSE = "refuse"
-
-
 @dataclass(frozen=True, slots=True)
 class PoolRules:
     """Times in seconds.
 
-    ``here``: this is a node's own book. Its only member is the node itself, in whose queue jobs wait with
+    ``here``: these are a node's own jobs. Its only member is the node itself, in whose queue jobs wait with
     everybody else, so that nothing is planned here.
     """
 
@@ -102,10 +89,7 @@ class PoolRules:
     """A pass places at most this many jobs."""
     here_at_once: int = 50
     """With ``here``: this many jobs of one person wait in the node's own queue, which has bounds. The
-    others wait in the book."""
-
-    when_cut_off: WhenCutOff = WhenCutOff.SERVE
-    cut_off_seconds: float = 300.0
+    others wait in the job store."""
     principals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """A person's principals on the nodes;"""
     common_realms: frozenset[str] = frozenset()

@@ -39,7 +39,7 @@ from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.pass_records import PassDecision, Preemption
-from gpushared.domain.scheduling.project_accounts import StandingChange, UsageRow
+from gpushared.domain.scheduling.project_accounts import AccountsChange, UsageRow
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
 
@@ -133,9 +133,9 @@ class PoolState:
     ended_order: PersistentSortedList[tuple[float, int, JobId]] = field(default_factory=PersistentSortedList)
     numbers: PersistentMap[JobId, int] = field(default_factory=PersistentMap)
     """The highest attempt that was told of, of jobs that are not known (yet)."""
-    told: PersistentMap[NodeName, Total] = field(default_factory=PersistentMap)
+    reported_jobs: PersistentMap[NodeName, Total] = field(default_factory=PersistentMap)
     """The jobs that this coordinator learned from each node, in its whole life."""
-    told_numbers: PersistentMap[NodeName, int] = field(default_factory=PersistentMap)
+    reported_numbers: PersistentMap[NodeName, int] = field(default_factory=PersistentMap)
     """The number of ``numbers`` that each node told first."""
     old: PersistentMap[JobId, None] = field(default_factory=PersistentMap)
     """Jobs that may run somewhere without our knowing; empty once it is settled."""
@@ -157,8 +157,6 @@ class PoolState:
     kind."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
     """Jobs that others give way to at the moment."""
-    lends: bool = False
-    """A node knows of something that it may give by itself."""
     stale: bool = False
     """Something changed since the last pass that could let somebody start."""
     planned_at: float = 0.0
@@ -166,9 +164,6 @@ class PoolState:
     """Time alone may let a job start at this moment, by the last pass."""
     resting: Mapping[NodeName, RefusalPause] = field(default_factory=dict)
     """Nodes that refused several jobs in a row and took none since."""
-    snapshot: Any = field(default=None, compare=False, repr=False)
-    """The ``ClusterSnapshot`` that passes share; it is derived, and no part of the state."""
-
     ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
         default=None, compare=False, repr=False
     )
@@ -301,7 +296,7 @@ class PoolStep:
     shown: tuple[Job, ...] = ()
     gone: tuple[Job, ...] = ()
     members: tuple[Member, ...] = ()
-    standing: StandingChange | None = None
+    accounts: AccountsChange | None = None
     epoch: int | None = None
     job: Job | None = None
 
@@ -528,14 +523,14 @@ class PoolDraft:
             shown=tuple(job for name, job in changed.items() if job is not None and not self._changed[name]),
             gone=tuple(self._gone),
             members=tuple(state.members[name] for name in self._members),
-            standing=self._standing(),
+            accounts=self._accounts(),
             epoch=None if state.epoch == self.base.epoch else state.epoch,
             job=None if self.answer is None else state.find(self.answer),
         )
 
-    def _standing(self) -> StandingChange | None:
+    def _accounts(self) -> AccountsChange | None:
         base, state = self.base, self.state
-        change = StandingChange(
+        change = AccountsChange(
             _changed_rows(base.usage, state.usage),
             None if state.turns == base.turns else state.turns,
             None if state.projects == base.projects else state.projects,

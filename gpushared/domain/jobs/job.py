@@ -14,7 +14,7 @@ from gpushared.domain.model.request import Request
 
 NodeName = NewType("NodeName", str)
 HERE = NodeName("")
-"""The node itself, in its own book of jobs."""
+"""The node itself, among its own jobs."""
 
 STORY_KEPT = 50
 """A job's story keeps this many of its newest entries."""

@@ -367,7 +367,7 @@ def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
 
 
 def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
-    """Move a job among those of its project; in a node's own book also one that waits in the node's queue."""
+    """Move a job among those of its project; among a node's own jobs also one that waits in the node's queue."""
     job = draft.state.find(event.job, event.by)
     waits_here = draft.rules.here and isinstance(job.state, Placing)
     job = job if waits_here else _queued(job)

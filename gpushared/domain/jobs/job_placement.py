@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from gpushared.domain.jobs import liveness, node_allowances
+from gpushared.domain.jobs import liveness
 from gpushared.domain.jobs.cluster_snapshot import (
     ClusterCapacity,
     ClusterSnapshot,
@@ -33,10 +33,10 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.job_progress import begin, cancel, end
 from gpushared.domain.jobs.pending_jobs import JobShape
 from gpushared.domain.jobs.placement_reasons import Lack, lack_of_room
+from gpushared.domain.jobs.unreported_jobs import unreported_permille
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.lease import Queued as LeaseQueued
-from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import (
     PassDecision,
     PendingRequest,
@@ -52,7 +52,7 @@ from gpushared.domain.scheduling.queue_order import shared
 Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
 
-def place_who_can(draft: PoolDraft) -> None:
+def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     """Place those whose turn it is, where something changed since it was last looked."""
     state = draft.state
     due = state.stale or state.plan_again_at <= draft.now
@@ -61,12 +61,10 @@ def place_who_can(draft: PoolDraft) -> None:
     state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
     if not state.waiting and not state.gangs:
         state.verdicts, state.under_way = {}, {}
-        if not draft.rules.here and node_allowances.are_any(state.policy, state):
-            node_allowances.share_out(state.policy, _drawn(state.policy, draft)[1], frozenset(), draft)
     elif draft.rules.here:
         _place_here(draft)
     else:
-        _pass_over(draft)
+        _pass_over(draft, snapshot)
 
 
 def _place_here(draft: PoolDraft) -> None:
@@ -88,19 +86,17 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
     return Counter(job.spec.owner.person for job in placed if isinstance(job.state, Placing))
 
 
-def _pass_over(draft: PoolDraft) -> None:
+def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
-    places, roll = _drawn(policy, draft)
-    pressed = node_allowances.pressed_projects(state)
-    if node_allowances.are_any(policy, state):
-        node_allowances.share_out(policy, roll, pressed, draft)
+    places, roll = snapshot.drawn(state, policy, draft.now), snapshot.roll
+    roll.unreported = unreported_permille(roll, state)
     state.verdicts = {}
     more = place_gangs(places, roll, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
     names += [name for name in _winners(draft) if name not in names]
     names = [name for name in names if liveness.has_client(state.jobs[name], state, draft.now)]
     found = plan(
-        _candidates(names, places, draft),
+        _candidates(names, places, snapshot, draft),
         roll,
         places,
         state.usage,
@@ -109,29 +105,25 @@ def _pass_over(draft: PoolDraft) -> None:
         under_way=tuple(state.under_way.values()),
         turns=state.turns,
     )
-    _carry_out(found, places, draft)
-    newly_pressed = bool(roll.lent) and not node_allowances.pressed_projects(state) <= pressed
-    if more or newly_pressed or (found.grants and len(state.waiting)):
+    _carry_out(found, places, snapshot, draft)
+    if more or (found.grants and len(state.waiting)):
         state.stale = True
     state.plan_again_at = found.look_again_at
 
 
-def _candidates(names: Iterable[JobId], places: ClusterCapacity, draft: PoolDraft) -> list[PendingRequest]:
-    """Most of them waited in the last pass too."""
-    state, policy, known = draft.state, draft.state.policy, draft.state.snapshot.candidates
+def _candidates(
+    names: Iterable[JobId], places: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft
+) -> list[PendingRequest]:
+    """Return the jobs as requests; most of them waited in the last pass too."""
+    state, policy, known = draft.state, draft.state.policy, snapshot.candidates
     found: dict[JobId, tuple[Job, PendingRequest]] = {}
     for name in names:
         job, before = state.jobs[name], known.get(name)
-        same = before is not None and before[0] is job
-        found[name] = before if same else (job, candidate(job, policy, places.models()))
-    state.snapshot.candidates = found
+        if before is None or before[0] is not job:
+            before = job, candidate(job, policy, places.models())
+        found[name] = before
+    snapshot.candidates = found
     return [one for _, one in found.values()]
-
-
-def _drawn(policy: Policy, draft: PoolDraft) -> tuple[ClusterCapacity, HolderIndex]:
-    """The pool's GPUs as they are now, and who holds them."""
-    snapshot = draft.state.snapshot = draft.state.snapshot or ClusterSnapshot()
-    return snapshot.drawn(draft.state, policy, draft.now), snapshot.roll
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingRequest:
@@ -162,7 +154,7 @@ def _winners(draft: PoolDraft) -> list[JobId]:
     return [JobId(lease) for lease in still]
 
 
-def _carry_out(found: Plan, places: ClusterCapacity, draft: PoolDraft) -> None:
+def _carry_out(found: Plan, places: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft) -> None:
     """Do what a pass decided: so many placements at once, and all preemptions."""
     state = draft.state
     for name, grants in islice(found.grants.items(), draft.rules.placed_at_once):
@@ -173,7 +165,7 @@ def _carry_out(found: Plan, places: ClusterCapacity, draft: PoolDraft) -> None:
         _make_room(preemption, draft)
     state.turns = found.turns
     state.verdicts = {**state.verdicts, **_verdicts(found, draft)}
-    _fail_who_will_not_wait(draft)
+    _fail_who_will_not_wait(snapshot, draft)
 
 
 def _place(job: Job, grants: tuple[Grant, ...], places: ClusterCapacity, draft: PoolDraft) -> None:
@@ -199,7 +191,7 @@ def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
             cancel(victim, then, said, draft, said, ending=Ending(EndKind.PREEMPTED, said))
 
 
-def _fail_who_will_not_wait(draft: PoolDraft) -> None:
+def _fail_who_will_not_wait(snapshot: ClusterSnapshot, draft: PoolDraft) -> None:
     """Fail the jobs that asked not to wait, and interactive jobs that could only wait in vain."""
     for lease, verdict in draft.state.verdicts.items():
         job = None if isinstance(lease, JobShape) else draft.job(JobId(lease))
@@ -209,15 +201,15 @@ def _fail_who_will_not_wait(draft: PoolDraft) -> None:
         # lot.
         is_new = job.spec.interactive and lease not in draft.base.verdicts
         if job.spec.immediate or is_new:
-            lack = _lack(job, verdict, draft)
+            lack = _lack(job, verdict, snapshot, draft)
             if job.spec.immediate or lack.hopeless:
                 end(job, JobFailed(lack.sentence, hint=lack.hint), lack.sentence, draft)
 
 
-def _lack(job: Job, verdict: PassDecision, draft: PoolDraft) -> Lack:
+def _lack(job: Job, verdict: PassDecision, snapshot: ClusterSnapshot, draft: PoolDraft) -> Lack:
     if verdict.reason is not WaitReason.RESOURCES:
         return Lack(Reason.RESOURCES, verdict.text)
-    return lack_of_room(job, draft.state, draft.now)
+    return lack_of_room(job, draft.state, draft.now, snapshot)
 
 
 def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
-from gpushared.domain.scheduling.allowance import Share, ShareNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,49 +35,13 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class AllowanceNeed:
-    """Up to which revision a node knows what it may give by itself, and what it wants of it.
-
-    It goes by no older one any more, also after a restart. What it holds is that of the same moment.
-    """
-
-    revision: int = 0
-    wants: tuple[ShareNeed, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """Hold a node's report on its GPUs in a beat. ``waiting``: requests in the node's own queue.
-
-    ``allowed`` is None for a node that keeps to no allowance.
-    """
+    """Hold a node's report on its GPUs in a beat. ``waiting``: requests in the node's own queue."""
 
     holdings: tuple[Holding, ...] = ()
     stray_bytes: tuple[tuple[GpuId, int], ...] = ()
     troubles: tuple[tuple[GpuId, str], ...] = ()
     waiting: int = 0
-    allowed: AllowanceNeed | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeAllowance:
-    """Hold the allowance sent to a node. ``users``: the projects of each principal of the node's realms.
-
-    ``valid_seconds``: the node goes by the allowance for this long without contact; 0 = without end.
-    """
-
-    shares: tuple[Share, ...] = ()
-    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    valid_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SentAllowance:
-    """The newest that a node was told of, and by what it may go until it says that it knows that."""
-
-    revision: int
-    now: NodeAllowance
-    before: tuple[Share, ...] = ()
 
 
 class Presence(StrEnum):
@@ -118,9 +80,6 @@ class Member:
     forgotten_at: float | None = None
     excused: bool = False
     """A recovery goes on without this node's report, which may tell of attempts that nobody else knows."""
-    told: SentAllowance | None = None
-    """The node may give this much by itself. The record outlives the coordinator, as the node still goes
-    by it."""
 
     def unheard(self) -> Member:
         """Return the member without the facts that a coordinator has from hearing the node, and loses."""

@@ -1,6 +1,6 @@
 """Define events of attempts on their node, instructions to its daemon, and the node's memory of coordinators.
 
-``coordinator`` is the pool that gave the order, empty for the node's own book of jobs.
+``coordinator`` is the pool that gave the order, empty for the node's own jobs.
 """
 
 from __future__ import annotations

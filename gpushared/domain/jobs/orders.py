@@ -105,7 +105,7 @@ def knows_ranks(job: Job) -> bool:
 
 
 def name_of(node: NodeName) -> str:
-    """``node b``; ``this node`` in a node's own book."""
+    """``node b``; ``this node`` among a node's own jobs."""
     return "this node" if node == HERE else f"node {node}"
 
 

@@ -53,7 +53,7 @@ _WORDS = {
 }
 
 
-def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
+def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Lack:
     """Explain what a waiting job lacks, without a look at the last pass's verdict."""
     members = [one for one in state.members.values() if one.forgotten_at is None]
     if not members:
@@ -66,7 +66,7 @@ def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
     away = _away(target, state, now) if target is not None else ""
     if target is not None and away:
         return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
-    request, everywhere = _rooms(job, state, now)
+    request, everywhere = _rooms(job, snapshot or ClusterSnapshot(), state, now)
     hosts = {host: rooms for host, rooms in everywhere.items() if host not in job.refused_by}
     rooms = [room for its_rooms in hosts.values() for room in its_rooms]
     able = _able(request, hosts)
@@ -94,9 +94,9 @@ def lack_of_room(job: Job, state: PoolState, now: float) -> Lack:
 Hosts = Mapping[str, Sequence[FreeCapacity]]
 
 
-def _rooms(job: Job, state: PoolState, now: float) -> tuple[Request, Hosts]:
+def _rooms(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) -> tuple[Request, Hosts]:
     """Return the request for one node of the job, and the free rooms of the nodes that the job may go to."""
-    places = (state.snapshot or ClusterSnapshot()).drawn(state, state.policy, now)
+    places = snapshot.drawn(state, state.policy, now)
     request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)

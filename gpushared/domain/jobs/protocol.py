@@ -91,7 +91,7 @@ Order = Place | Query | CancelPart | Commit | GiveBack
 class Report:
     """Tell how a part of an attempt stands on its node. ``revision`` rises with each change of the part.
 
-    ``spec`` and ``request`` come with the reports of a node's hello on attempts that are under way or ended
+    ``spec`` and ``request`` come with the reports of a node's registration on attempts that are under way or ended
     lately, so that a coordinator that lost its memory can make its own records again. ``committed``: the gang
     was told to start. ``started_at`` and ``ended_at`` are by the node's time of day. ``guarded``: the node
     ends the part for want of contact also while its daemon is away or hangs; older nodes do not promise that.

@@ -19,7 +19,6 @@ from gpushared.domain.jobs.coordinator_events import (
     NodeForgotten,
     NodeRegistered,
     Send,
-    TellAllowance,
 )
 from gpushared.domain.jobs.coordinator_state import (
     NOTHING,
@@ -71,7 +70,7 @@ MAX_AHEAD = 1000
 # --- a node says what it has ---------------------------------------------------------------------------
 
 
-def hello(event: NodeRegistered, draft: PoolDraft) -> None:
+def register(event: NodeRegistered, draft: PoolDraft) -> None:
     """A node is here, and tells all that it knows.
 
     It has taken our epoch before (and takes no orders of lower ones any more), if that was not below what it
@@ -105,22 +104,14 @@ def hello(event: NodeRegistered, draft: PoolDraft) -> None:
         state.epoch = event.seen_epoch + 1
         state.reported = frozenset()
         return
-    told = {report.key for report in event.reports}
+    named = {report.key for report in event.reports}
     for report in sorted(event.reports, key=lambda report: report.revision):
         reported(AttemptReported(event.node, report), draft)
     state.reported |= {event.node}
     if member.excused:
         draft.put_member(replace(draft.state.members[event.node], excused=False))
-    _remind(member, draft)
-    _ask_of_the_rest(event.node, told, draft)
+    _ask_of_the_rest(event.node, named, draft)
     settle_if_due(draft)
-
-
-def _remind(member: Member, draft: PoolDraft) -> None:
-    """Send the allowance once more to a node that does not know the newest one."""
-    allowed, told = member.free.allowed, member.told
-    if told is not None and allowed is not None and allowed.revision < told.revision:
-        draft.do(TellAllowance(member.name))
 
 
 def _remember_less(draft: PoolDraft) -> None:
@@ -141,7 +132,7 @@ def unsettle(draft: PoolDraft) -> None:
     state.old = PersistentMap((name, None) for name in state.jobs)
 
 
-def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) -> None:
+def _ask_of_the_rest(node: NodeName, named: set[AttemptKey], draft: PoolDraft) -> None:
     """Send orders again for parts that the node did not tell of, or ask what became of them."""
     for name in sorted(draft.state.by_node.get(node) or ()):
         job = draft.state.jobs[name]
@@ -149,7 +140,7 @@ def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) ->
         key = AttemptKey(job.id, _attempt(job))
         order = order_for(job, part, draft)
         doubtful = not draft.state.settled and isinstance(order, Place)
-        if key not in told and (order is None or doubtful):
+        if key not in named and (order is None or doubtful):
             order = Query(key, draft.state.epoch)
         if order is not None:
             draft.do(Send(node, order))
@@ -159,7 +150,7 @@ def _ask_of_the_rest(node: NodeName, told: set[AttemptKey], draft: PoolDraft) ->
 def reported(event: AttemptReported, draft: PoolDraft) -> None:
     """Apply a node's report on one attempt.
 
-    A report before the node's hello is repeated there and is ignored.
+    A report before the node's registration is repeated there and is ignored.
     """
     node, report = event.node, event.report
     member = draft.state.members.get(node)
@@ -298,21 +289,21 @@ def _note_number(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
     state = draft.state
     known = state.numbers.get(key.job)
     if known is None:
-        told = state.told_numbers.get(node, 0) + 1
-        if told > draft.rules.max_numbers_per_node:
+        numbers = state.reported_numbers.get(node, 0) + 1
+        if numbers > draft.rules.max_numbers_per_node:
             return
-        state.told_numbers = state.told_numbers.put(node, told)
+        state.reported_numbers = state.reported_numbers.put(node, numbers)
     state.numbers = state.numbers.put(key.job, max(key.number, known or 0))
 
 
 def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> None:
     """Make a job our own again, unless a node tells of more than can be there."""
     state, rules = draft.state, draft.rules
-    told = state.told.get(node, NOTHING).changed(spec, 1)
+    total = state.reported_jobs.get(node, NOTHING).changed(spec, 1)
     most = rules.max_queued if rules.here else min(rules.max_told_per_node, rules.max_queued)
-    if told.jobs > most or (told.spec_bytes > rules.max_told_bytes_per_node and not rules.here):
+    if total.jobs > most or (total.spec_bytes > rules.max_told_bytes_per_node and not rules.here):
         return
-    state.told = state.told.put(node, told)
+    state.reported_jobs = state.reported_jobs.put(node, total)
     try:
         project = project_of(spec.owner.person, spec.request.project, state.policy)
     except GpushareError:
@@ -365,10 +356,10 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 def _request_of(job: Job, report: Report) -> Request:
     """Return a node's part of the job's request, without anything that the job does not ask for."""
-    asked, told = job.spec.request, report.request
-    if told is None:
+    asked, granted = job.spec.request, report.request
+    if granted is None:
         return asked
-    return replace(asked, gpu_count=min(told.gpu_count, asked.gpu_count), models=told.models)
+    return replace(asked, gpu_count=min(granted.gpu_count, asked.gpu_count), models=granted.models)
 
 
 def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
@@ -438,7 +429,7 @@ def forget(event: NodeForgotten, draft: PoolDraft) -> None:
         member = draft.put_member(replace(member, excused=True))
     state.waived |= {event.node}
     if not event.only_waive and member is not None:
-        member = replace(member, connected=False, forgotten_at=draft.now, told=None)
+        member = replace(member, connected=False, forgotten_at=draft.now)
         draft.put_member(member)
         reason = f"{event.by.principal} said that {name_of(event.node)} is off"
         for name in sorted(state.by_node.get(event.node) or ()):

@@ -34,7 +34,7 @@ def has_seen_more(event: NodeRegistered, state: PoolState) -> bool:
 
 
 def is_news(event: NodeRegistered, member: Member, state: PoolState) -> bool:
-    """Return True if the node's hello is a reason to ask all nodes anew.
+    """Return True if the node's registration is a reason to ask all nodes anew.
 
     Raise ClaimRefused if the node has already used its one claim, and no order may be sent to it before all
     nodes have been asked.

@@ -12,7 +12,6 @@ from gpushared.domain.model.host import ContainerMemory
 from gpushared.domain.model.lease import AttemptKey, ContainerId, LeaseId, Walls
 from gpushared.domain.model.request import Caller, Process, Request
 from gpushared.domain.model.request_spec import NewSize
-from gpushared.domain.scheduling.allowance import Allowance
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,13 +405,6 @@ class DayTimeSet:
 
 
 @dataclass(frozen=True, slots=True)
-class AllowanceKnown:
-    """The node's pool said what the node may give by itself from now on; None = the node is in no pool."""
-
-    allowance: Allowance | None
-
-
-@dataclass(frozen=True, slots=True)
 class QuietTimeChanged:
     """A time began or ended in which other rules hold for idle leases."""
 
@@ -461,7 +453,6 @@ Event = (
     | GpuDrainAsked
     | ProjectSet
     | DayTimeSet
-    | AllowanceKnown
     | QuietTimeChanged
     | AttemptEvent
     | Tick

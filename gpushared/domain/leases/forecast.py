@@ -77,7 +77,7 @@ def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Ma
 
 def _given_way(state: NodeState) -> int:
     """Return how often the leases have given way."""
-    return sum(lease.preemptions for lease in state.leases.values())
+    return sum(lease.preemption.count for lease in state.leases.values())
 
 
 def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start]) -> list[Decision]:
@@ -120,7 +120,8 @@ def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start
         if lease.grants and lease.id in sought:
             found.setdefault(lease.id, Start(draft.now, lease.grants))
         if isinstance(lease.state, Reserved):
-            lease = replace(lease, requeues=lease.request.requeue is not False)  # noqa: PLW2901 - the same lease
+            said = replace(lease.preemption, requeues=lease.request.requeue is not False)
+            lease = replace(lease, preemption=said)  # noqa: PLW2901 - the same lease
         if isinstance(lease.state, Reserved | Starting | Resuming):
             active = Active(lease.grants, lease.container or _NO_CONTAINER, draft.now)
             draft.leases[lease.id] = replace(lease, state=active)
@@ -174,7 +175,11 @@ def _afterwards(lease: Lease, draft: Draft) -> LeaseState:
             return Requeued(container, draft.now, place, grants)
         case Draining(outcome=outcome):
             return Ended(outcome, draft.now)
-        case _ if lease.requeues and lease.notice is not None and lease.notice.kind is NoticeKind.PREEMPTED:
+        case _ if (
+            lease.preemption.requeues
+            and lease.notice is not None
+            and lease.notice.kind is NoticeKind.PREEMPTED
+        ):
             return Requeued(lease.container or _NO_CONTAINER, draft.now, place, lease.grants)
         case _:
             return Ended(Preempted(""), draft.now)

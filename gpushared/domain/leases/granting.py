@@ -55,7 +55,8 @@ def grant_what_fits(draft: Draft) -> float:
     plan = pass_over(state, draft.now)
     for lease_id, grants in plan.grants.items():
         lease = draft.leases[lease_id]
-        _grant(replace(lease, promised=None, behind=plan.behind.get(lease_id, ())), grants, draft)
+        kept = replace(lease.preemption, promised=None, behind=plan.behind.get(lease_id, ()))
+        _grant(replace(lease, preemption=kept), grants, draft)
     _drop_broken_promises(plan, draft)
     for preemption in plan.preemptions:
         _make_room(preemption, draft)
@@ -87,18 +88,22 @@ def _make_room(preemption: Preemption, draft: Draft) -> None:
     names = ", ".join(victims)
     text = f"{names} {'gives' if len(victims) == 1 else 'give'} way to it, because {preemption.why}"
     promised = Promised(preemption.grants, victims, preemption.why, preemption.turn)
-    winner = draft.put(replace(winner, promised=promised).note(draft.now, text))
+    winner = draft.put(_with_promise(winner, promised).note(draft.now, text))
     for victim in victims:
         to = f"{winner.id} of {winner.owner_name}, because {preemption.why}"
         preempt(draft.leases[victim], to, draft)
+
+
+def _with_promise(lease: Lease, promised: Promised | None) -> Lease:
+    return replace(lease, preemption=replace(lease.preemption, promised=promised))
 
 
 def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
     """Forget room that was lost after it was promised, for example because its GPU broke."""
     for lease in list(draft.leases.values()):
         verdict = plan.verdicts.get(lease.id)
-        if lease.promised is not None and verdict and verdict.reason is not WaitReason.PREEMPTING:
-            draft.put(replace(lease, promised=None).note(draft.now, "the room that was made for it is lost"))
+        if lease.preemption.promised is not None and verdict and verdict.reason is not WaitReason.PREEMPTING:
+            draft.put(_with_promise(lease, None).note(draft.now, "the room that was made for it is lost"))
 
 
 # --- why the others wait -------------------------------------------------------------------------------
@@ -183,8 +188,8 @@ def claim_seconds(lease: Lease, draft: Draft) -> int:
 
     A gang waits for its other parts, and an interactive job for its owner; any other container comes at once.
     """
-    book = draft.attempts.get(lease.coordinator)
-    attempt = None if book is None or lease.attempt is None else book.live.get(lease.attempt)
+    attempt_log = draft.attempts.get(lease.coordinator)
+    attempt = None if attempt_log is None or lease.attempt is None else attempt_log.live.get(lease.attempt)
     if attempt is None or attempt.spec is None or not (attempt.gang or attempt.spec.interactive):
         return draft.rules.claim_seconds
     return attempt.reserve_seconds

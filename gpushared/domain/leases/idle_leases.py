@@ -19,6 +19,7 @@ from gpushared.domain.leases.suspension import suspend, why_not
 from gpushared.domain.model.lease import (
     Active,
     Idle,
+    Idleness,
     Lease,
     Notice,
     NoticeKind,
@@ -34,7 +35,7 @@ def idle_since(lease: Lease, state: NodeState) -> float | None:
     """Return since when the lease has done no work on its GPUs, if that is known."""
     if not isinstance(lease.state, Active | Paused):
         return None
-    return state.resting.get(lease.id, lease.idle_since)
+    return state.resting.get(lease.id, lease.idleness.since)
 
 
 def look(sample: GpusSampled, draft: Draft) -> None:
@@ -55,16 +56,16 @@ def look(sample: GpusSampled, draft: Draft) -> None:
 
 
 def _works(lease: Lease, draft: Draft) -> None:
-    if lease.idle_since is None:
+    if lease.idleness.since is None:
         draft.resting.pop(lease.id, None)
         return
-    lasted = format_duration(draft.now - lease.idle_since)
+    lasted = format_duration(draft.now - lease.idleness.since)
     draft.put(awake(lease, draft).note(draft.now, f"uses its GPUs again after {lasted}"))
 
 
 def _rests(lease: Lease, draft: Draft) -> None:
     first_look = lease.id not in draft.resting
-    since = draft.resting.get(lease.id, draft.now if lease.idle_since is None else lease.idle_since)
+    since = draft.resting.get(lease.id, draft.now if lease.idleness.since is None else lease.idleness.since)
     since = draft.resting[lease.id] = min(since, draft.now)
     policy, lasted = _policy(lease, draft), draft.now - since
     if lasted >= _told_after(policy):
@@ -72,9 +73,10 @@ def _rests(lease: Lease, draft: Draft) -> None:
     elif lease.notice is not None and lease.notice.kind is NoticeKind.IDLE:
         lease = withdraw(lease, draft, NoticeKind.IDLE)
         lease = draft.put(lease.note(draft.now, "may be idle for longer now"))
-    if policy.lower_seconds and lasted >= policy.lower_seconds and not lease.lowered:
+    if policy.lower_seconds and lasted >= policy.lower_seconds and not lease.idleness.is_preemptible:
         why = f"idle for {format_duration(lasted)}: it gives way to others from now on"
-        lease = draft.put(replace(lease, lowered=True, idle_since=since).note(draft.now, why))
+        lowered = Idleness(since, is_preemptible=True)
+        lease = draft.put(replace(lease, idleness=lowered).note(draft.now, why))
     _act(lease, lasted, policy, draft)
 
 
@@ -107,7 +109,8 @@ def _tell(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first
     if held is not None and (held.until, held.ends) == (until, ends):
         return lease
     text = _sentence(lease, since, until, policy, draft, ends=ends)
-    return notify(replace(lease, idle_since=since), Notice(NoticeKind.IDLE, until, text, ends=ends), draft)
+    idle = replace(lease, idleness=replace(lease.idleness, since=since))
+    return notify(idle, Notice(NoticeKind.IDLE, until, text, ends=ends), draft)
 
 
 def _would_end(lease: Lease, policy: IdlePolicy, draft: Draft) -> bool:
@@ -136,7 +139,7 @@ def _sentence(
     if until:
         what = "it is ended" if ends else "it is taken off them until somebody resumes it"
         return f"{idle}; in {format_duration(max(1, round(until - draft.now)))} {what}"
-    if policy.lower_seconds and not lease.lowered:
+    if policy.lower_seconds and not lease.idleness.is_preemptible:
         return f"{idle}; after {format_duration(policy.lower_seconds)} it gives way to others"
     return idle
 

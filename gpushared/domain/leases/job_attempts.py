@@ -1,4 +1,4 @@
-"""Run jobs on this node as attempts. Each attempt has a record in its coordinator's book, and a lease.
+"""Run jobs on this node as attempts. Each attempt has a record in its coordinator's log, and a lease.
 
 The record changes in the same step as the thing that it records: the node writes an order before it answers
 the order, and an attempt's state follows its lease's state. The daemon's work for an attempt (pull, create,
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpushared.domain.jobs import attempt_log as book_of
+from gpushared.domain.jobs import attempt_log as log_of
 from gpushared.domain.jobs.attempt_log import Attempt, AttemptLog, OrderWork
 from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.node_messages import (
@@ -94,15 +94,17 @@ REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConfli
 def order_taken(event: OrderTaken, draft: Draft) -> None:
     """Write the order's effect on its attempt, and carry the order out."""
     key, coordinator = event.order.key, event.coordinator
-    book = draft.attempts.get(coordinator) or AttemptLog(coordinator=coordinator)
+    attempt_log = draft.attempts.get(coordinator) or AttemptLog(coordinator=coordinator)
     order = event.order
-    if isinstance(order, GiveBack) and _is_claimed(book.get(key), draft):
+    if isinstance(order, GiveBack) and _is_claimed(attempt_log.get(key), draft):
         order = Query(key, order.epoch)  # the attempt's container came before the order
-    taken = book_of.take(book, order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id)
+    taken = log_of.take(
+        attempt_log, order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id
+    )
     draft.report = taken.report
     draft.report_to = coordinator
-    draft.keep_book(taken.book, key)
-    _note_epoch(taken.book, draft)
+    draft.keep_attempts(taken.attempt_log, key)
+    _note_epoch(taken.attempt_log, draft)
     if taken.attempt is None:
         return
     match taken.todo:
@@ -128,11 +130,11 @@ def _is_claimed(attempt: Attempt | None, draft: Draft) -> bool:
     return not isinstance(lease.state, Reserved) or lease.state.claimed or not draft.engine_surveyed
 
 
-def _note_epoch(book: AttemptLog, draft: Draft) -> None:
-    known = draft.contacts.get(book.coordinator, Contact())
-    if book.epoch > known.epoch:
-        draft.contacts[book.coordinator] = replace(known, epoch=book.epoch)
-        draft.write_contact(book.coordinator)
+def _note_epoch(attempt_log: AttemptLog, draft: Draft) -> None:
+    known = draft.contacts.get(attempt_log.coordinator, Contact())
+    if attempt_log.epoch > known.epoch:
+        draft.contacts[attempt_log.coordinator] = replace(known, epoch=attempt_log.epoch)
+        draft.write_contact(attempt_log.coordinator)
 
 
 def _start_gang(attempt: Attempt, draft: Draft) -> None:
@@ -254,16 +256,16 @@ def contact_made(event: ContactMade, draft: Draft) -> None:
         at=max(event.sent_at, known.at) if known.boot_id == event.boot_id and known.at else event.sent_at,
     )
     draft.contacts[event.coordinator] = now
-    book = draft.attempts.get(event.coordinator) or AttemptLog(coordinator=event.coordinator)
-    draft.keep_book(book_of.heard(book, now.epoch))
-    if _is_worth_writing(now, draft.base.contacts_written.get(event.coordinator, Contact()), book):
+    attempt_log = draft.attempts.get(event.coordinator) or AttemptLog(coordinator=event.coordinator)
+    draft.keep_attempts(log_of.heard(attempt_log, now.epoch))
+    if _is_worth_writing(now, draft.base.contacts_written.get(event.coordinator, Contact()), attempt_log):
         draft.write_contact(event.coordinator)
 
 
-def _is_worth_writing(now: Contact, written: Contact, book: AttemptLog) -> bool:
-    if now.epoch != written.epoch or (now.boot_id != written.boot_id and book.live):
+def _is_worth_writing(now: Contact, written: Contact, attempt_log: AttemptLog) -> bool:
+    if now.epoch != written.epoch or (now.boot_id != written.boot_id and attempt_log.live):
         return True
-    matters = now.revision != written.revision or math.isfinite(book_of.fence_at(book, 0.0))
+    matters = now.revision != written.revision or math.isfinite(log_of.fence_at(attempt_log, 0.0))
     since = -math.inf if written.at is None or written.boot_id != now.boot_id else written.at
     return matters and now.at is not None and now.at - since >= CONTACT_WRITTEN_SECONDS
 
@@ -275,13 +277,13 @@ def fences_looked(event: FencesLooked, draft: Draft) -> None:
 
 
 def _fence(coordinator: str, boot_id: str, at: float, draft: Draft) -> None:
-    book = draft.attempts.get(coordinator)
-    if book is None or not coordinator:
-        return  # the node's own book is never out of reach
+    attempt_log = draft.attempts.get(coordinator)
+    if attempt_log is None or not coordinator:
+        return  # the node's own job store is never out of reach
     since = _heard_at(draft.contacts.get(coordinator, Contact()), boot_id)
-    for key in book_of.to_fence(book, since, at):
-        if book.live[key].ending is None:
-            _end_fenced(book.live[key], "this node", draft)
+    for key in log_of.to_fence(attempt_log, since, at):
+        if attempt_log.live[key].ending is None:
+            _end_fenced(attempt_log.live[key], "this node", draft)
 
 
 def _heard_at(contact: Contact, boot_id: str) -> float:
@@ -310,9 +312,9 @@ def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
     None for a container that is being ended: a later contact does not give it more time.
     """
     found: dict[ContainerId, float | None] = {}
-    for book in state.attempts.values():
-        since = _heard_at(state.contacts.get(book.coordinator, Contact()), state.boot_id)
-        for attempt in book_of.fenced(book):
+    for attempt_log in state.attempts.values():
+        since = _heard_at(state.contacts.get(attempt_log.coordinator, Contact()), state.boot_id)
+        for attempt in log_of.fenced(attempt_log):
             lease = state.attempt_lease(attempt)
             if lease is not None and lease.container is not None:
                 assert attempt.spec is not None, "a fence is in the spec"
@@ -325,10 +327,10 @@ def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
 def due_containers(state: NodeState, boot_id: str, at: float) -> tuple[ContainerId, ...]:
     """Return the containers of the attempts that a look at the fences at this moment would end."""
     found = []
-    for book in state.attempts.values():
-        since = _heard_at(state.contacts.get(book.coordinator, Contact()), boot_id)
-        due = set(book_of.to_fence(book, since, at)) if book.coordinator else set()
-        for attempt in book_of.fenced(book):
+    for attempt_log in state.attempts.values():
+        since = _heard_at(state.contacts.get(attempt_log.coordinator, Contact()), boot_id)
+        due = set(log_of.to_fence(attempt_log, since, at)) if attempt_log.coordinator else set()
+        for attempt in log_of.fenced(attempt_log):
             lease = state.attempt_lease(attempt)
             if attempt.key in due and attempt.ending is None and lease is not None and lease.container:
                 found.append(lease.container)
@@ -340,8 +342,8 @@ def guard_looked(event: GuardLooked, draft: Draft) -> None:
 
     The coordinator reads this: after a silence it runs the job elsewhere only where a guard watches.
     """
-    for book in list(draft.attempts.values()):
-        for attempt in book_of.fenced(book):
+    for attempt_log in list(draft.attempts.values()):
+        for attempt in log_of.fenced(attempt_log):
             lease = _lease_of(attempt, draft)
             begun = lease is not None and lease.container is not None
             guarded = event.watches or not begun
@@ -354,8 +356,8 @@ def guard_ended(event: GuardEnded, draft: Draft) -> None:
 
     That cut their work off, whatever their exit codes.
     """
-    for book in list(draft.attempts.values()):
-        for attempt in book_of.fenced(book):
+    for attempt_log in list(draft.attempts.values()):
+        for attempt in log_of.fenced(attempt_log):
             lease = _lease_of(attempt, draft)
             if attempt.ending is None and lease is not None and lease.container in event.containers:
                 _end_fenced(attempt, "the guard of this node", draft)
@@ -374,7 +376,7 @@ def follow(draft: Draft) -> None:
             _follow(attempt, lease, draft)
     if isinstance(draft.report, Report):
         # The answer is the record as it is written, which the order itself may have moved on.
-        draft.report = book_of.report_of(draft.attempts[draft.report_to].records[draft.report.key])
+        draft.report = log_of.report_of(draft.attempts[draft.report_to].records[draft.report.key])
 
 
 def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
@@ -467,8 +469,8 @@ def _broken(outcome: OverLimit | OutsideMps, draft: Draft) -> str:
 
 
 def _live(coordinator: str, key: AttemptKey, draft: Draft) -> Attempt | None:
-    book = draft.attempts.get(coordinator)
-    return None if book is None else book.live.get(key)
+    attempt_log = draft.attempts.get(coordinator)
+    return None if attempt_log is None else attempt_log.live.get(key)
 
 
 def _note(
@@ -482,7 +484,7 @@ def _note(
     boot_id: str | None = None,
     guarded: bool | None = None,
 ) -> None:
-    book = book_of.changed(
+    attempt_log = log_of.changed(
         draft.attempts[attempt.coordinator],
         attempt.key,
         state,
@@ -493,7 +495,7 @@ def _note(
         guarded=guarded,
         now=draft.now,
     )
-    draft.keep_book(book, attempt.key)
+    draft.keep_attempts(attempt_log, attempt.key)
 
 
 # --- restarts, and old records -------------------------------------------------------------------------
@@ -505,7 +507,7 @@ def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dic
     for record in records:
         by_coordinator.setdefault(record.coordinator, []).append(record)
     return {
-        name: book_of.restored(found, contacts.get(name, Contact()).epoch, name)
+        name: log_of.restored(found, contacts.get(name, Contact()).epoch, name)
         for name, found in by_coordinator.items()
     }
 
@@ -515,9 +517,9 @@ def end_those_of_earlier_boots(draft: Draft) -> None:
 
     This comes first of all after a restart of the daemon.
     """
-    for book in list(draft.attempts.values()):
-        for key in book_of.of_earlier_boots(book, draft.base.boot_id):
-            attempt = book.live[key]
+    for attempt_log in list(draft.attempts.values()):
+        for key in log_of.of_earlier_boots(attempt_log, draft.base.boot_id):
+            attempt = attempt_log.live[key]
             if attempt.ending is None:
                 _end_as(attempt, WENT_DOWN, draft, draft.rules.stop_grace_seconds)
     draft.earlier_boots_over = True
@@ -529,9 +531,9 @@ def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
     All of that work may be half done already.
     """
     found: list[AttemptInstruction] = []
-    for book in state.attempts.values():
-        over = book_of.of_earlier_boots(book, state.boot_id)
-        for key, attempt in book.live.items():
+    for attempt_log in state.attempts.values():
+        over = log_of.of_earlier_boots(attempt_log, state.boot_id)
+        for key, attempt in attempt_log.live.items():
             if key in over:
                 continue
             if attempt.state is AttemptState.PREPARING:
@@ -554,8 +556,8 @@ def prune(draft: Draft) -> None:
     if draft.now - draft.pruned_at < PRUNE_SECONDS and draft.pruned_at <= draft.now:
         return
     draft.pruned_at = draft.now
-    for book in list(draft.attempts.values()):
-        kept = book_of.pruned(book, draft.now)
-        if len(kept.records) < len(book.records):
-            draft.keep_book(kept)
-            draft.forgotten_before = draft.now - book_of.FINAL_KEPT_SECONDS
+    for attempt_log in list(draft.attempts.values()):
+        kept = log_of.pruned(attempt_log, draft.now)
+        if len(kept.records) < len(attempt_log.records):
+            draft.keep_attempts(kept)
+            draft.forgotten_before = draft.now - log_of.FINAL_KEPT_SECONDS

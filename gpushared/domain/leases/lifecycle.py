@@ -156,7 +156,7 @@ def _bind(event: ContainerSeen, draft: Draft) -> Lease | None:
         return None
     if _is_reused(lease) and event.condition not in _UP:
         return None
-    lease = replace(lease, container_name=event.name, image=event.image, baked=lease.grants)
+    lease = replace(lease, container_name=event.name, image=event.image, created_grants=lease.grants)
     to = Starting(lease.grants, event.container, draft.now, draft.now + draft.rules.start_seconds)
     return draft.move(lease, to, f"container {event.name or event.container[:12]} was found")
 
@@ -183,7 +183,7 @@ def _seen_starting(lease: Lease, state: Starting, event: ContainerSeen, draft: D
 
 
 def _runs(lease: Lease, event: ContainerSeen, draft: Draft, why: str) -> None:
-    lease = replace(awake(lease, draft), fault="", faulted_at=None)
+    lease = awake(lease, draft).without_fault()
     lease = draft.move(lease, Active(lease.grants, event.container, draft.now), why)
     draft.do(HoldContainer(lease.id, event.container))
     if event.condition is Condition.PAUSED:
@@ -246,7 +246,7 @@ def _up_again(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft)
     """Let a lease go on whose container runs again before its memory was back, if it had ended by itself."""
     by_itself = isinstance(state.outcome, Finished | NeverClaimed) or state.outcome == REMOVED
     # The outcome after a fault names the fault, but such a container too had ended by itself.
-    if not by_itself and not lease.fault:
+    if not by_itself and not lease.health.fault:
         grace = draft.rules.stop_grace_seconds
         _ask_to_stop(lease, replace(state, exited=False), "the container runs again", draft, grace)
         return
@@ -378,23 +378,23 @@ def _overdue(lease: Lease, state: Starting, draft: Draft) -> None:
 
 def is_of_fault(lease: Lease, exit_code: int | None) -> bool:
     """Return True if the container ended because of the fault that the lease met."""
-    return bool(lease.fault) and exit_code not in (None, 0, *ENDED_BY_SOMEBODY)
+    return bool(lease.health.fault) and exit_code not in (None, 0, *ENDED_BY_SOMEBODY)
 
 
 def may_start_again(lease: Lease) -> bool:
-    return lease.restarts < lease.request.restart_on_fault
+    return lease.health.restarts < lease.request.restart_on_fault
 
 
 def outcome_of(lease: Lease, exit_code: int | None) -> Outcome:
     """Return the outcome of a lease whose container ended because of its fault."""
-    times = f", after {lease.restarts} restarts for such faults" if lease.restarts else ""
-    return Failed(f"its container ended with {exit_code} because {lease.fault}{times}", RUN_AGAIN)
+    times = f", after {lease.health.restarts} restarts for such faults" if lease.health.restarts else ""
+    return Failed(f"its container ended with {exit_code} because {lease.health.fault}{times}", RUN_AGAIN)
 
 
 def start_again(lease: Lease, why: str, draft: Draft, *, not_before: float) -> None:
     """Keep the lease, and start its container again as soon as the fault is over."""
     assert isinstance(lease.state, WithContainer)
-    number, limit = lease.restarts + 1, lease.request.restart_on_fault
+    number, limit = lease.health.restarts + 1, lease.request.restart_on_fault
     state = Starting(lease.grants, lease.state.container, draft.now, not_before, held=True, by_node=True)
-    lease = replace(lease, restarts=number, fault="", faulted_at=None)
+    lease = replace(lease, health=replace(lease.without_fault().health, restarts=number))
     draft.move(lease, state, f"{why}; it is to be started again ({number} of {limit})")

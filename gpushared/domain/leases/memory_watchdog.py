@@ -61,15 +61,16 @@ def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit |
 
 def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     if over is None:
-        if lease.over_since is not None and _is_calm(lease, "memory", draft):
-            draft.put(replace(lease, over_since=None).note(draft.now, "is inside its memory again"))
+        if lease.health.over_since is not None and _is_calm(lease, "memory", draft):
+            inside = replace(lease, health=replace(lease.health, over_since=None))
+            draft.put(inside.note(draft.now, "is inside its memory again"))
         return
     draft.calm.pop((lease.id, "memory"), None)
-    if lease.over_since is None:
-        lease = replace(lease, over_since=draft.now)
+    if lease.health.over_since is None:
+        lease = replace(lease, health=replace(lease.health, over_since=draft.now))
         lease = draft.put(lease.note(draft.now, describe(over, draft)))
-    assert lease.over_since is not None
-    _act(lease, over, "of its memory", lease.over_since, draft)
+    assert lease.health.over_since is not None
+    _act(lease, over, "of its memory", lease.health.over_since, draft)
 
 
 def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
@@ -77,17 +78,19 @@ def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
     outside = sample.outside_mps.get(lease.id)
     if outside is None:
         seen = all(grant.gpu in sample.readable for grant in lease.grants)
-        if lease.outside_since is not None and seen and _is_calm(lease, "mps", draft):
+        if lease.health.outside_since is not None and seen and _is_calm(lease, "mps", draft):
             back = "none of its processes uses a GPU without MPS any more"
-            draft.put(replace(lease, outside_since=None).note(draft.now, back))
+            inside = replace(lease, health=replace(lease.health, outside_since=None))
+            draft.put(inside.note(draft.now, back))
         return
     draft.calm.pop((lease.id, "mps"), None)
     gpu, pid = outside
-    if lease.outside_since is None:
+    if lease.health.outside_since is None:
         why = f"its process {pid} uses {_where(gpu, draft)} without MPS, where nothing holds it to its part"
-        draft.put(replace(lease, outside_since=draft.now).note(draft.now, why))
+        lease = replace(lease, health=replace(lease.health, outside_since=draft.now))
+        draft.put(lease.note(draft.now, why))
         return
-    _act(lease, OutsideMps(gpu, pid), f"its process {pid} left MPS", lease.outside_since, draft)
+    _act(lease, OutsideMps(gpu, pid), f"its process {pid} left MPS", lease.health.outside_since, draft)
 
 
 def _is_calm(lease: Lease, about: str, draft: Draft) -> bool:

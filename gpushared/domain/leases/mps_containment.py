@@ -57,14 +57,14 @@ def server_faulted(event: ServerFaulted, draft: Draft) -> None:
     for lease_id in sorted(event.victims | ({culprit} if culprit else frozenset())):
         lease = draft.leases.get(lease_id)
         if lease is not None:
-            own = lease_id == culprit or (not lease.fault and lease.faulted_at is not None)
+            own = lease_id == culprit or (not lease.health.fault and lease.health.faulted_at is not None)
             _met(lease, "" if own else text, _names(event.gpus, draft), draft)
 
 
 def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
     """Note on a lease that another lease's fault may end its container, or has just ended it."""
     state = lease.state
-    if isinstance(state, Starting | Active | Paused) and lease.faulted_at is None:
+    if isinstance(state, Starting | Active | Paused) and lease.health.faulted_at is None:
         _note(lease, text, draft)
     elif isinstance(state, Draining):
         _has_ended_of_it(lease, state, text, draft)
@@ -78,14 +78,14 @@ def watch_faults(draft: Draft) -> None:
             if state.deadline is not None and draft.now >= state.deadline:
                 _try_start(lease, state, draft)
         elif isinstance(state, Active | Paused) and _outlived(lease, draft):
-            calm = replace(lease, fault="", faulted_at=None)
+            calm = lease.without_fault()
             draft.put(calm.note(draft.now, "it goes on after the fault"))
 
 
 def _outlived(lease: Lease, draft: Draft) -> bool:
     """Return True if the lease met a fault so long ago that it would have been ended if it still held on."""
     over = draft.rules.fault_patience_seconds + START_AGAIN_SECONDS
-    return lease.faulted_at is not None and draft.now - lease.faulted_at >= over
+    return lease.health.faulted_at is not None and draft.now - lease.health.faulted_at >= over
 
 
 # --- meeting a fault -----------------------------------------------------------------------------------
@@ -97,11 +97,11 @@ def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:
         case Starting(by_node=True):
             pass
         case Starting() | Active() | Paused():
-            if lease.faulted_at is None or lease.fault != text:
+            if lease.health.faulted_at is None or lease.health.fault != text:
                 own = f"its own process caused a fault of the MPS server on {where}"
                 lease = _note(lease, text, draft, own)
-            assert lease.faulted_at is not None
-            patient = draft.now - lease.faulted_at < draft.rules.fault_patience_seconds
+            assert lease.health.faulted_at is not None
+            patient = draft.now - lease.health.faulted_at < draft.rules.fault_patience_seconds
             if not patient and _is_there(lease, draft):
                 _end_of_holding_on(lease, where, draft)
         case Draining() as state if text:
@@ -130,8 +130,12 @@ def _is_there(lease: Lease, draft: Draft) -> bool:
 
 
 def _note(lease: Lease, text: str, draft: Draft, own: str = "") -> Lease:
-    since = draft.now if lease.faulted_at is None else lease.faulted_at
-    return draft.put(replace(lease, fault=text, faulted_at=since).note(draft.now, text or own))
+    since = draft.now if lease.health.faulted_at is None else lease.health.faulted_at
+    return draft.put(_faulted(lease, text, since).note(draft.now, text or own))
+
+
+def _faulted(lease: Lease, text: str, at: float) -> Lease:
+    return replace(lease, health=replace(lease.health, fault=text, faulted_at=at))
 
 
 def _has_ended_of_it(lease: Lease, state: Draining, text: str, draft: Draft) -> None:
@@ -139,7 +143,7 @@ def _has_ended_of_it(lease: Lease, state: Draining, text: str, draft: Draft) -> 
     if not (state.exited and isinstance(state.outcome, Finished)):
         return
     code = state.outcome.exit_code
-    hit = replace(lease, fault=text, faulted_at=draft.now)
+    hit = _faulted(lease, text, draft.now)
     if not is_of_fault(hit, code):
         return
     if may_start_again(hit):
@@ -152,11 +156,11 @@ def _end_of_holding_on(lease: Lease, where: str, draft: Draft) -> None:
     patience = f"{draft.rules.fault_patience_seconds:g} s"
     grace = draft.rules.stop_grace_seconds
     why = f"its processes hold on to the broken MPS server on {where} for {patience}"
-    if lease.fault and may_start_again(lease):
+    if lease.health.fault and may_start_again(lease):
         drain(lease, Failed(why, RUN_AGAIN), why, draft, grace_seconds=grace)
         start_again(draft.leases[lease.id], why, draft, not_before=draft.now + grace)
         return
-    cause = lease.fault or "its own process broke that server"
+    cause = lease.health.fault or "its own process broke that server"
     drain(lease, Failed(f"{why}: {cause}", RUN_AGAIN), why, draft, grace_seconds=grace)
 
 

@@ -116,7 +116,7 @@ def restore(
     next_sequence: int,
     ended: Iterable[Lease] = (),
     drained: Mapping[GpuId, Drained] | None = None,
-    standing: ProjectAccounts | None = None,
+    accounts: ProjectAccounts | None = None,
     records: Iterable[Attempt] = (),
     contacts: Mapping[str, Contact] | None = None,
 ) -> NodeState:
@@ -128,16 +128,16 @@ def restore(
     ordered = sorted(leases, key=lambda lease: lease.sequence)
     known = {lease.id: _with_settings(_without_claims(lease)) for lease in ordered}
     over = {lease.id: lease for lease in ended}
-    standing = standing or ProjectAccounts()
+    accounts = accounts or ProjectAccounts()
     return replace(
         state,
         leases=known,
         ended=over,
         next_sequence=next_sequence,
         drained=drained or {},
-        usage=usage_of(standing.usage, state.rules.policy.half_life_seconds),
-        turns=standing.turns,
-        projects=standing.projects,
+        usage=usage_of(accounts.usage, state.rules.policy.half_life_seconds),
+        turns=accounts.turns,
+        projects=accounts.projects,
         mix=mix_of((*over.values(), *known.values())),
         engine_surveyed=False,
         earlier_boots_over=False,
@@ -162,10 +162,10 @@ def _with_settings(lease: Lease) -> Lease:
 
     Earlier releases wrote these only if they had changed.
     """
-    if lease.container is None or lease.baked:
+    if lease.container is None or lease.created_grants:
         return lease
     held = lease.state.held if isinstance(lease.state, Suspended | Requeued) else lease.grants
-    return replace(lease, baked=held)
+    return replace(lease, created_grants=held)
 
 
 # --- users ---------------------------------------------------------------------------------------------
@@ -307,8 +307,9 @@ def _(event: m.ContainerCreated, draft: Draft) -> None:
         raise StateConflict(
             f"container {event.container[:12]} belongs to lease {other.id}", hint="one lease a container"
         )
-    lease = replace(lease, container_name=event.name, image=event.image, baked=lease.grants)
-    lease = replace(lease, requeues=event.stays if lease.request.requeue is None else lease.request.requeue)
+    lease = replace(lease, container_name=event.name, image=event.image, created_grants=lease.grants)
+    requeues = event.stays if lease.request.requeue is None else lease.request.requeue
+    lease = replace(lease, preemption=replace(lease.preemption, requeues=requeues))
     deadline = draft.now + draft.rules.start_seconds
     to = Starting(lease.grants, event.container, draft.now, deadline)
     draft.move(lease, to, f"container {event.name or event.container[:12]} was created")
@@ -471,14 +472,6 @@ def _(event: m.DayTimeSet, draft: Draft) -> None:
     for lease in draft.view().holders():
         if lease.expires_at is not None:
             draft.do(MakeEdits(lease.id))
-
-
-@_apply.register
-def _(event: m.AllowanceKnown, draft: Draft) -> None:
-    known, told = draft.allowance, event.allowance
-    is_late = known and told and known.pool == told.pool and known.revision > told.revision
-    if not is_late:
-        draft.allowance = told
 
 
 @_apply.register

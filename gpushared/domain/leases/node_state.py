@@ -34,11 +34,10 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.units import shown
-from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
-from gpushared.domain.scheduling.project_accounts import StandingChange, changed_rows
+from gpushared.domain.scheduling.project_accounts import AccountsChange, changed_rows
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
 
@@ -117,12 +116,10 @@ class NodeState:
     """The requests so far, from which placement learns; a value, never changed in its place."""
     next_sequence: int = 1
     attempts: Mapping[str, AttemptLog] = field(default_factory=dict)
-    """The book of each coordinator's orders."""
+    """The log of each coordinator's orders."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
     """The contacts with each coordinator; ``contacts_written`` is the journal's copy, maybe older."""
     contacts_written: Mapping[str, Contact] = field(default_factory=dict)
-    allowance: Allowance | None = None
-    """The share of the pool's limits that the pool lets this node give; None = the pool did not say."""
     pruned_at: float = 0.0
     """When final records were last looked through for old ones."""
     boot_id: str = ""
@@ -174,23 +171,8 @@ class NodeState:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy of the configuration with the projects and the allowance that were set since."""
-        policy = self.rules.policy_with(self.projects)
-        return policy if self.allowance is None else replace(policy, allowance=self.allowance)
-
-    def draws_on(self, lease: Lease) -> str:
-        """Return the pool's project whose share of a limit a lease counts to.
-
-        The pool counts its own jobs.
-        """
-        if self.allowance is None or self.is_of_pool(lease):
-            return ""
-        return self.allowance.draws_on(lease.owner_name, lease.payer)
-
-    def is_of_pool(self, lease: Lease) -> bool:
-        """Return True if a lease is for a job of the pool that sets this node's allowance."""
-        pool = None if self.allowance is None else self.allowance.pool
-        return lease.attempt is not None and lease.coordinator == pool
+        """Return the policy of the configuration with the projects that were set since."""
+        return self.rules.policy_with(self.projects)
 
     def with_rules(self, rules: Rules) -> NodeState:
         """Return the state under other rules; the recorded use stays, and decays as the new rules say."""
@@ -208,8 +190,8 @@ class NodeState:
 
     def attempt_of(self, lease: Lease) -> Attempt | None:
         """Return the record of the attempt that a lease is for."""
-        book = self.attempts.get(lease.coordinator)
-        return None if book is None or lease.attempt is None else book.get(lease.attempt)
+        attempt_log = self.attempts.get(lease.coordinator)
+        return None if attempt_log is None or lease.attempt is None else attempt_log.get(lease.attempt)
 
     def attempt_lease(self, attempt: Attempt) -> Lease | None:
         """Return the lease of an attempt, unless the lease is over."""
@@ -246,7 +228,7 @@ class Step:
     entries: tuple[tuple[LeaseId, StoryEntry], ...] = ()
     drained: Mapping[GpuId, Drained] | None = None
     """All drained GPUs, if that changed."""
-    standing: StandingChange | None = None
+    accounts: AccountsChange | None = None
     """The changes of the projects' standing."""
     lease: Lease | None = None
     """The lease that the event asked for or about, as it is now."""
@@ -263,7 +245,7 @@ class Step:
     def is_to_write(self) -> bool:
         """Return True if the step has anything that must be durable."""
         changed = self.changed or self.entries or self.attempts or self.contacts
-        optional = (self.drained, self.standing, self.forgotten_before)
+        optional = (self.drained, self.accounts, self.forgotten_before)
         return bool(changed) or any(one is not None for one in optional)
 
 
@@ -296,7 +278,6 @@ class Draft:
         self.goes_down = state.goes_down
         self.attempts = dict(state.attempts)
         self.contacts = dict(state.contacts)
-        self.allowance = state.allowance
         self.pruned_at = state.pruned_at
         self.forgotten_before: float | None = None
         self.report: Report | StaleEpoch | None = None
@@ -335,15 +316,14 @@ class Draft:
             goes_down=self.goes_down,
             attempts=self.attempts,
             contacts=self.contacts,
-            allowance=self.allowance,
             pruned_at=self.pruned_at,
         )
 
-    def keep_book(self, book: AttemptLog, key: AttemptKey | None = None) -> None:
-        """Keep a coordinator's book as it is now; ``key`` names the record that may have changed."""
-        self.attempts[book.coordinator] = book
+    def keep_attempts(self, attempt_log: AttemptLog, key: AttemptKey | None = None) -> None:
+        """Keep a coordinator's log as it is now; ``key`` names the record that may have changed."""
+        self.attempts[attempt_log.coordinator] = attempt_log
         if key is not None:
-            self._records[book.coordinator, key] = None
+            self._records[attempt_log.coordinator, key] = None
 
     def write_contact(self, coordinator: str) -> None:
         """Let the contact with this coordinator, as it is at the end of the event, be written."""
@@ -375,8 +355,8 @@ class Draft:
         if before is not None and since is not None:
             used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
             self.usage = self.usage.record([used]).prune(self.now)
-            served = before.served_seconds + max(0.0, self.now - since)
-            lease = replace(lease, served_seconds=served)
+            served = before.preemption.served_seconds + max(0.0, self.now - since)
+            lease = replace(lease, preemption=replace(lease.preemption, served_seconds=served))
         return replace(lease, held_since=self.now if lease.grants else None)
 
     def move(self, lease: Lease, to: LeaseState, why: str) -> Lease:
@@ -420,7 +400,7 @@ class Draft:
             changed=tuple(self._changed.values()),
             entries=tuple(self._entries),
             drained=None if self.drained == self.base.drained else self.drained,
-            standing=self._standing(),
+            accounts=self._accounts(),
             lease=lease,
         )
 
@@ -443,9 +423,9 @@ class Draft:
             if (attempt.key, attempt.revision) != answered
         ]
 
-    def _standing(self) -> StandingChange | None:
+    def _accounts(self) -> AccountsChange | None:
         base = self.base
-        change = StandingChange(
+        change = AccountsChange(
             changed_rows(base.usage, self.usage),
             None if self.turns == base.turns else self.turns,
             None if self.projects == base.projects else self.projects,

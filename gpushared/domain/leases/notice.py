@@ -8,6 +8,7 @@ from gpushared.domain.leases.instructions import NotifyContainer
 from gpushared.domain.leases.node_state import Draft
 from gpushared.domain.model.lease import (
     Active,
+    Idleness,
     Lease,
     Notice,
     NoticeKind,
@@ -52,4 +53,4 @@ def awake(lease: Lease, draft: Draft) -> Lease:
     """Return the lease as one that is not idle, with its idle notice taken back."""
     draft.resting.pop(lease.id, None)
     lease = withdraw(lease, draft, NoticeKind.IDLE)
-    return replace(lease, idle_since=None, lowered=False)
+    return replace(lease, idleness=Idleness())

@@ -62,7 +62,7 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
     foretold = starts(after, now, decided)
     (mine,) = (one for one in in_order_of_start(decided, foretold) if one.lease == lease.id)
     start = foretold.get(lease.id)
-    promised = lease.promised
+    promised = lease.preemption.promised
     leavers = promised.victims if promised else ()
     return Offer(
         lease.payer,

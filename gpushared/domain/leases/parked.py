@@ -13,6 +13,7 @@ from gpushared.domain.model.lease import (
     Ended,
     Failed,
     Finished,
+    Idleness,
     Lease,
     Outcome,
     Preempted,
@@ -28,8 +29,7 @@ def over(lease: Lease, state: Draining, draft: Draft) -> None:
     """End a lease whose memory is back, or let it wait for its container to be started again."""
     outcome = state.outcome
     if isinstance(outcome, Preempted) and outcome.requeue and not state.gone:
-        lease = replace(lease, notice=None, expires_at=None, fault="", faulted_at=None)
-        lease = replace(lease, idle_since=None, lowered=False)
+        lease = replace(lease.without_fault(), notice=None, expires_at=None, idleness=Idleness())
         to = Requeued(state.container, draft.now, draft.next_sequence, state.grants)
         draft.move(lease, to, "its memory is back; it waits to be started again")
     else:

@@ -30,8 +30,8 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     is to be said.
     """
     winner = _made_way_for(lease.id, state)
-    if winner is not None and winner.promised is not None:
-        return f"{_GIVES_WAY}{winner.id} of {winner.owner_name}, because {winner.promised.why}"
+    if winner is not None and winner.preemption.promised is not None:
+        return f"{_GIVES_WAY}{winner.id} of {winner.owner_name}, because {winner.preemption.promised.why}"
     if is_leaving(lease):
         return lease.notice.text if lease.notice is not None else ""
     if isinstance(lease.state, Suspended | Requeued):
@@ -94,7 +94,11 @@ def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
 
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
     """Return the waiting lease that gets the room that this lease leaves."""
-    return next((one for one in state.waiting() if one.promised and lease in one.promised.victims), None)
+    for one in state.waiting():
+        promised = one.preemption.promised
+        if promised is not None and lease in promised.victims:
+            return one
+    return None
 
 
 def _why_it_left(lease: Lease) -> str:
@@ -114,7 +118,7 @@ def _when(one: RunningLease, state: NodeState, now: float) -> str:
         return "gives way to nobody but administrators" + (
             ", because it would lose its work" if loses else ""
         )
-    if one.lease.lowered:
+    if one.lease.idleness.is_preemptible:
         return "is idle, and gives way to whoever waits" + _protected(one, policy, now)
     if rules.gives_way is GivesWay.NEVER:
         return f"is of class {one.lease.request.lease_class}, which gives way to administrators only"

@@ -39,8 +39,6 @@ from gpushared.domain.scheduling.projects import Policy
 
 HOST = ""
 """A node is one host."""
-LOWERED = -1000
-"""This is below all priorities that users may ask for."""
 
 _LADDER = {
     PreemptionStep.SUSPEND: PreemptionMode.PAUSE,
@@ -59,7 +57,9 @@ def pass_over(state: NodeState, now: float) -> Plan:
         state.usage,
         policy,
         now,
-        under_way=[_under_way(lease.id, lease.promised) for lease in waiting if lease.promised],
+        under_way=[
+            _under_way(lease.id, lease.preemption.promised) for lease in waiting if lease.preemption.promised
+        ],
         turns=state.turns,
     )
 
@@ -91,9 +91,8 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
         held=bool(lease.held_by),
         begin_at=state.begins_at(lease.request),
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
-        served=lease.served_seconds,
+        served=lease.preemption.served_seconds,
         yields=_yields(lease, state, policy),
-        draws_on=state.draws_on(lease),
     )
 
 
@@ -109,10 +108,9 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Runnin
         saved_at=now if step is PreemptionStep.SUSPEND else None,
         step=_LADDER[step],
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
-        begun_anew=lease.begun_anew,
-        served=lease.served_seconds,
-        behind=lease.behind,
-        draws_on=state.draws_on(lease),
+        begun_anew=lease.preemption.begun_anew,
+        served=lease.preemption.served_seconds,
+        behind=lease.preemption.behind,
     )
 
 

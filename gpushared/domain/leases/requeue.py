@@ -53,7 +53,7 @@ def step_of(lease: Lease, state: NodeState) -> PreemptionStep:
     """Return the mildest step that is possible for this lease."""
     if isinstance(lease.state, Active) and not why_not(lease, state):
         return PreemptionStep.SUSPEND
-    return PreemptionStep.REQUEUE if lease.requeues else PreemptionStep.STOP
+    return PreemptionStep.REQUEUE if lease.preemption.requeues else PreemptionStep.STOP
 
 
 def preempt_asked(event: PreemptAsked, draft: Draft) -> None:
@@ -85,11 +85,12 @@ def preempt(lease: Lease, by: str, draft: Draft) -> None:
         end_early(lease, Preempted(by), why, draft)
         return
     step = step_of(lease, draft.view())
-    lease = replace(lease, preemptions=lease.preemptions + 1)
+    lease = replace(lease, preemption=replace(lease.preemption, count=lease.preemption.count + 1))
     if step is PreemptionStep.SUSPEND:
         suspend(lease, why, draft, wanted=True)
         return
-    lease = replace(lease, begun_anew=lease.begun_anew + 1)
+    anew = lease.preemption.begun_anew + 1
+    lease = replace(lease, preemption=replace(lease.preemption, begun_anew=anew))
     until = draft.now + draft.rules.preempt_notice_seconds
     after = (
         "and starts again when there is room"
@@ -107,7 +108,7 @@ def stop_those_told(draft: Draft) -> None:
         if notice is None or notice.kind is not NoticeKind.PREEMPTED or draft.now < notice.until:
             continue
         if isinstance(lease.state, Starting | Active | Paused):
-            outcome = Preempted(notice.text, requeue=lease.requeues)
+            outcome = Preempted(notice.text, requeue=lease.preemption.requeues)
             drain(lease, outcome, "its notice is over", draft, grace_seconds=draft.rules.stop_grace_seconds)
 
 
@@ -135,6 +136,6 @@ def wanted_request(lease: Lease, state: NodeState) -> Request:
             # A suspended lease never gave back its memory on the host.
             return replace(as_held(lease.request, held), time_limit_seconds=limit, host_memory_bytes=None)
         case Requeued(held=held) if not state.means.binds_late:
-            return as_held(lease.request, lease.baked or held)
+            return as_held(lease.request, lease.created_grants or held)
         case _:
             return lease.request

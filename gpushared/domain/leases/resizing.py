@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpushared.domain.leases.allowance_limits import check_growth
 from gpushared.domain.leases.events import ResizeAsked, SettingsTaken
 from gpushared.domain.leases.explain import check_possible
 from gpushared.domain.leases.instructions import MakeEdits
@@ -150,7 +149,6 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
         try:
             grants = tuple(_new_grant(grant, larger, size, draft) for grant in lease.grants)
             raised = _check_free(lease, grants, draft)
-            check_growth(lease, grants, draft.view())
             _check_fixed(lease, grants, plan, draft)
         except (LimitReached, NeverFits, Unavailable):
             return ()
@@ -226,7 +224,6 @@ def _is_alone(grants: tuple[Grant, ...], draft: Draft) -> bool:
 def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     raised = _check_free(lease, grants, draft)
     if raised:
-        check_growth(lease, grants, draft.view())
         plan = pass_over(draft.view(), draft.now)
         _check_fixed(lease, grants, plan, draft)
         _check_head(lease, raised, plan)
@@ -351,7 +348,7 @@ def _holding(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
     lease = replace(lease, state=replace(state, grants=grants))
     if isinstance(state, Reserved):
         return lease
-    return replace(lease, walls=_walls(lease, old, draft), baked=lease.baked or old)
+    return replace(lease, walls=_walls(lease, old, draft), created_grants=lease.created_grants or old)
 
 
 def _walls(lease: Lease, old: tuple[Grant, ...], draft: Draft) -> Walls | None:

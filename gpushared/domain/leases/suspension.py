@@ -47,8 +47,8 @@ def why_not(lease: Lease, state: NodeState) -> str:
     means = state.means
     if means.no_checkpoint:
         return means.no_checkpoint
-    if lease.suspend_trouble:
-        return lease.suspend_trouble
+    if lease.preemption.suspend_trouble:
+        return lease.preemption.suspend_trouble
     walls = lease.walls
     if walls is not None and walls.memory_wall is MemoryWall.MIG:
         return "CUDA checkpoints do not work on MIG instances"
@@ -130,7 +130,8 @@ def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Suspending):
-        lease = replace(lease, suspend_trouble=event.reason if event.lasting else "")
+        trouble = event.reason if event.lasting else ""
+        lease = replace(lease, preemption=replace(lease.preemption, suspend_trouble=trouble))
         to = Active(state.grants, state.container, draft.now)
         draft.move(lease, to, f"could not be taken off its GPUs: {event.reason}")
         draft.do(InspectContainer(state.container))

@@ -6,7 +6,7 @@ failed, was skipped, or told the whole cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -100,8 +100,3 @@ def _cause(check: Check[F], results: dict[str, CheckOutcome]) -> str:
         if earlier.finding.ends_here:
             return earlier.blocked_by or name
     return ""
-
-
-def is_well(results: Iterable[CheckOutcome]) -> bool:
-    """Return True if no check failed; a warning is no failure."""
-    return all(result.finding.status is not Status.FAILED for result in results)

@@ -28,6 +28,8 @@ class AttemptKey:
 LeaseId = NewType("LeaseId", str)
 ContainerId = NewType("ContainerId", str)
 
+BESIDE = {"recorded_beside": True}
+"""Journals hold the fields of such a group among the fields of the lease."""
 STORY_KEPT_IN_MEMORY = 100
 """The story in memory is bounded, since a container may crash for weeks; the journal keeps every entry."""
 
@@ -398,6 +400,56 @@ def state_name(state: LeaseState) -> str:
     return type(state).__name__.lower()
 
 
+# --- what else is known of a lease ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Record what is wrong with a lease's processes, or with the GPUs and MPS servers below the processes."""
+
+    fault: str = ""
+    """The fault of the lease's GPU or MPS server; empty once the container was started again."""
+    faulted_at: float | None = None
+    """When the lease met that fault, or caused one itself (``fault`` is empty then)."""
+    restarts: int = 0
+    """How often the container was started again after such a fault."""
+    over_since: float | None = None
+    """Since when the processes, now and again, use more GPU memory than the lease holds; None if they do
+    not."""
+    outside_since: float | None = None
+    """Since when a process of the lease, now and again, uses a GPU beside MPS; None while none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """Record what follows from a lease's rest on its GPUs."""
+
+    since: float | None = field(default=None, metadata={"recorded_as": "idle_since"})
+    """Since when the lease has been idle, once its program was told or the daemon acted."""
+    is_preemptible: bool = field(default=False, metadata={"recorded_as": "lowered"})
+    """The lease was idle for so long that it is preemptible, whatever its class and its project's quota."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePreemption:
+    """Record how often a lease gave way, what it lost, and what others do to make room for it."""
+
+    count: int = field(default=0, metadata={"recorded_as": "preemptions"})
+    """How often the lease had to give way."""
+    begun_anew: int = 0
+    """How often the lease lost its work by giving way."""
+    served_seconds: float = 0.0
+    """The seconds for which the lease held GPUs before it last had to give way."""
+    requeues: bool = False
+    """True if the container is started again after the lease had to give way."""
+    suspend_trouble: str = ""
+    """The reason why the last attempt to take the lease off its GPUs failed."""
+    behind: tuple[LeaseId, ...] = ()
+    """The waiting leases for which its GPUs are kept; it gives way when one of them can start."""
+    promised: Promised | None = None
+    """The room that others make for the lease while it waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Hold a lease with its request, its owner, its state and the newest part of its story.
@@ -421,9 +473,6 @@ class Lease:
     walls: Walls | None = None
     container_name: str = ""
     image: str = ""
-    over_since: float | None = None
-    """Since when its processes, now and again, use more GPU memory than the lease holds; None if they do
-    not."""
     asked_first: Request | None = None
     """The request as it came, if a resize has changed it since."""
     held_by: str = ""
@@ -434,34 +483,11 @@ class Lease:
     """The project whose quota the lease counts against; empty in old journals, which mean the owner's own."""
     held_since: float | None = None
     """The recorded value of ``holds_since``; None in old journals too."""
-    served_seconds: float = 0.0
-    """The seconds for which the lease held GPUs before it last had to give way."""
-    behind: tuple[LeaseId, ...] = ()
-    """The waiting leases for which its GPUs are kept; it gives way when one of them can start."""
-    promised: Promised | None = None
-    """The room that others make for the lease while it waits."""
-    requeues: bool = False
-    """True if the container is started again after the lease had to give way."""
-    preemptions: int = 0
-    """How often the lease had to give way."""
-    begun_anew: int = 0
-    """How often the lease lost its work by giving way."""
-    suspend_trouble: str = ""
-    """The reason why the last attempt to take the lease off its GPUs failed."""
+    health: Health = field(default=Health(), metadata=BESIDE)
+    idleness: Idleness = field(default=Idleness(), metadata=BESIDE)
+    preemption: LeasePreemption = field(default=LeasePreemption(), metadata=BESIDE)
     notice: Notice | None = None
     """The notice of the end that the lease's program was given."""
-    idle_since: float | None = None
-    """Since when the lease has been idle, once it was told or acted upon (see ``idle``)."""
-    lowered: bool = False
-    """The lease was idle for so long that it is preemptible, whatever its class and its project's quota."""
-    fault: str = ""
-    """The fault of the lease's GPU or MPS server; empty once the container was started again."""
-    faulted_at: float | None = None
-    """When the lease met that fault, or caused one itself (``fault`` is empty then)."""
-    restarts: int = 0
-    """How often the container was started again after such a fault."""
-    outside_since: float | None = None
-    """Since when a process of the lease, now and again, uses a GPU beside MPS; None while none does."""
     attempt: AttemptKey | None = None
     """The attempt to run a job that the lease is for; such a lease waits without a client that waits for
     it."""
@@ -472,7 +498,7 @@ class Lease:
     missed_seconds: int = 0
     """For so long nobody has waited for the lease, in steps, so that a restart of the daemon does not forget
     it."""
-    baked: tuple[Grant, ...] = ()
+    created_grants: tuple[Grant, ...] = field(default=(), metadata={"recorded_as": "baked"})
     """The grants that the container was created with; its settings name them for as long as it exists.
     Earlier releases wrote them only if a resize had changed them since (see ``node.restore``)."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False, metadata={"recorded": False})
@@ -495,7 +521,7 @@ class Lease:
         """
         state = self.state
         kept = state.held if isinstance(state, Suspended | Requeued) else self.grants
-        return frozenset(grant.gpu for grant in (*self.baked, *kept))
+        return frozenset(grant.gpu for grant in (*self.created_grants, *kept))
 
     def walls_with(self, made: Walls) -> Walls:
         """Return the walls that hold the lease after settings with the walls ``made`` were made for it.
@@ -534,6 +560,10 @@ class Lease:
                 story=self.story,
             )
         return replace(self, state=to).note(at, why)
+
+    def without_fault(self) -> Lease:
+        """Return the same lease after its fault, and the fault's time, are of the past."""
+        return replace(self, health=replace(self.health, fault="", faulted_at=None))
 
     def note(self, at: float, why: str) -> Lease:
         """Return the same lease with one more line in its story."""

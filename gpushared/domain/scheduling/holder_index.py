@@ -91,9 +91,8 @@ class HolderIndex:
         self.leaving: dict[LeaseId, RunningLease] = {}
         self.lossless: dict[LeaseId, RunningLease] = {}
         """The leases that lose nothing by giving way."""
-        self.lent: Mapping[tuple[str, str], int] = {}
-        """The part of a pool's limits that its nodes may give by themselves and do not hold. The key is
-        project and model; an empty model stands for all together."""
+        self.unreported: Mapping[str, int] = {}
+        """By project, the most that jobs hold on nodes which have not told yet what these jobs hold."""
         self._places = places
         self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
         self._entries: dict[LeaseId, _Entry] = {}
@@ -101,6 +100,8 @@ class HolderIndex:
         self._all: dict[str, int] = {}
         self._held: dict[tuple[str, str], int] = {}
         self._fixed: dict[tuple[str, str], int] = {}
+        self._limited: dict[tuple[str, str], int] = {}
+        """The amounts that count towards limits; an empty model stands for all models together."""
         self._load: dict[str, int] = {}
         self._levels: dict[str, Mapping[int, int]] = {}
         """By project, how many of its leases give way to its own work above which priority."""
@@ -116,7 +117,7 @@ class HolderIndex:
         twin = copy(self)
         for name in ("best_effort", "leaving", "lossless", "_entries", "_projects", "_hosts"):
             setattr(twin, name, getattr(self, name).copy())
-        for name in ("_all", "_held", "_fixed", "_load", "_levels", "_behind"):
+        for name in ("_all", "_held", "_fixed", "_limited", "_load", "_levels", "_behind"):
             setattr(twin, name, getattr(self, name).copy())
         twin._running = None  # noqa: SLF001 - of the same class
         return twin
@@ -132,7 +133,7 @@ class HolderIndex:
         self._projects.put(holder.project, holder)
         for host in entry.hosts:
             self._hosts.put(host, holder)
-        if lease.lowered or lease.request.lease_class in self._yielding:
+        if lease.idleness.is_preemptible or lease.request.lease_class in self._yielding:
             self.best_effort[lease.id] = holder
         if holder.leaving:
             self.leaving[lease.id] = holder
@@ -200,11 +201,18 @@ class HolderIndex:
                 _add(self._held, key, sign * size)
                 if holder.lease.request.lease_class is FIXED_CLASS:
                     _add(self._fixed, key, sign * size)
+                if not holder.stays and model in project.models:
+                    _add(self._limited, (name, model), sign * size)
+            if not holder.stays:
+                _add(self._limited, (name, ""), sign * total)
         if self._running is not None:
             change = self._running.begin if sign > 0 else self._running.end
             change(name, total, holder.started_at)
 
     # --- what is asked ---------------------------------------------------------------------------------
+
+    def __contains__(self, lease: LeaseId) -> bool:
+        return lease in self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -241,6 +249,13 @@ class HolderIndex:
     def held(self, project: str, pool: str) -> int:
         """Return the amount that a configured project holds of a pool."""
         return self._held.get((project, pool), 0)
+
+    def limited(self, project: str, model: str = "") -> int:
+        """Return the amount that counts towards a configured project's limit; no model: of all together.
+
+        A limit counts what is decided here: a lease of another queue counts towards the limits there.
+        """
+        return self._limited.get((project, model), 0) + self.unreported.get(project, 0)
 
     def fixed(self, project: str, pool: str) -> int:
         """Return the amount that a configured project's build work holds of a pool."""

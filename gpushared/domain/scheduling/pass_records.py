@@ -29,8 +29,6 @@ class WaitReason(StrEnum):
     """The request's class never gives way, and the request is more than its project is guaranteed."""
     PROJECT_LIMIT = "project_limit"
     """The project holds as much as it ever may."""
-    POOL_ALLOWANCE = "pool_allowance"
-    """This node may give the project no more by itself out of the project's limit in the pool."""
     PREEMPTING = "preempting"
     """Leases are giving way to the request."""
     BEGIN_TIME = "begin_time"
@@ -77,8 +75,6 @@ class PendingRequest:
     """The steps by which its long run has lowered its priority."""
     yields: bool = False
     """The lease loses little when it is taken off again: it may use GPUs kept for others until they start."""
-    draws_on: str = ""
-    """The pool's project whose share of a limit on this node the lease counts to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,6 @@ class RunningLease:
     start."""
     stays: bool = False
     """The decider here cannot take the lease back: it belongs to another queue."""
-    draws_on: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,13 +170,17 @@ class PreemptionRules:
     ) -> PreemptionReason | None:
         """Return the right by which the winner may take this lease's GPUs, the least run time aside."""
         rules = self.policy.classes[holder.lease.request.lease_class]
-        if holder.leaving or holder.stays or (rules.gives_way is GivesWay.NEVER and not holder.lease.lowered):
+        if (
+            holder.leaving
+            or holder.stays
+            or (rules.gives_way is GivesWay.NEVER and not holder.lease.idleness.is_preemptible)
+        ):
             return None
         if self.policy.lossless_only and not holder.step.loses_nothing:
             return None
         if winner.lease.id in holder.behind:
             return PreemptionReason.KEPT
-        if holder.lease.lowered:
+        if holder.lease.idleness.is_preemptible:
             return PreemptionReason.IDLE
         if holder.project == winner.project:
             return _right_at_home(winner, holder, turn=turn)
@@ -271,7 +275,7 @@ class Victims:
 def lost_seconds(holder: RunningLease, now: float) -> float:
     """Return the GPU-seconds of work that preempting this lease costs."""
     gpus = sum(grant.compute_permille for grant in holder.lease.grants) / WHOLE_PERMILLE
-    if holder.lease.lowered:
+    if holder.lease.idleness.is_preemptible:
         return gpus * PAUSE_SECONDS  # no work is under way
     since = holder.started_at if holder.saved_at is None else holder.saved_at
     unsaved = max(0.0, now - since)

@@ -22,7 +22,7 @@ class ProjectAccounts:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingChange:
+class AccountsChange:
     """Hold the changes: the new buckets, all turns, all projects set at run time; None = as before."""
 
     usage: tuple[UsageRow, ...] = ()

@@ -14,7 +14,6 @@ from typing import assert_never
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.model.units import shown
-from gpushared.domain.scheduling.allowance import Allowance
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -77,7 +76,8 @@ class Quota:
 
     Attributes:
         guaranteed: The project gets so much whenever it asks; lent to others meanwhile.
-        limit: The project never exceeds it; None = no limit.
+        limit: No request of the project is granted beyond it; None = no limit. A pool's limit counts the
+            pool's jobs, a node's limit all that starts on the node.
         fixed: Besides, so much is kept free for the project's build work and never lent.
     """
 
@@ -115,6 +115,10 @@ class Project:
         return any(quota.fixed for _, quota in self.quotas())
 
     @property
+    def has_limit(self) -> bool:
+        return any(quota.limit is not None for _, quota in self.quotas())
+
+    @property
     def is_guaranteed_something(self) -> bool:
         return any(quota.fixed or quota.guaranteed for _, quota in self.quotas())
 
@@ -138,7 +142,6 @@ class Policy:
         drain_seconds: A request that waits longer, and whose start nobody can foresee, has a host drained for
             it; one request at a time.
         lossless_only: True if only leases that lose nothing give way.
-        allowance: On a node of a pool, how much of the pool's limits the node may give by itself.
     """
 
     projects: Mapping[str, Project] = field(default_factory=dict)
@@ -152,7 +155,6 @@ class Policy:
     reservations: int = 4
     drain_seconds: float = 4 * DAY
     lossless_only: bool = False
-    allowance: Allowance | None = None
 
     def project(self, name: str) -> Project:
         """Return a project by name; one that is not configured is a user's own, with nothing guaranteed."""

@@ -112,15 +112,15 @@ def backlogs(
     ready: Iterable[PendingRequest], policy: Policy, turns: Mapping[str, float], now: float
 ) -> dict[str, ProjectQueue]:
     """Return the queue by project and kind."""
-    kinds: dict[tuple[str, int, Request, str], RequestLine] = {}
-    known: dict[tuple[str, int, int, str], RequestLine] = {}
+    kinds: dict[tuple[str, int, Request], RequestLine] = {}
+    known: dict[tuple[str, int, int], RequestLine] = {}
     for one in ready:
         request = one.lease.request
-        same = (one.project, one.priority, id(request), one.draws_on)
+        same = (one.project, one.priority, id(request))
         kind = known.get(same)
         if kind is None:
             order = policy.classes[request.lease_class].order
-            key = (one.project, one.priority, request, one.draws_on)
+            key = (one.project, one.priority, request)
             kind = known[same] = kinds.setdefault(key, RequestLine(one.project, deque(), order))
         kind.candidates.append(one)
     found: dict[str, ProjectQueue] = {}

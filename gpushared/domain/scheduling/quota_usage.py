@@ -114,21 +114,18 @@ class QuotaUsage:
         limits = []
         if known.quota.limit is not None:
             kept = self._all_fixed_left(project) if others else 0
-            limits.append(known.quota.limit - self.roll.all(project) - kept - self._lent(project))
+            limits.append(known.quota.limit - self.roll.limited(project) - kept)
         own = known.models.get(model)
         if own is not None and own.limit is not None:
             kept = self.fixed_left(project, model) if others else 0
-            limits.append(own.limit - self.roll.held(project, model) - kept - self._lent(project, model))
+            limits.append(own.limit - self.roll.limited(project, model) - kept)
         return min(limits, default=None)
-
-    def _lent(self, project: str, model: str = "") -> int:
-        return self.roll.lent.get((project, model), 0)
 
     def _all_fixed_left(self, project: str) -> int:
         return sum(self.fixed_left(project, pool) for pool, _ in self.policy.project(project).quotas())
 
     def limit_sentence(self, project: str) -> str:
-        """Return a sentence on the project's holdings and its limit."""
+        """Return a sentence on what counts towards the project's limit, and the limit."""
         known = self.policy.project(project)
         said = [
             gpus(quota.limit) + (f" of model {pool}" if pool else "")
@@ -139,9 +136,7 @@ class QuotaUsage:
         fixed = (
             f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
         )
-        holds = f"project {project} holds {gpus(self.roll.all(project))}{fixed if left else ''}"
-        if lent := self._lent(project):
-            holds += f", and nodes may give {gpus(lent)} more of it by themselves"
+        holds = f"project {project} holds {gpus(self.roll.limited(project))}{fixed if left else ''}"
         return f"{holds}; its limit is {' and '.join(said)}"
 
     def over_quota(self, holder: RunningLease) -> bool:
@@ -205,7 +200,7 @@ class QuotaUsage:
             for model, gpu in places.models().items()
             if (not request.models or model in request.models)
             and size_on(request, gpu) <= self.entitled(candidate.project, model, request.lease_class)
-            and (not self.roll.lent or self._is_within_limit(candidate, gpu))
+            and (not self.roll.unreported or self._is_within_limit(candidate, gpu))
         )
 
     def within_limit(self, candidate: PendingRequest, places: CapacityPort) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from gpushared.domain.model.elastic import is_elastic, largest
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, LeaseId, Reserved
 from gpushared.domain.model.request import Request
-from gpushared.domain.scheduling.allowance_use import Drawn
 from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
     FixedPart,
@@ -71,9 +70,6 @@ class SchedulingPass:
         self.now = now
         self.ledger = QuotaUsage(roll, usage, now)
         self.index = HostIndex(self.ledger.roll, policy.notice_seconds + policy.grace_seconds)
-        self.drawn = Drawn(policy.allowance)
-        for holder in roll.holders() if policy.allowance is not None else ():
-            self.drawn.count(holder, roll.sizes(holder.lease.id))
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
         self.verdicts: dict[LeaseId, PassDecision] = {}
@@ -117,13 +113,12 @@ class SchedulingPass:
     def depart(self, holder: RunningLease) -> None:
         """Book a lease out."""
         self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id), -1)
         self.ledger.remove(holder)
 
     def stay(self, holder: RunningLease) -> None:
         """Book a lease in again."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self._count(holder)
+        self.ledger.add(holder)
 
     def arrive(
         self, one: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
@@ -133,17 +128,11 @@ class SchedulingPass:
         expires_at = None if limit is None else self.now + limit
         lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
         self.places.take(lease.id, lease.request, grants)
-        holder = RunningLease(
-            lease, one.project, one.priority, self.now, behind=behind, draws_on=one.draws_on
-        )
+        holder = RunningLease(lease, one.project, one.priority, self.now, behind=behind)
         if behind:
             self.behind[one.lease.id] = behind
-        self._count(holder)
-        return holder
-
-    def _count(self, holder: RunningLease) -> None:
         self.ledger.add(holder)
-        self.drawn.count(holder, self.ledger.roll.sizes(holder.lease.id))
+        return holder
 
     def settle(self, one: PendingRequest, room: PlacementPlan, *, turn: bool) -> None:
         """Book the room of a request: now, or for the time when the victims have left."""
@@ -185,8 +174,7 @@ class SchedulingPass:
         new = [holder for holder in staying if holder.lease.id not in self._leaving]
         for holder in new:
             self.depart(holder)
-        allowed = self.drawn.within(winner, self.places.models())
-        if allowed is None or not self._has(winner, preemption.grants):
+        if not self._has(winner, preemption.grants):
             for holder in new:
                 self.stay(holder)
             return
@@ -243,10 +231,7 @@ class SchedulingPass:
 
         The room is free, else taken back, else kept for others.
         """
-        within = self.drawn.within(one, {name: self.places.models()[name] for name in models})
-        if within is None:
-            return None
-        request = self._on(models, within) if within is one.lease.request else within
+        request = self._on(models, one.lease.request)
         with self._own_parts(one) as mine:
             grants = self._fixed.room_for(request, mine)
             if grants:
@@ -302,11 +287,6 @@ class SchedulingPass:
         request = one.lease.request
         if request.models and self.places.models().keys().isdisjoint(request.models):
             return request  # its models are gone, which no quota can explain
-        within = self.drawn.within(one, self.places.models())
-        if within is None:
-            return self._beyond_allowance(one)
-        if within is not request:
-            request, one = within, replace(one, lease=replace(one.lease, request=within))
         if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
             models = self.ledger.claims(one, self.places)
             if not models:
@@ -319,15 +299,6 @@ class SchedulingPass:
         if not models and self.places.models():
             return PassDecision(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
         return self._on(models, request)
-
-    def _beyond_allowance(self, one: PendingRequest) -> PassDecision:
-        """Return why the request waits beyond the pool's allowance.
-
-        The pool is asked for more only if the node has room: nobody else has what is allowed here.
-        """
-        if not self.places.place(one.lease.request):
-            return NO_ROOM
-        return PassDecision(WaitReason.POOL_ALLOWANCE, self.drawn.sentence(one.draws_on))
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
         """Return the request on these models only."""

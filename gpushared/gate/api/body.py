@@ -16,7 +16,7 @@ from gpushared.config.gate_settings import COMMON_DRIVER_CAPABILITIES, DRIVER_CA
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.field_kinds import fit
-from gpushared.gate.api.fields import CONFIG, CREATE_TABLE, HOST_CONFIG
+from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE
 
 BODY_BYTES = 1024 * 1024
 MAX_VALUES = 10_000
@@ -73,8 +73,8 @@ def check_create(body: Body, dropped: list[str] | None = None) -> Body:
     Raises if the engine would see a field that the gate does not, or see it elsewhere, or take its value for
     another: ``PermissionRefused`` for an unknown field if there is no ``dropped``, else ``RequestError``.
     """
-    check_keys(body, CONFIG | HOST_CONFIG | {"HostConfig", "NetworkingConfig", CPUSET}, "")
-    misplaced = sorted(HOST_CONFIG & body.keys())
+    check_keys(body, {*CREATE_TABLE, *HOST_TABLE, CPUSET}, "")
+    misplaced = sorted(HOST_TABLE.keys() & body.keys())
     if misplaced:
         raise RequestError(f"{misplaced[0]} stands at the top level", hint="it belongs under HostConfig")
     if body.get(CPUSET):
@@ -82,7 +82,7 @@ def check_create(body: Body, dropped: list[str] | None = None) -> Body:
     return fit(body, CREATE_TABLE, dropped=dropped)
 
 
-def check_keys(body: Body, known: frozenset[str], where: str) -> None:
+def check_keys(body: Body, known: Iterable[str], where: str) -> None:
     """Refuse keys that the engine would take for one of ``known`` though they are spelled otherwise."""
     folded = {name.casefold(): name for name in known}
     for key in body:

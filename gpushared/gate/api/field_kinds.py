@@ -1,8 +1,8 @@
 """Describe the fields of the Engine API: the kind of their values, and the API versions that have them.
 
-A table is written as lines of ``Name kind [table] [since] [-until]``, versions as ``1.41``. A field on no
-table is never sent to the engine, whoever asks: the field is dropped if no engine reads it, and refused if
-the engine is newer than the table and may read it.
+A table is written as lines of ``Name kind [table] [since] [-until] [option] [= rule]``, versions as ``1.41``;
+the option is that of ``docker run``. A field on no table is never sent to the engine, whoever asks: the field is
+dropped if no engine reads it, and refused if the engine is newer than the table and may read it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,14 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``until`` is the last version that has it."""
+    """``until`` is the last version that has it, ``rule`` how a confined caller's value is judged."""
 
     kind: FieldKind
     table: Table | None = None
     since: Version = OLDEST
     until: Version | None = None
+    option: str = ""
+    rule: str = ""
 
     def is_in(self, version: Version | None) -> bool:
         """Return True if the field exists in a version; None stands for a request that names none."""
@@ -67,7 +69,7 @@ Table = Mapping[str, Field]
 
 def table(text: str, **tables: Table) -> Table:
     """The table that ``text`` describes; ``tables`` are those that it names."""
-    return MappingProxyType(dict(_field(line.split(), tables) for line in text.strip().splitlines()))
+    return MappingProxyType(dict(_field(line, tables) for line in text.strip().splitlines()))
 
 
 def version_of(text: str) -> Version:
@@ -175,13 +177,15 @@ def _fit_value(
     return value
 
 
-def _field(words: list[str], tables: Mapping[str, Table]) -> tuple[str, Field]:
-    name, kind, *rest = words
+def _field(line: str, tables: Mapping[str, Table]) -> tuple[str, Field]:
+    words, _, rule = line.partition(" = ")
+    name, kind, *rest = words.split()
     inner = tables[rest.pop(0)] if rest and rest[0] in tables else None
-    since = version_of(rest.pop(0)) if rest and not rest[0].startswith("-") else OLDEST
-    until = version_of(rest.pop(0)[1:]) if rest else None
+    since = version_of(rest.pop(0)) if rest and rest[0][0].isdigit() else OLDEST
+    until = version_of(rest.pop(0)[1:]) if rest and rest[0][1].isdigit() else None
+    option = rest.pop(0) if rest else ""
     assert not rest, f"{name} has words too many"
-    return name, Field(FieldKind(kind), inner, since, until)
+    return name, Field(FieldKind(kind), inner, since, until, option, rule)
 
 
 # --- kinds ---------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 https://docs.docker.com/reference/api/engine/ has one description a version. A version after the kind is the
 first that has the field, one with a dash the last. Fields that no description names, but that engines decode
-or clients send, stand here too.
+or clients send, stand here too. After ``=`` is the rule by which a confined caller's value is judged
+(``gpushared.gate.policy.admission``), with its hint after a semicolon; a field without a rule is refused.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ HEALTH = table("""
 
 CONFIG_TABLE = table(
     """
-    Hostname text
-    Domainname text
-    User text
-    AttachStdin flag
-    AttachStdout flag
-    AttachStderr flag
-    ExposedPorts names
-    Tty flag
-    OpenStdin flag
-    StdinOnce flag
-    Env texts
-    Cmd words
-    Healthcheck record health
-    ArgsEscaped flag
-    Image text
-    Volumes names
-    WorkingDir text
-    Entrypoint words
-    NetworkDisabled flag
-    MacAddress text -1.51
-    OnBuild texts
-    Labels pairs
-    StopSignal text
-    StopTimeout whole 1.25
-    Shell words
+    Hostname text = allowed
+    Domainname text = allowed
+    User text --user = user
+    AttachStdin flag = allowed
+    AttachStdout flag = allowed
+    AttachStderr flag = allowed
+    ExposedPorts names = allowed
+    Tty flag = allowed
+    OpenStdin flag = allowed
+    StdinOnce flag = allowed
+    Env texts --env = env
+    Cmd words = allowed
+    Healthcheck record health = allowed
+    ArgsEscaped flag = allowed
+    Image text IMAGE = image
+    Volumes names = allowed
+    WorkingDir text = allowed
+    Entrypoint words = allowed
+    NetworkDisabled flag = allowed
+    MacAddress text -1.51 --mac-address = unset; leave it out: the engine gives addresses that nobody else has
+    OnBuild texts = unset
+    Labels pairs --label = allowed
+    StopSignal text = allowed
+    StopTimeout whole 1.25 --stop-timeout = stop_timeout
+    Shell words = allowed
     """,
     health=HEALTH,
 )
@@ -80,38 +81,38 @@ ULIMIT = table("""
 
 RESOURCES_TABLE = table(
     """
-    CpuShares whole
-    Memory whole
-    NanoCpus whole 1.25
-    CgroupParent text
-    BlkioWeight whole
-    BlkioWeightDevice records weight
-    BlkioDeviceReadBps records throttle
-    BlkioDeviceWriteBps records throttle
-    BlkioDeviceReadIOps records throttle
-    BlkioDeviceWriteIOps records throttle
-    CpuPeriod whole
-    CpuQuota whole
-    CpuRealtimePeriod whole 1.25
-    CpuRealtimeRuntime whole 1.25
-    CpusetCpus text
-    CpusetMems text
-    Devices records device
-    DeviceCgroupRules texts 1.28
-    DeviceRequests records request 1.40
-    DiskQuota whole -1.39
-    KernelMemory whole -1.41
-    KernelMemoryTCP whole 1.40 -1.51
-    MemoryReservation whole
-    MemorySwap whole
-    MemorySwappiness whole
-    OomKillDisable flag
-    PidsLimit whole
-    Ulimits records ulimit
-    CpuCount whole 1.25
-    CpuPercent whole
-    IOMaximumIOps whole
-    IOMaximumBandwidth whole
+    CpuShares whole --cpu-shares = at-most 1024; --cpus 4 bounds CPUs; weights above others' take from them
+    Memory whole --memory = memory
+    NanoCpus whole 1.25 --cpus = allowed
+    CgroupParent text --cgroup-parent = unset; --memory and --cpus bound a container
+    BlkioWeight whole --blkio-weight = at-most 500; leave it out; weights above others' take from them
+    BlkioWeightDevice records weight = unset
+    BlkioDeviceReadBps records throttle = unset
+    BlkioDeviceWriteBps records throttle = unset
+    BlkioDeviceReadIOps records throttle = unset
+    BlkioDeviceWriteIOps records throttle = unset
+    CpuPeriod whole = allowed
+    CpuQuota whole = allowed
+    CpuRealtimePeriod whole 1.25 = unset; --cpus bounds CPUs
+    CpuRealtimeRuntime whole 1.25 = unset; --cpus bounds CPUs
+    CpusetCpus text = allowed
+    CpusetMems text = allowed
+    Devices records device --device = devices
+    DeviceCgroupRules texts 1.28 --device-cgroup-rule = unset; --device gives an allowed device; GPUs come by a lease
+    DeviceRequests records request 1.40 --gpus = unset; GPUs come by a lease: --gpus 1
+    DiskQuota whole -1.39 = unset
+    KernelMemory whole -1.41 = allowed
+    KernelMemoryTCP whole 1.40 -1.51 = allowed
+    MemoryReservation whole = allowed
+    MemorySwap whole --memory-swap = memory_swap
+    MemorySwappiness whole = allowed
+    OomKillDisable flag --oom-kill-disable = unset; --memory bounds a container; without the killer it hangs the machine
+    PidsLimit whole --pids-limit = elsewhere
+    Ulimits records ulimit --ulimit = ulimits
+    CpuCount whole 1.25 = unset
+    CpuPercent whole = unset
+    IOMaximumIOps whole = unset
+    IOMaximumBandwidth whole = unset
     """,
     weight=WEIGHT,
     throttle=THROTTLE,
@@ -179,48 +180,48 @@ RESTART_TABLE = table("""
 
 _HOST_ONLY = table(
     """
-    Binds texts
-    ContainerIDFile text
-    LogConfig record log
-    NetworkMode text
-    PortBindings records-by-name port
-    RestartPolicy record restart
-    AutoRemove flag 1.25
-    VolumeDriver text
-    VolumesFrom texts
-    ConsoleSize size
-    Annotations pairs 1.43
-    CapAdd words
-    CapDrop words
-    Capabilities texts 1.40 -1.40
-    CgroupnsMode text 1.41
-    Dns texts
-    DnsOptions texts
-    DnsSearch texts
-    ExtraHosts texts
-    GroupAdd texts
-    IpcMode text
-    Cgroup text
-    Links texts
-    OomScoreAdj whole
-    PidMode text
-    Privileged flag
-    PublishAllPorts flag
-    ReadonlyRootfs flag
-    SecurityOpt texts
-    StorageOpt pairs
-    Tmpfs pairs
-    UTSMode text
-    UsernsMode text
-    ShmSize whole
-    Sysctls pairs
-    Runtime text
-    Isolation text
-    Mounts records mount 1.25
-    MaskedPaths texts 1.38
-    ReadonlyPaths texts 1.38
-    Init flag 1.25
-    Umask whole 1.56
+    Binds texts --volume = elsewhere
+    ContainerIDFile text = elsewhere
+    LogConfig record log --log-driver = log
+    NetworkMode text --network = network_mode
+    PortBindings records-by-name port --publish = ports
+    RestartPolicy record restart --restart = restart
+    AutoRemove flag 1.25 = allowed
+    VolumeDriver text --volume-driver = one-of local; mount a directory of yours
+    VolumesFrom texts --volumes-from = unset; name the volumes themselves
+    ConsoleSize size = allowed
+    Annotations pairs 1.43 --annotation = unset; --label carries words of yours; annotations steer the runtime
+    CapAdd words --cap-add = cap_add
+    CapDrop words --cap-drop = elsewhere
+    Capabilities texts 1.40 -1.40 = unset; leave it out
+    CgroupnsMode text 1.41 --cgroupns = one-of private; leave it out
+    Dns texts = allowed
+    DnsOptions texts = allowed
+    DnsSearch texts = allowed
+    ExtraHosts texts = allowed
+    GroupAdd texts --group-add = groups
+    IpcMode text --ipc = ipc
+    Cgroup text = unset; leave it out
+    Links texts --link = unset; put the containers on one network
+    OomScoreAdj whole --oom-score-adj = oom_score
+    PidMode text --pid = unset; docker top shows a container's processes, gpushare ps what uses GPUs
+    Privileged flag --privileged = unset; GPUs need no privileges here: ask for --gpus 1
+    PublishAllPorts flag --publish-all = publish_all
+    ReadonlyRootfs flag --read-only = allowed
+    SecurityOpt texts --security-opt = security
+    StorageOpt pairs --storage-opt = unset; leave it out: a container's own files share the engine's disk
+    Tmpfs pairs --tmpfs = tmpfs
+    UTSMode text --uts = unset; --hostname gives a name of the container's own
+    UsernsMode text --userns = unset; leave it out
+    ShmSize whole --shm-size = allowed
+    Sysctls pairs --sysctl = sysctls
+    Runtime text --runtime = one-of runc; leave it out: GPUs come by a lease, --gpus 1
+    Isolation text --isolation = one-of default; leave it out
+    Mounts records mount 1.25 --mount = elsewhere
+    MaskedPaths texts 1.38 = null
+    ReadonlyPaths texts 1.38 = null
+    Init flag 1.25 --init = allowed
+    Umask whole 1.56 --umask = allowed
     """,
     log=LOG_TABLE,
     port=PORT_TABLE,
@@ -236,55 +237,55 @@ ADDRESSES = table("""
     """)
 ENDPOINT_TABLE = table(
     """
-    IPAMConfig record addresses
-    Links texts
-    Aliases texts
-    MacAddress text
-    DriverOpts pairs 1.32
-    GwPriority whole 1.48
-    NetworkID text
-    DNSNames texts 1.44
-    EndpointID text
-    Gateway text
-    IPAddress text
-    IPPrefixLen whole
-    IPv6Gateway text
-    GlobalIPv6Address text
-    GlobalIPv6PrefixLen whole
+    IPAMConfig record addresses = allowed
+    Links texts = unset
+    Aliases texts = allowed
+    MacAddress text = unset
+    DriverOpts pairs 1.32 = unset
+    GwPriority whole 1.48 = allowed
+    NetworkID text = unset
+    DNSNames texts 1.44 = unset
+    EndpointID text = unset
+    Gateway text = unset
+    IPAddress text = unset
+    IPPrefixLen whole = unset
+    IPv6Gateway text = unset
+    GlobalIPv6Address text = unset
+    GlobalIPv6PrefixLen whole = unset
     """,
     addresses=ADDRESSES,
 )
-NETWORKING_TABLE = table("EndpointsConfig record-by-name endpoint", endpoint=ENDPOINT_TABLE)
+NETWORKING_TABLE = table("EndpointsConfig record-by-name endpoint = endpoints", endpoint=ENDPOINT_TABLE)
 
 CREATE_TABLE: Table = {
     **CONFIG_TABLE,
     **table(
         """
-        HostConfig record host
-        NetworkingConfig record networking
+        HostConfig record host = elsewhere
+        NetworkingConfig record networking --network = nested
         """,
         host=HOST_TABLE,
         networking=NETWORKING_TABLE,
     ),
 }
-UPDATE_TABLE: Table = {**RESOURCES_TABLE, **table("RestartPolicy record restart", restart=RESTART_TABLE)}
+UPDATE_TABLE: Table = {**RESOURCES_TABLE, "RestartPolicy": _HOST_ONLY["RestartPolicy"]}
 
 EXEC_SPELLINGS = {"detachKeys": "DetachKeys"}
 """aiodocker writes the field so; engines read both spellings."""
 EXEC_TABLE = table("""
-    AttachStdin flag
-    AttachStdout flag
-    AttachStderr flag
-    DetachKeys text
-    Tty flag
-    Env texts 1.25
-    Cmd words
-    Privileged flag
-    User text
-    WorkingDir text 1.35
-    ConsoleSize size 1.42
-    Detach flag
-    Container text
+    AttachStdin flag = allowed
+    AttachStdout flag = allowed
+    AttachStderr flag = allowed
+    DetachKeys text = allowed
+    Tty flag = allowed
+    Env texts 1.25 = allowed
+    Cmd words = allowed
+    Privileged flag = unset; a program joins with what its container has
+    User text = exec_user
+    WorkingDir text 1.35 = allowed
+    ConsoleSize size 1.42 = allowed
+    Detach flag = allowed
+    Container text = elsewhere
     """)
 EXEC_START_TABLE = table("""
     Detach flag
@@ -308,38 +309,38 @@ IPAM_TABLE = table(
 )
 NETWORK_TABLE = table(
     """
-    Name text
-    CheckDuplicate flag
-    Driver text
-    Scope text
-    Internal flag
-    Attachable flag 1.25
-    Ingress flag 1.29
-    ConfigOnly flag 1.30
-    ConfigFrom record from 1.30
-    IPAM record ipam
-    EnableIPv4 flag 1.48
-    EnableIPv6 flag
-    Options pairs
-    Labels pairs
+    Name text = allowed
+    CheckDuplicate flag = allowed
+    Driver text = one-of bridge default; create a plain network
+    Scope text = one-of local; create a plain network
+    Internal flag = allowed
+    Attachable flag 1.25 = allowed
+    Ingress flag 1.29 = unset; create a plain network
+    ConfigOnly flag 1.30 = unset; create a plain network
+    ConfigFrom record from 1.30 = config_from
+    IPAM record ipam = ipam
+    EnableIPv4 flag 1.48 = allowed
+    EnableIPv6 flag = allowed
+    Options pairs = unset; create a plain network
+    Labels pairs = allowed
     """,
     ipam=IPAM_TABLE,
     **{"from": table("Network text")},
 )
 CONNECT_TABLE = table(
     """
-    Container text
-    EndpointConfig record endpoint
-    Force flag
+    Container text = allowed
+    EndpointConfig record endpoint = nested
+    Force flag = allowed
     """,
     endpoint=ENDPOINT_TABLE,
 )
 VOLUME_CREATE_TABLE = table("""
-    Name text
-    Driver text
-    DriverOpts pairs
-    Labels pairs
-    ClusterVolumeSpec opaque 1.42
+    Name text = allowed
+    Driver text = one-of local; a bind mount of your own directory does the same
+    DriverOpts pairs = unset; a bind mount of your own directory does the same
+    Labels pairs = allowed
+    ClusterVolumeSpec opaque 1.42 = unset; a bind mount of your own directory does the same
     """)
 
 AUTH_TABLE = table("""
@@ -351,15 +352,3 @@ AUTH_TABLE = table("""
     identitytoken text
     registrytoken text
     """)
-
-# The names alone.
-CONFIG = frozenset(CONFIG_TABLE)
-RESOURCES = frozenset(RESOURCES_TABLE)
-HOST_CONFIG = frozenset(HOST_TABLE)
-ENDPOINT = frozenset(ENDPOINT_TABLE)
-MOUNT = frozenset(MOUNT_TABLE)
-BIND_OPTIONS = frozenset(BIND_TABLE)
-VOLUME_OPTIONS = frozenset(VOLUME_TABLE)
-TMPFS_OPTIONS = frozenset(TMPFS_TABLE)
-DEVICE = frozenset(DEVICE_TABLE)
-DEVICE_REQUEST = frozenset(DEVICE_REQUEST_TABLE)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,
@@ -93,7 +94,7 @@ class Creator:
         self._gate = gate
         self._volume_turns = volume_turns or ContainerLocks()
         self._new_volumes = NewVolumes(engine, lease_service)
-        self._under_way: set[asyncio.Task[EngineAnswer]] = set()
+        self._under_way = TaskSet()
 
     async def create(self, order: CreateOrder, gpu_request: GpuRequest | None) -> EngineAnswer:
         """Create a container and return the engine's answer. Raises ``GpushareError`` if it was not asked."""
@@ -115,7 +116,7 @@ class Creator:
 
     async def close(self) -> None:
         """Wait for what is under way."""
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._under_way.wait()
 
     async def _create_plain(self, order: CreateOrder) -> EngineAnswer:
         # An image may carry variables that give GPUs, to whom the engine's runtime goes by them.
@@ -160,15 +161,9 @@ class Creator:
         return replace(answer, body=docker_error(missing + name)) if missing else answer
 
     async def _finish(self, work: Coroutine[None, None, EngineAnswer]) -> EngineAnswer:
-        task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._finished)
+        task = self._under_way.start(work)
+        task.add_done_callback(_log_refusal)
         return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[EngineAnswer]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.info("create refused: %s", error)
 
     async def _create_leased(
         self,
@@ -244,6 +239,11 @@ class Creator:
             with contextlib.suppress(GpushareError):
                 await self._engine.call("DELETE", f"/containers/{order.record.container}?v=1".encode())
             raise
+
+
+def _log_refusal(task: asyncio.Task[EngineAnswer]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.info("create refused: %s", error)
 
 
 def _mounts_of(order: CreateOrder) -> list[Body]:

@@ -28,7 +28,7 @@ from gpushared.gate.api.body import (
     strings,
     text,
 )
-from gpushared.gate.api.fields import DEVICE, DEVICE_REQUEST
+from gpushared.gate.api.fields import DEVICE_REQUEST_TABLE, DEVICE_TABLE
 from gpushared.gate.containers.inject import VISIBLE_DEVICES, merge_env, user_targets
 from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, LABEL_LEASE, LABEL_OWNER
 
@@ -186,7 +186,7 @@ def _take_requests(host: Body, body: Body) -> list[str]:
     sizes: list[str] = []
     kept: list[Body] = []
     for request in objects(host, "DeviceRequests"):
-        check_keys(request, DEVICE_REQUEST, "DeviceRequests.")
+        check_keys(request, DEVICE_REQUEST_TABLE, "DeviceRequests.")
         found = _sizes_of(request)
         if found is None:
             kept.append(request)
@@ -276,7 +276,7 @@ def _take_devices(host: Body) -> list[str]:
     sizes: list[str] = []
     kept: list[Body] = []
     for device in objects(host, "Devices"):
-        check_keys(device, DEVICE, "Devices.")
+        check_keys(device, DEVICE_TABLE, "Devices.")
         path = device.get("PathOnHost")
         if not isinstance(path, str):
             raise RequestError("a device has no PathOnHost")

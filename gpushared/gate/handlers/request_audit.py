@@ -6,7 +6,6 @@ A line is handed over when the answer begins, before its first byte: every answe
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,16 +16,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.containers.ownership import NotYours
 from gpushared.net.error_answers import RefusedRequestError, RequestRefusal
 from gpushared.net.http_server import Exchange
-from gpushared.storage.audit.line import (
-    MAX_ENDPOINT,
-    MAX_NAME,
-    MAX_TEXT,
-    AuditLine,
-    CallRecord,
-    Origin,
-    Sink,
-    bounded,
-)
+from gpushared.storage.audit.line import AuditLine, CallRecord, Origin, Sink, line_now
 
 READING = frozenset({"GET", "HEAD"})
 _CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")
@@ -78,19 +68,18 @@ class Recording:
         self.written = True
         record = self.record
         said = "; ".join(part for part in (text, record.note, _place(self)) if part)
-        line = AuditLine(
-            at=time.time(),
-            uid=self.exchange.caller.uid,
-            user=bounded(self.exchange.caller.name, MAX_NAME),
+        line = line_now(
+            self.exchange.caller.uid,
+            self.exchange.caller.name,
+            self.exchange.method,
+            self.endpoint,
             origin=self.exchange.origin,
-            method=bounded(self.exchange.method, MAX_NAME),
-            endpoint=bounded(self.endpoint, MAX_ENDPOINT),
-            container=bounded(record.container, MAX_NAME),
-            name=bounded(record.name, MAX_NAME),
+            container=record.container,
+            name=record.name,
             digest=self.exchange.body_digest if record.digest is None else record.digest,
             status=status,
             code=code,
-            text=bounded(said, MAX_TEXT),
+            text=said,
         )
         self.sink(line)
 
@@ -115,16 +104,16 @@ def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
 
 def line_of_refusal(refusal: RequestRefusal, caller: Caller, origin: Origin) -> AuditLine:
     """Return the line of a request that was refused before its endpoint was known."""
-    return AuditLine(
-        at=time.time(),
-        uid=caller.uid,
-        user=bounded(caller.name, MAX_NAME),
+    method = refusal.method.decode("ascii", "backslashreplace")
+    return line_now(
+        caller.uid,
+        caller.name,
+        method,
+        _written_path(refusal.target),
         origin=origin,
-        method=bounded(refusal.method.decode("ascii", "backslashreplace"), MAX_NAME),
-        endpoint=bounded(_written_path(refusal.target), MAX_ENDPOINT),
         status=refusal.status,
         code=refusal.code,
-        text=bounded(refusal.message, MAX_TEXT),
+        text=refusal.message,
     )
 
 

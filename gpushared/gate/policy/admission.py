@@ -1,7 +1,7 @@
 """Judge a confined caller's requests to the engine, field by field. Pure.
 
-A table names every field that may be given and the rule for its value; a field on no table is refused by its
-name. Trusted callers (root, the docker group) are not judged: they have the engine anyway.
+Each field's row in ``gpushared.gate.api.fields`` names the rule for its value; a field without a rule, or on no
+table, is refused by its name. Trusted callers (root, the docker group) are not judged: they have the engine anyway.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Mapping
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.gate.api.body import CPU_PERIOD_US, HOST_NETWORK, OWN_NETWORKS, Body, Json, section
-from gpushared.gate.api.field_kinds import Table, fit
+from gpushared.gate.api.field_kinds import Field, Table, fit
 from gpushared.gate.api.fields import (
     CONNECT_TABLE,
     CREATE_TABLE,
+    ENDPOINT_TABLE,
     EXEC_TABLE,
+    HOST_TABLE,
     NETWORK_TABLE,
     UPDATE_TABLE,
     VOLUME_CREATE_TABLE,
@@ -134,7 +136,7 @@ def _own_settings(body: Body, asked: Body, context: Context) -> Body:
     )
     # A capability has no effect without root inside, because no program gains privileges.
     added = (
-        process_rules.ROOT_CAPABILITIES | process_rules.capabilities("CapAdd", asked.get("CapAdd"))
+        process_rules.ROOT_CAPABILITIES | process_rules.capabilities(asked.get("CapAdd"))
         if root
         else frozenset()
     )
@@ -271,124 +273,73 @@ def _note(notes: Notes | None, name: str, asked: Json, given: Json) -> None:
 
 
 def _nested(rules: Mapping[str, Rule]) -> Rule:
-    def rule(name: str, value: Json, context: Context) -> Json:
-        return None if value is None else _apply(section({name: value}, name), rules, context)
+    def rule(_name: str, value: Json, context: Context) -> Json:
+        return None if value is None else _apply(value, rules, context)
 
     return rule
 
 
-def _endpoints(name: str, value: Json, context: Context) -> Json:
-    named = section({name: value}, name)
+def _endpoints(_name: str, value: Json, context: Context) -> Json:
+    named = value or {}
     for network in named:
         if network != HOST_NETWORK:  # judged as the mode, or looked for as one's own
             network_rules.check_network(network, context)
     return {key: _apply(section(named, key), ENDPOINT, context) for key in named}
 
 
-def _words(words: str, rule: Rule) -> dict[str, Rule]:
-    return dict.fromkeys(words.split(), rule)
+RULES: Mapping[str, Rule] = {
+    "allowed": r.allowed,
+    "cap_add": process_rules.cap_add,
+    "config_from": network_rules.config_from,
+    "devices": r.devices,
+    "elsewhere": r.elsewhere,
+    "endpoints": _endpoints,
+    "env": r.env,
+    "exec_user": process_rules.exec_user,
+    "groups": process_rules.groups,
+    "image": r.image,
+    "ipam": network_rules.ipam,
+    "ipc": process_rules.ipc,
+    "log": r.log,
+    "memory": r.memory,
+    "memory_swap": r.memory_swap,
+    "network_mode": network_rules.network_mode,
+    "null": r.null,
+    "oom_score": process_rules.oom_score,
+    "ports": network_rules.ports,
+    "publish_all": network_rules.publish_all,
+    "restart": r.restart,
+    "security": process_rules.security,
+    "stop_timeout": process_rules.stop_timeout,
+    "sysctls": process_rules.sysctls,
+    "tmpfs": r.tmpfs,
+    "ulimits": process_rules.ulimits,
+    "user": process_rules.user,
+}
+"""The fields' rows name these rules, and ``unset``, ``one-of``, ``at-most`` and ``nested``."""
 
 
-ENDPOINT: Mapping[str, Rule] = {
-    **_words("Aliases IPAMConfig GwPriority", r.allowed),
-    **_words("Links MacAddress DriverOpts NetworkID DNSNames EndpointID Gateway IPAddress", r.unset()),
-    **_words("IPPrefixLen IPv6Gateway GlobalIPv6Address GlobalIPv6PrefixLen", r.unset()),
-}
-CREATE: Mapping[str, Rule] = {
-    **_words(
-        "Hostname Domainname AttachStdin AttachStdout AttachStderr ExposedPorts Tty OpenStdin StdinOnce",
-        r.allowed,
-    ),
-    **_words("Cmd Healthcheck ArgsEscaped Volumes WorkingDir Entrypoint NetworkDisabled Labels", r.allowed),
-    **_words("StopSignal Shell", r.allowed),
-    "Env": r.env,
-    "StopTimeout": process_rules.stop_timeout,
-    "MacAddress": r.unset("leave it out: the engine gives addresses that nobody else has"),
-    "OnBuild": r.unset(),
-    "Image": r.image,
-    "User": process_rules.user,
-    "HostConfig": r.elsewhere,
-    "NetworkingConfig": _nested({"EndpointsConfig": _endpoints}),
-}
-RESOURCES: Mapping[str, Rule] = {
-    **_words(
-        "NanoCpus CpuPeriod CpuQuota CpusetCpus CpusetMems MemoryReservation MemorySwappiness", r.allowed
-    ),
-    **_words("KernelMemory KernelMemoryTCP", r.allowed),
-    "Memory": r.memory,
-    "MemorySwap": r.memory_swap,
-    "CpuShares": r.at_most(r.MOST_CPU_SHARES, "--cpus 4 bounds CPUs; weights above others' take from them"),
-    "BlkioWeight": r.at_most(r.MOST_BLKIO_WEIGHT, "leave it out; weights above others' take from them"),
-    "CgroupParent": r.unset("--memory and --cpus bound a container"),
-    **_words("BlkioWeightDevice BlkioDeviceReadBps BlkioDeviceWriteBps BlkioDeviceReadIOps", r.unset()),
-    **_words(
-        "BlkioDeviceWriteIOps CpuCount CpuPercent IOMaximumIOps IOMaximumBandwidth DiskQuota", r.unset()
-    ),
-    **_words("CpuRealtimePeriod CpuRealtimeRuntime", r.unset("--cpus bounds CPUs")),
-    "OomKillDisable": r.unset("--memory bounds a container; without the killer it would hang the machine"),
-    "DeviceCgroupRules": r.unset("--device gives a device that the site allows; GPUs come by a lease"),
-    "DeviceRequests": r.unset("GPUs come by a lease: --gpus 1"),
-    "Devices": r.devices,
-    "PidsLimit": r.elsewhere,
-    "Ulimits": process_rules.ulimits,
-}
-HOST: Mapping[str, Rule] = {
-    **RESOURCES,
-    **_words("AutoRemove ConsoleSize Dns DnsOptions DnsSearch ExtraHosts ReadonlyRootfs", r.allowed),
-    **_words("ShmSize Init Umask", r.allowed),
-    **_words("Binds Mounts ContainerIDFile", r.elsewhere),
-    "PublishAllPorts": network_rules.publish_all,
-    "Tmpfs": r.tmpfs,
-    "Annotations": r.unset("--label carries words of yours; annotations steer the runtime"),
-    "CapAdd": process_rules.cap_add,
-    **_words("Capabilities Cgroup", r.unset("leave it out")),
-    "StorageOpt": r.unset("leave it out: a container's own files share the engine's disk"),
-    "Sysctls": process_rules.sysctls,
-    **_words("MaskedPaths ReadonlyPaths", r.null),
-    "VolumesFrom": r.unset("name the volumes themselves"),
-    "Links": r.unset("put the containers on one network"),
-    "Privileged": r.unset("GPUs need no privileges here: ask for --gpus 1"),
-    "IpcMode": process_rules.ipc,
-    "PidMode": r.unset("docker top shows a container's processes, gpushare ps what uses GPUs"),
-    "UTSMode": r.unset("--hostname gives a name of the container's own"),
-    "UsernsMode": r.unset("leave it out"),
-    "CgroupnsMode": r.one_of("", "private", hint="leave it out"),
-    "Isolation": r.one_of("", "default", hint="leave it out"),
-    "Runtime": r.one_of("", "runc", hint="leave it out: GPUs come by a lease, --gpus 1"),
-    "VolumeDriver": r.one_of("", "local", hint="mount a directory of yours"),
-    "NetworkMode": network_rules.network_mode,
-    "PortBindings": network_rules.ports,
-    "RestartPolicy": r.restart,
-    "LogConfig": r.log,
-    "OomScoreAdj": process_rules.oom_score,
-    "GroupAdd": process_rules.groups,
-    "CapDrop": process_rules.cap_drop,
-    "SecurityOpt": process_rules.security,
-}
-UPDATE: Mapping[str, Rule] = {**RESOURCES, "RestartPolicy": r.restart}
-EXEC: Mapping[str, Rule] = {
-    **_words(
-        "AttachStdin AttachStdout AttachStderr DetachKeys Tty Env Cmd WorkingDir ConsoleSize Detach",
-        r.allowed,
-    ),
-    "Container": r.elsewhere,
-    "User": process_rules.exec_user,
-    "Privileged": r.unset("a program joins with what its container has"),
-}
-NETWORK: Mapping[str, Rule] = {
-    **_words("Name CheckDuplicate Internal Attachable EnableIPv4 EnableIPv6 Labels", r.allowed),
-    **_words("Options Ingress ConfigOnly", r.unset("create a plain network")),
-    "ConfigFrom": network_rules.config_from,
-    "Driver": r.one_of("", "bridge", "default", hint="create a plain network"),
-    "Scope": r.one_of("", "local", hint="create a plain network"),
-    "IPAM": network_rules.ipam,
-}
-CONNECTION: Mapping[str, Rule] = {
-    **_words("Container Force", r.allowed),
-    "EndpointConfig": _nested(ENDPOINT),
-}
-VOLUME: Mapping[str, Rule] = {
-    **_words("Name Labels", r.allowed),
-    **_words("DriverOpts ClusterVolumeSpec", r.unset("a bind mount of your own directory does the same")),
-    "Driver": r.one_of("", "local", hint="a bind mount of your own directory does the same"),
-}
+def rules_of(fields: Table) -> dict[str, Rule]:
+    """Return the rules of a table's fields; a field without a rule has none."""
+    return {name: _rule_of(one) for name, one in fields.items() if one.rule}
+
+
+def _rule_of(field: Field) -> Rule:
+    rule, _, hint = field.rule.partition("; ")
+    name, *words = rule.split()
+    match name, words:
+        case "unset", []:
+            return r.unset(hint)
+        case "one-of", _:
+            return r.one_of("", *words, hint=hint)
+        case "at-most", [most]:
+            return r.at_most(int(most), hint)
+        case "nested", [] if field.table is not None:
+            return _nested(rules_of(field.table))
+    assert not words, f"{field.rule!r} has words too many"
+    return RULES[name]
+
+
+CREATE, HOST, UPDATE = rules_of(CREATE_TABLE), rules_of(HOST_TABLE), rules_of(UPDATE_TABLE)
+EXEC, NETWORK, VOLUME = rules_of(EXEC_TABLE), rules_of(NETWORK_TABLE), rules_of(VOLUME_CREATE_TABLE)
+CONNECTION, ENDPOINT = rules_of(CONNECT_TABLE), rules_of(ENDPOINT_TABLE)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpushared.domain.model.errors import GpushareError
 from gpushared.gate.api.field_kinds import Json
+from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE
 
 NOT_HEEDED = "it changes nothing here"
 WHY_DROPPED: Mapping[str, str] = {
@@ -32,57 +33,12 @@ WHY_SET: Mapping[str, str] = {
     "HostConfig.ContainerIDFile": "the gate's mark on what is root inside",
 }
 OPTIONS: Mapping[str, str] = {
-    "Env": "--env",
-    "Image": "IMAGE",
-    "Labels": "--label",
-    "MacAddress": "--mac-address",
-    "NetworkingConfig": "--network",
-    "User": "--user",
-    "HostConfig.Annotations": "--annotation",
-    "HostConfig.Binds": "--volume",
-    "HostConfig.BlkioWeight": "--blkio-weight",
-    "HostConfig.CapAdd": "--cap-add",
-    "HostConfig.CapDrop": "--cap-drop",
-    "HostConfig.CgroupParent": "--cgroup-parent",
-    "HostConfig.CgroupnsMode": "--cgroupns",
-    "HostConfig.CpuShares": "--cpu-shares",
-    "HostConfig.DeviceCgroupRules": "--device-cgroup-rule",
-    "HostConfig.DeviceRequests": "--gpus",
-    "HostConfig.Devices": "--device",
-    "HostConfig.GroupAdd": "--group-add",
-    "HostConfig.Init": "--init",
-    "HostConfig.IpcMode": "--ipc",
-    "HostConfig.Isolation": "--isolation",
-    "HostConfig.Links": "--link",
-    "HostConfig.LogConfig": "--log-driver",
-    "HostConfig.Memory": "--memory",
-    "HostConfig.MemorySwap": "--memory-swap",
-    "HostConfig.Mounts": "--mount",
-    "HostConfig.NanoCpus": "--cpus",
-    "HostConfig.NetworkMode": "--network",
-    "HostConfig.OomKillDisable": "--oom-kill-disable",
-    "HostConfig.OomScoreAdj": "--oom-score-adj",
-    "HostConfig.PidMode": "--pid",
-    "HostConfig.PidsLimit": "--pids-limit",
-    "HostConfig.PortBindings": "--publish",
-    "HostConfig.Privileged": "--privileged",
-    "HostConfig.PublishAllPorts": "--publish-all",
-    "HostConfig.ReadonlyRootfs": "--read-only",
-    "HostConfig.RestartPolicy": "--restart",
-    "HostConfig.Runtime": "--runtime",
-    "HostConfig.SecurityOpt": "--security-opt",
-    "HostConfig.ShmSize": "--shm-size",
-    "StopTimeout": "--stop-timeout",
-    "HostConfig.StorageOpt": "--storage-opt",
-    "HostConfig.Sysctls": "--sysctl",
-    "HostConfig.Tmpfs": "--tmpfs",
-    "HostConfig.UTSMode": "--uts",
-    "HostConfig.Ulimits": "--ulimit",
-    "HostConfig.Umask": "--umask",
-    "HostConfig.UsernsMode": "--userns",
-    "HostConfig.VolumeDriver": "--volume-driver",
-    "HostConfig.VolumesFrom": "--volumes-from",
+    f"{where}{name}": one.option
+    for where, fields in (("", CREATE_TABLE), ("HostConfig.", HOST_TABLE))
+    for name, one in fields.items()
+    if one.option
 }
+"""``docker run`` has these options for the fields."""
 
 
 class FieldDecision(StrEnum):

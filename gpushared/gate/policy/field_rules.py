@@ -29,9 +29,6 @@ JOURNAL_TAG = re.compile(r"(?:[/ .:|_-]|\{\{ ?\.[A-Za-z]+ ?\}\})*")
 CONTAINER_ID = re.compile(r"\{\{ ?\.(?:Full)?ID ?\}\}")
 ENTRY_FIELDS = frozenset({"labels", "env"})
 """Log options whose values become fields of an entry, such as the name of the program that wrote it."""
-MOST_CPU_SHARES = 1024
-"""A container that asks for no shares has so many."""
-MOST_BLKIO_WEIGHT = 500
 TMPFS_OPTION = re.compile(
     r"rw|ro|exec|noexec|nosuid|nodev|noatime|relatime|(size|nr_blocks|nr_inodes)=[0-9]{1,18}[kKmMgG%]?"
     r"|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10}|"
@@ -131,8 +128,8 @@ def matches(path: str, pattern: str) -> bool:
     return re.fullmatch("[^/]*".join(map(re.escape, pattern.split("*"))), path) is not None
 
 
-def tmpfs(name: str, value: Json, _context: Context) -> Json:
-    for options in section({name: value}, name).values():
+def tmpfs(_name: str, value: Json, _context: Context) -> Json:
+    for options in (value or {}).values():
         for option in (options or "").split(","):
             if not TMPFS_OPTION.fullmatch(option):
                 raise PermissionRefused(
@@ -142,19 +139,19 @@ def tmpfs(name: str, value: Json, _context: Context) -> Json:
     return value
 
 
-def image(name: str, value: Json, context: Context) -> Json:
-    check_image(text({name: value}, name), context.policy)
+def image(_name: str, value: Json, context: Context) -> Json:
+    check_image(value or "", context.policy)
     return value
 
 
-def env(name: str, value: Json, context: Context) -> Json:
+def env(_name: str, value: Json, context: Context) -> Json:
     if context.leased:
-        check_driver_capabilities(strings({name: value}, name), context.policy.driver_capabilities)
+        check_driver_capabilities(value or [], context.policy.driver_capabilities)
     return value
 
 
-def log(name: str, value: Json, _context: Context) -> Json:
-    said = section({name: value}, name)
+def log(_name: str, value: Json, _context: Context) -> Json:
+    said = value or {}
     if text(said, "Type") not in LOG_DRIVERS or set(section(said, "Config")) - LOG_OPTIONS:
         raise PermissionRefused(
             "this log driver or option is not allowed for you", hint="json-file and local are"
@@ -188,7 +185,7 @@ def _check_journal(options: Body) -> None:
 
 
 def restart(name: str, value: Json, context: Context) -> Json:
-    said = text(section({name: value}, name), "Name")
+    said = text(value or {}, "Name")
     if said and said not in context.policy.restart_policies:
         raise PermissionRefused(
             f"{name} {shown(said)} is not allowed for you",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.api.body import Body, check_keys, objects, section, strings
-from gpushared.gate.api.fields import BIND_OPTIONS, MOUNT, TMPFS_OPTIONS, VOLUME_OPTIONS
+from gpushared.gate.api.fields import BIND_TABLE, MOUNT_TABLE, TMPFS_TABLE, VOLUME_TABLE
 from gpushared.gate.mounts.held_mounts import HeldMount
 from gpushared.net.identity import PathWish
 
@@ -77,7 +77,7 @@ def _of_bind(bind: str) -> Body:
 
 
 def _of_mount(mount: Body) -> Body:
-    _check_known(mount, MOUNT, "Mounts")
+    _check_known(mount, MOUNT_TABLE.keys(), "Mounts")
     judged: Body = {key: mount[key] for key in ("Type", "Source", "Target", "ReadOnly") if mount.get(key)}
     match mount.get("Type"):
         case "bind":
@@ -87,7 +87,7 @@ def _of_mount(mount: Body) -> Body:
             judged |= _volume_options(mount)
         case "tmpfs":
             options = section(mount, "TmpfsOptions")
-            _check_known(options, TMPFS_OPTIONS - {"Options"}, "TmpfsOptions")
+            _check_known(options, TMPFS_TABLE.keys() - {"Options"}, "TmpfsOptions")
             judged |= {"TmpfsOptions": options} if options else {}
         case kind:
             raise PermissionRefused(f"mounts of type {kind!r} are not for you")
@@ -96,7 +96,7 @@ def _of_mount(mount: Body) -> Body:
 
 def _check_bind(mount: Body) -> None:
     options = section(mount, "BindOptions")
-    _check_known(options, BIND_OPTIONS, "BindOptions")
+    _check_known(options, BIND_TABLE.keys(), "BindOptions")
     if not isinstance(mount.get("Source"), str) or not mount["Source"].startswith("/"):
         raise PermissionRefused("the source of a bind mount is no absolute path")
     _check_printable(mount["Source"])
@@ -112,7 +112,7 @@ def _check_printable(source: str) -> None:
 
 def _volume_options(mount: Body) -> Body:
     options = section(mount, "VolumeOptions")
-    _check_known(options, VOLUME_OPTIONS, "VolumeOptions")
+    _check_known(options, VOLUME_TABLE.keys(), "VolumeOptions")
     if any(section(options, "DriverConfig").values()) or options.get("Subpath"):
         raise PermissionRefused("volumes of yours have no driver options", hint="mount a directory of yours")
     if not isinstance(mount.get("Source") or "", str):
@@ -120,7 +120,7 @@ def _volume_options(mount: Body) -> Body:
     return {"VolumeOptions": {key: options[key] for key in ("NoCopy", "Labels") if options.get(key)}}
 
 
-def _check_known(body: Body, known: frozenset[str], where: str) -> None:
+def _check_known(body: Body, known: Collection[str], where: str) -> None:
     check_keys(body, known, f"{where}.")
     unknown = sorted(body.keys() - known)
     if unknown:

@@ -7,7 +7,7 @@ import re
 from gpushared.config.gate_settings import Network, Publish
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import HOST_NETWORK, Body, Json, objects, section, text
+from gpushared.gate.api.body import HOST_NETWORK, Body, Json, objects, text
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy.field_rules import Context
 
@@ -18,7 +18,7 @@ NO_NETWORK = "none"
 
 
 def network_mode(name: str, value: Json, context: Context) -> Json:
-    mode = text({name: value}, name)
+    mode = value or ""
     if ":" in mode:
         raise PermissionRefused(
             f"{name} {shown(mode)} is not allowed for you", hint="put both containers on one network"
@@ -68,8 +68,8 @@ def publish_all(name: str, value: Json, context: Context) -> Json:
     return value
 
 
-def ports(name: str, value: Json, context: Context) -> Json:
-    bound = section({name: value}, name)
+def ports(_name: str, value: Json, context: Context) -> Json:
+    bound = value or {}
     if bound and context.policy.publish is Publish.NEVER:
         raise PermissionRefused(
             "ports are not published here", hint="put both containers on one network, or use docker exec"
@@ -102,8 +102,8 @@ def _binding(binding: Body, context: Context) -> Body:
     return {**binding, "HostIp": address or LOOPBACK}
 
 
-def ipam(name: str, value: Json, _context: Context) -> Json:
-    said = section({name: value}, name)
+def ipam(_name: str, value: Json, _context: Context) -> Json:
+    said = value or {}
     if text(said, "Driver") not in {"", "default"} or said.get("Config") or said.get("Options"):
         raise PermissionRefused(
             "the addresses of a network are not yours to choose", hint="leave them out: the engine finds some"

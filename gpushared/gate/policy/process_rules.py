@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.domain.model.units import shown
-from gpushared.gate.api.body import Json, objects, section, strings, text
+from gpushared.gate.api.body import Json, objects, text
 from gpushared.gate.policy.field_rules import Context, matches
 
 NO_NEW_PRIVILEGES = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
@@ -64,7 +64,7 @@ def exec_user(name: str, value: Json, context: Context) -> Json:
 
 def groups(name: str, value: Json, context: Context) -> Json:
     own = {str(group) for group in (context.account.caller.gid, *context.account.groups)}
-    foreign = [group for group in strings({name: value}, name) if group not in own]
+    foreign = [group for group in (value or []) if group not in own]
     if foreign:
         raise PermissionRefused(
             f"{name} {shown(foreign[0])} is not a group of yours", hint="your own groups are always there"
@@ -72,15 +72,10 @@ def groups(name: str, value: Json, context: Context) -> Json:
     return None
 
 
-def cap_drop(name: str, value: Json, _context: Context) -> Json:
-    """Check the list and leave the field out: all capabilities are dropped anyway."""
-    words(name, value)
-
-
-def cap_add(name: str, value: Json, context: Context) -> Json:
+def cap_add(_name: str, value: Json, context: Context) -> Json:
     policy = context.policy
     given = policy.capabilities + (tuple(ROOT_CAPABILITIES) if policy.root_inside else ())
-    for capability in capabilities(name, value):
+    for capability in capabilities(value):
         if capability not in given:
             hint = "debuggers work on your own programs without it" if capability == "SYS_PTRACE" else ""
             raise PermissionRefused(
@@ -90,17 +85,14 @@ def cap_add(name: str, value: Json, context: Context) -> Json:
     return None
 
 
-def capabilities(name: str, value: Json) -> frozenset[str]:
-    return frozenset(word.upper().removeprefix("CAP_") for word in words(name, value))
-
-
-def words(name: str, value: Json) -> list[str]:
-    """Return a list of strings, given as a list or as one string."""
-    return [value] if isinstance(value, str) and value else strings({name: value}, name)
+def capabilities(value: Json) -> frozenset[str]:
+    """Return the capabilities of a list of words, or of one word."""
+    words = [value] if isinstance(value, str) and value else value or []
+    return frozenset(word.upper().removeprefix("CAP_") for word in words)
 
 
 def security(name: str, value: Json, context: Context) -> Json:
-    for option in strings({name: value}, name):
+    for option in value or []:
         if option in NO_NEW_PRIVILEGES:
             continue
         if option not in UNCONFINED_SECCOMP:
@@ -129,8 +121,8 @@ def ipc(name: str, value: Json, context: Context) -> Json:
     return value
 
 
-def sysctls(name: str, value: Json, context: Context) -> Json:
-    for parameter in section({name: value}, name):
+def sysctls(_name: str, value: Json, context: Context) -> Json:
+    for parameter in value or {}:
         if not any(matches(parameter, each) for each in context.policy.sysctls):
             given = ", ".join(context.policy.sysctls) or "none"
             raise PermissionRefused(

@@ -187,7 +187,7 @@ def _device_of(found: Body) -> object:
 async def check_names(loopback_gate: LoopbackGate, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
     """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
 
-    ``is_live`` returns True if a job is not over; the book of jobs guards the names of live jobs. If the
+    ``is_live`` returns True if a job is not over; the job store guards the names of live jobs. If the
     engine does not answer, nothing is refused here: the engine reports the conflict when the job runs.
     """
     names = {spec.name for _, spec in wanted.jobs if spec.name}
@@ -321,8 +321,8 @@ class KeptContainers:
 
     def told(self, coordinator: str, key: AttemptKey) -> None:
         """Look at once if the attempt that changed is over and its container must not be kept."""
-        book = self._loop.state.attempts.get(coordinator)
-        record = book.get(key) if book is not None else None
+        attempt_log = self._loop.state.attempts.get(coordinator)
+        record = attempt_log.get(key) if attempt_log is not None else None
         if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
             self._news.set()
 
@@ -338,8 +338,8 @@ class KeptContainers:
         return not due or await self._remove({one.lease for one in due if one.lease is not None})
 
     def _over(self) -> Iterable[Attempt]:
-        for book in self._loop.state.attempts.values():
-            for record in book.records.values():
+        for attempt_log in self._loop.state.attempts.values():
+            for record in attempt_log.records.values():
                 if record.state.is_final and record.spec is not None and not record.spec.interactive:
                     yield record
 

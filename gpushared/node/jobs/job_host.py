@@ -159,7 +159,7 @@ class LocalAccounts:
 
         By a pool's order no account is trusted or root, whatever it is here: an attacker of another machine
         of the pool has not taken over this one. Nor is it an account of the system, whose name is the same on
-        all machines, unless an admin of this machine named that account. By the node's own book
+        all machines, unless an admin of this machine named that account. By the node's own jobs
         (``coordinator`` empty) the account has the rights that it has on the socket. Raise PermissionRefused,
         or TimedOut if the name services hang.
         """

@@ -113,8 +113,8 @@ class Launcher:
 
     def _live(self, place: _Place) -> Attempt | None:
         coordinator, key = place
-        book = self._loop.state.attempts.get(coordinator)
-        return None if book is None else book.live.get(key)
+        attempt_log = self._loop.state.attempts.get(coordinator)
+        return None if attempt_log is None else attempt_log.live.get(key)
 
     async def _insist(self, event: AttemptPrepared | LaunchFailed) -> None:
         """Send the event again while the journal cannot write it."""

@@ -33,9 +33,9 @@ from gpushared.ports.job_store import JobStore
 log = logging.getLogger(__name__)
 
 OWN = ""
-"""The coordinator's name in orders of the node's own book."""
+"""The coordinator's name in orders of the node's own jobs."""
 MAX_WAITING = 1 << 16
-"""Subjects that may wait for the node or for the book; what finds no room is said again later."""
+"""Subjects that may wait for the node or for the job store; what finds no room is said again later."""
 HANDS = 8
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
@@ -50,7 +50,7 @@ _PASSING = (Unavailable, TimedOut, LimitReached)
 _Work = Callable[[], Awaitable[None]]
 
 
-class LocalBook:
+class LocalJobs:
     """Own the loop of the node's own jobs. No job is known before ``running``."""
 
     def __init__(
@@ -102,7 +102,7 @@ class LocalBook:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """None of them ends by itself; leases and their containers go on without."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the book of jobs is in trouble", exc_info=error)
+            log.error("the job store is in trouble", exc_info=error)
             self._troubles.raised("jobs", f"jobs are not looked after any more: {error}; restart gpushared")
 
     # --- between the two -------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class LocalBook:
         try:
             await self._insist(hello)
         except GpushareError as error:
-            log.warning("the book of jobs does not take all that the node says: %s", error)
+            log.warning("the job store does not take all that the node says: %s", error)
             await self._insist(replace(hello, reports=()))
             for report in reports:
                 await self._tell(report)
@@ -168,7 +168,7 @@ class LocalBook:
             grace = self._rules.stop_grace_seconds
             with contextlib.suppress(GpushareError):  # whatever it does, its job is over
                 await self._order_handler.take(
-                    CancelPart(report.key, self.loop.epoch, grace, "the book of jobs"), OWN
+                    CancelPart(report.key, self.loop.epoch, grace, "the job store"), OWN
                 )
         reason = f"what became of it cannot be written down: {why.message}"
         ending = Ending(EndKind.FAILED, reason, hint=why.hint)
@@ -185,7 +185,7 @@ class LocalBook:
             try:
                 await self.loop.send(event)
             except _PASSING as error:
-                log.info("the book of jobs does not take what the node says yet: %s", error)
+                log.info("the job store does not take what the node says yet: %s", error)
                 await asyncio.sleep(seconds)
                 seconds = min(2 * seconds, LAST_RETRY_SECONDS)
             else:

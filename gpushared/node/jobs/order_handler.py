@@ -69,7 +69,7 @@ class OrderHandler:
     async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
         """Answer an order; the same order gets the same answer again.
 
-        ``coordinator`` is the pool's name, empty for the node's own book. An error of the tree means that
+        ``coordinator`` is the pool's name, empty for the node's own jobs. An error of the tree means that
         nothing was decided: the coordinator must send the order again.
         """
         if _JOB_ID.fullmatch(order.key.job) is None or not 0 < order.key.number < MAX_NUMBER:
@@ -114,7 +114,7 @@ class OrderHandler:
 
     async def check_fences(self) -> None:
         """End the attempts whose coordinator may take them for dead by now."""
-        if any(_is_fenced(book) for book in self._loop.state.attempts.values()):
+        if any(_is_fenced(attempt_log) for attempt_log in self._loop.state.attempts.values()):
             at = boottime()
             await self._look_at_due(at)
             await self._loop.send(FencesLooked(self._boot_id, at))
@@ -177,5 +177,7 @@ def _check_network(order: Place, policy: SitePolicy) -> None:
     check_gang_network(text(host, "NetworkMode"), policy)
 
 
-def _is_fenced(book: AttemptLog) -> bool:
-    return any(record.spec is not None and record.spec.stop_after_seconds for record in book.live.values())
+def _is_fenced(attempt_log: AttemptLog) -> bool:
+    return any(
+        record.spec is not None and record.spec.stop_after_seconds for record in attempt_log.live.values()
+    )

@@ -6,7 +6,6 @@ or was not taken, and not for each repetition.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 
 from gpushared.api.v1 import link_pb2
@@ -21,19 +20,9 @@ from gpushared.domain.jobs.protocol import (
     Report,
     StaleEpoch,
 )
-from gpushared.domain.model.errors import Code, GpushareError, RequestError, StateConflict, http_status
-from gpushared.storage.audit.line import (
-    MAX_NAME,
-    MAX_TEXT,
-    NOBODY_HERE,
-    UNKNOWN,
-    AuditLine,
-    Sink,
-    bounded,
-    digest_of,
-)
+from gpushared.domain.model.errors import GpushareError, RequestError, StateConflict
+from gpushared.storage.audit.line import NOBODY_HERE, Sink, digest_of, line_now
 
-OK = 200
 ORDER = "ORDER"
 _NAMES: dict[type[Order], str] = {
     Place: "Place",
@@ -109,18 +98,9 @@ class OrderAudit:
     ) -> None:
         pool = f"pool {self._pool()}"
         said = text if error is None else error.message
-        line = AuditLine(
-            at=time.time(),
-            uid=NOBODY_HERE,
-            user=bounded(user or pool, MAX_NAME),
-            origin=UNKNOWN,
-            method=ORDER,
-            endpoint=name,
-            name=bounded(subject, MAX_NAME),
-            digest=digest,
-            status=OK if error is None else http_status(error),
-            code=Code(error.code) if error is not None else "",
-            text=bounded(f"{said}; by {pool}" if said else f"by {pool}", MAX_TEXT),
+        text = f"{said}; by {pool}" if said else f"by {pool}"
+        line = line_now(
+            NOBODY_HERE, user or pool, ORDER, name, name=subject, digest=digest, text=text, error=error
         )
         self._sink(line)
 

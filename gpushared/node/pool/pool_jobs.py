@@ -302,7 +302,7 @@ class PoolJobs:
         return await self._coordinator.call(name, message, caller, seconds)
 
     def _known(self, reference: str, owner: Owner) -> OutboxRecord | None:
-        """A job that came in here, as ``job_search.find`` finds those of a book."""
+        """A job that came in here, as ``job_search.find`` finds jobs of a store."""
         record = self._kept(reference, owner)
         if record is not None:
             return record

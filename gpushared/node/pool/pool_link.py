@@ -95,9 +95,7 @@ class LinkFacts:
         )
 
     def free(self) -> HeartbeatReport:
-        state = self._loop.state
-        limited = state.allowance is not None and state.allowance.shares
-        return free_of(state, self._pool, self._loop.outlook().decisions if limited else None)
+        return free_of(self._loop.state, self._pool)
 
     async def changed(self, timeout_seconds: float) -> bool:
         return await self._loop.changed(timeout_seconds)

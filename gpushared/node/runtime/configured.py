@@ -32,7 +32,6 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.host import HostSize
 from gpushared.domain.model.lease import Lease
 from gpushared.domain.model.request import LeaseClass
-from gpushared.domain.scheduling.allowance import Allowance
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy import site_presets
 from gpushared.net.limits import UserLimits
@@ -157,9 +156,8 @@ def remembered(
     clock: Clock,
     snapshot: JournalSnapshot,
     ended: Sequence[Lease],
-    allowance: Allowance | None,
 ) -> NodeState:
-    """``ended``: leases that are over, the newest first. ``allowance``: what the pool let it give last."""
+    """``ended``: leases that are over, the newest first."""
     now, ahead = clock.now(), clock.ahead()
     state = NodeState(
         rules=rules_of(config),
@@ -167,7 +165,6 @@ def remembered(
         ahead_seconds=ahead,
         host=host_size(),
         boot_id=boot_id(),
-        allowance=allowance,
     )
     return restore(
         state,
@@ -175,7 +172,7 @@ def remembered(
         first_sequence(snapshot),
         reversed(ended),
         snapshot.drained,
-        snapshot.standing,
+        snapshot.accounts,
         snapshot.attempts,
         snapshot.contacts,
     )

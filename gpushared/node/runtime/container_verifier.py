@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 
+from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.events import ContainerRefuted
 from gpushared.domain.model.errors import GpushareError
@@ -102,7 +103,7 @@ class Verifier:
         self._unchecked: tuple[str, ...] = ()
         self._knows_all = False
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     # --- what there is to look at ---
 
@@ -123,9 +124,7 @@ class Verifier:
         self._spawn(self._look_at_running())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _concerns(self, labels: Mapping[str, str]) -> bool:
         if labels.get(LABEL_GATE, "").partition("/")[0] == self._gate:
@@ -255,9 +254,7 @@ class Verifier:
             log.info("containers are looked at when they start, but not: %s", ", ".join(self._unchecked))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(_guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(_guarded(work))
 
 
 def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | None:

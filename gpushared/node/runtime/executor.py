@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, assert_never
 from weakref import WeakValueDictionary
 
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.node_messages import (
     AttemptInstruction,
     GiveUpAttempt,
@@ -94,7 +95,7 @@ class Executor:
         # A container that is started again has a new lease under its old device name.
         self._devices: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # The event loop itself keeps only weak references to tasks.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def perform(self, instruction: Instruction) -> None:
         """Begin to perform an instruction; its results come back to the core as events."""
@@ -167,14 +168,10 @@ class Executor:
 
     async def close(self) -> None:
         """End what is under way. What was half done is done again at the next start."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._guarded(work))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

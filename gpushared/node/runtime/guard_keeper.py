@@ -98,5 +98,5 @@ class Guarding:
 
     async def _tell(self, *, watches: bool) -> None:
         books = self._loop.state.attempts.values()
-        if any(attempt.guarded != watches for book in books for attempt in fenced(book)):
+        if any(attempt.guarded != watches for attempt_log in books for attempt in fenced(attempt_log)):
             await self._loop.send(GuardLooked(watches))

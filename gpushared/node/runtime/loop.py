@@ -62,8 +62,6 @@ class Loop:
         self.state = state
         self.perform: Callable[[Instruction], None] = _nothing_yet
         self.after_recovery: Callable[[], None] = lambda: None
-        self.due: Callable[[], m.Event | None] = lambda: None
-        """Return an event that time alone caused and that must be handled before any other, else None."""
         self._journal = journal
         self._clock = clock
         self._troubles = troubles
@@ -142,14 +140,10 @@ class Loop:
                 batch = [await self._pending.get()]
                 while len(batch) < MAX_BATCH and not self._pending.empty():
                     batch.append(self._pending.get_nowait())
-                await self._handle([*self._overdue(), *batch])
+                await self._handle(batch)
         finally:
             left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
             _refuse(left, Unavailable("the daemon is ending", hint="try again in a moment"))
-
-    def _overdue(self) -> list[_SentEvent]:
-        event = self.due()
-        return [] if event is None else [_SentEvent(event, asyncio.get_running_loop().create_future())]
 
     async def _handle(self, batch: Sequence[_SentEvent]) -> None:
         state = self.state
@@ -189,7 +183,7 @@ class Loop:
                 step.entries,
                 step.state.next_sequence,
                 step.drained,
-                step.standing,
+                step.accounts,
                 step.attempts,
                 step.contacts,
                 step.forgotten_before,
@@ -239,7 +233,6 @@ def _shown(state: NodeState) -> tuple[object, ...]:
         state.drained,
         state.projects,
         state.ahead_seconds,
-        state.allowance,
     )
 
 

@@ -39,7 +39,7 @@ from gpushared.jobs.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_s
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_containers import check_names
 from gpushared.node.jobs.job_host import JobHost
-from gpushared.node.jobs.local_jobs import OWN, LocalBook
+from gpushared.node.jobs.local_jobs import OWN, LocalJobs
 from gpushared.node.pool.pool_jobs import PoolJobs
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.services.views import Views
@@ -57,7 +57,7 @@ _Answered = TypeVar("_Answered", bound=Message)
 class NodeEndpoints(Protocol):
     """Sockets on this machine that lead to the gates of other nodes; ``TunnelDoors``."""
 
-    async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
+    async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
         """Its path."""
         ...
 
@@ -67,7 +67,7 @@ class NodeJobs:
 
     def __init__(
         self,
-        book: LocalBook,
+        local_jobs: LocalJobs,
         loop: Loop,
         views: Views,
         host: JobHost,
@@ -81,7 +81,7 @@ class NodeJobs:
         """``socket``: the path of the node's own."""
         self.pool: PoolJobs | None = None
         self.endpoints: NodeEndpoints | None = None
-        self._book = book
+        self._local_jobs = local_jobs
         self._loop = loop
         self._lease_views = views
         self._host = host
@@ -89,11 +89,15 @@ class NodeJobs:
         self._realm = realm
         self._socket = socket
         own = JobViews(
-            lambda: book.loop.state, loop.now, here=node_name, told=self._told, project_of=self._project_of
+            lambda: local_jobs.loop.state,
+            loop.now,
+            here=node_name,
+            told=self._told,
+            project_of=self._project_of,
         )
         self._own = JobsService(
-            book.loop,
-            book.archive,
+            local_jobs.loop,
+            local_jobs.archive,
             own,
             presets=presets,
             check=self._check,
@@ -175,7 +179,9 @@ class NodeJobs:
         _, spec = wanted.jobs[0]
         with suppress(LimitReached):  # a full queue is no reason: that is what jobs wait for
             offer(self._loop.state, spec.request, caller, self._loop.now())
-        await check_names(self._host.loopback_gate, wanted, lambda job: job in self._book.loop.state.jobs)
+        await check_names(
+            self._host.loopback_gate, wanted, lambda job: job in self._local_jobs.loop.state.jobs
+        )
 
     # --- one job, wherever it is -----------------------------------------------------------------------
 
@@ -265,7 +271,7 @@ class NodeJobs:
                     f"the container of job {view.id} is on the node {part.node}", hint="ask there"
                 )
             self.pool.check_answers()
-            path = await self.endpoints.door(JobId(view.id), rank, caller, attempt)
+            path = await self.endpoints.endpoint(JobId(view.id), rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
     async def _either(
@@ -318,14 +324,14 @@ class NodeJobs:
         )
         heard_at = self._lease_views.day(self._loop.now())
         alone = lone_node(
-            self._node_name, inventory, free_of(state, OWN), self._book.loop.state, heard_at=heard_at
+            self._node_name, inventory, free_of(state, OWN), self._local_jobs.loop.state, heard_at=heard_at
         )
         return jobs_pb2.NodesResponse(nodes=[alone])
 
     # --- helpers ---------------------------------------------------------------------------------------
 
     async def _is_own(self, array: str, owner: Owner) -> bool:
-        """Return True if this node's own book has an array, or a job, with this id."""
+        """Return True if this node's own job store has an array, or a job, with this id."""
         asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=1)
         if (await self._own.list_jobs(asked, owner)).jobs:
             return True

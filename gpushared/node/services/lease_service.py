@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.offers import offer
 from gpushared.domain.leases.stop_order import AskedEnd
@@ -84,7 +85,7 @@ class LeaseService:
         self._journal = journal
         self._attendance = attendance
         self._stop_grace_seconds = stop_grace_seconds
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = TaskSet()
         self._to_drop: set[LeaseId] = set()
         """Leases whose claim is over, which could not be written yet."""
 
@@ -380,16 +381,14 @@ class LeaseService:
     def _as_baked(self, previous: Lease) -> Request:
         """Return the request for exactly the same parts of the same GPUs if settings are fixed at create."""
         held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
-        held = previous.baked or held
+        held = previous.created_grants or held
         if binds_late(self.engine_facts()) or not held:
             return previous.request
         return as_held(previous.request, held)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work as a task of its own: a caller that is being cancelled cannot await it."""
-        task = asyncio.create_task(_quiet(work))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leaving.start(_quiet(work))
 
 
 def _goes_by(lease: Lease, name: str) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Set as AbstractSet
 
 from gpushared.api.v1 import projects_pb2
 from gpushared.config.kinds import NO_LIMIT
-from gpushared.domain.leases.allowance_limits import drawn
 from gpushared.domain.leases.events import ProjectSet
 from gpushared.domain.leases.node_rules import IdlePolicy
 from gpushared.domain.leases.node_state import NodeState
@@ -34,9 +33,7 @@ class ProjectService:
     async def list_projects(
         self, _: projects_pb2.ListProjectsRequest, __: Caller
     ) -> projects_pb2.ListProjectsResponse:
-        return projects_pb2.ListProjectsResponse(
-            projects=self._views(), simulated=self._simulated, pool_shares=_pool_shares(self._loop.state)
-        )
+        return projects_pb2.ListProjectsResponse(projects=self._views(), simulated=self._simulated)
 
     async def set_project(
         self, message: projects_pb2.SetProjectRequest, caller: Caller
@@ -59,25 +56,6 @@ class ProjectService:
             _view(policy.project(name), state, leases[name], waiting, used.get(name, 0.0), everything)
             for name in sorted({*policy.projects, *leases, *used})
         ]
-
-
-def _pool_shares(state: NodeState) -> list[projects_pb2.PoolShare]:
-    allowance = state.allowance
-    if allowance is None:
-        return []
-    held = drawn(state)
-    return [
-        projects_pb2.PoolShare(
-            pool=allowance.pool,
-            project=one.project,
-            model=one.model,
-            permille=one.permille,
-            held_permille=held.get((one.project, one.model), 0),
-            told_at=allowance.told_at,
-            trouble="ended" if allowance.ended else "away" if allowance.away else "",
-        )
-        for one in allowance.shares
-    ]
 
 
 def _event(message: projects_pb2.SetProjectRequest, caller: Caller) -> ProjectSet:

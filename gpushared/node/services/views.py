@@ -77,8 +77,8 @@ class Views:
         view.created_at = self.day(lease.created_at)
         view.since = self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since)
         view.expires_at = self.day(lease.expires_at)
-        view.restarts, view.preemptions = lease.restarts, lease.preemptions
-        view.fault, view.held_by = lease.fault, lease.held_by
+        view.restarts, view.preemptions = lease.health.restarts, lease.preemption.count
+        view.fault, view.held_by = lease.health.fault, lease.held_by
         view.preempt_step, view.preempt_why = _step(lease, self._loop.state), _why(lease, self._loop.state)
         if lease.notice is not None:
             view.notice.CopyFrom(self._notice(lease.notice))
@@ -90,7 +90,7 @@ class Views:
     def _add_use(self, view: leases_pb2.Lease, lease: Lease, sample: Sample) -> None:
         """Add the lease's use of its GPUs, and the walls that limit it."""
         view.idle_since = self.day(idle_since(lease, self._loop.state))
-        view.lowered = lease.lowered
+        view.lowered = lease.idleness.is_preemptible
         if lease.walls is not None:
             view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
         if lease.id in sample.used_bytes:

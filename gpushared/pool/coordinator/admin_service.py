@@ -252,7 +252,7 @@ class TrustAdmin:
                 sentence = await kind.revoke(message.id, now)
             except NotFound:
                 continue
-            self._trust.standing.look_again(now)
+            self._trust.certificate_status.look_again(now)
             log.info("token revoked id=%s by=%s", message.id, caller.owner.principal)
             return pool_pb2.Revoked(sentence=sentence)
         raise NotFound(

@@ -228,7 +228,7 @@ class PoolDaemon:
         return self._loop
 
     def _coordinator(self, loop: PoolLoop, trust: PoolTrust) -> CoordinatorParts:
-        views = JobViews(lambda: loop.state, loop.now)
+        views = JobViews(lambda: loop.state, loop.now, loop.snapshot)
         link = LinkService(
             loop,
             trust.guard,
@@ -446,8 +446,6 @@ def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
         beats_per_second=config.nodes.beats_per_second,
         reserve_seconds=config.nodes.reserve_seconds,
         stop_grace_seconds=config.queue.stop_grace_seconds,
-        when_cut_off=config.quotas.when_cut_off,
-        cut_off_seconds=float(config.quotas.cut_off_seconds),
         principals={name: one.principals for name, one in config.users.items() if name != EVERYBODY},
         common_realms=_common_realms(config),
     )

@@ -20,6 +20,7 @@ from typing import Protocol
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.job import Job, NodeName, Owner
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -146,21 +147,21 @@ class Tunnels:
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                hello = await context.read()
+                opening = await context.read()
         except TimeoutError:
             raise TimedOut("a tunnel that did not say which one it is") from None
-        if not isinstance(hello, link_pb2.TunnelData):
+        if not isinstance(opening, link_pb2.TunnelData):
             return
         # grpcio fails to end a call where a read was given up and nothing was sent at all.
         await context.send_initial_metadata(())
-        awaited = self._awaited.get(hello.tunnel_id)
+        awaited = self._awaited.get(opening.tunnel_id)
         if awaited is None or awaited.came.done():
             raise NotFound("nobody waits for this tunnel", hint="whoever asked for it has gone")
         if awaited.node != node:
             log.warning("node=%s called for a tunnel to node=%s", node, awaited.node)
             raise PermissionRefused(f"this tunnel is not to node {node}")
-        if hello.error_code:
-            refusal = codec.refused(hello.error_code, hello.error_message, hello.error_hint)
+        if opening.error_code:
+            refusal = codec.refused(opening.error_code, opening.error_message, opening.error_hint)
             awaited.came.set_exception(refusal)
             return
         pipe = Pipe(context)
@@ -213,7 +214,7 @@ def _data(chunk: jobs_pb2.TunnelChunk) -> link_pb2.TunnelData:
 class GateThrough(EngineSocket):
     """A node's gate as a Docker engine, each connection through a tunnel of its own."""
 
-    def __init__(self, open_pipe: OpenPipe, name: str, tasks: set[asyncio.Task[None]]) -> None:
+    def __init__(self, open_pipe: OpenPipe, name: str, tasks: TaskSet) -> None:
         super().__init__(name)
         self._open_pipe = open_pipe
         self._tasks = tasks
@@ -224,9 +225,7 @@ class GateThrough(EngineSocket):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         theirs.setblocking(False)
-        task = asyncio.create_task(_run(stack, theirs, pipe))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(_run(stack, theirs, pipe))
         return EngineConnection(ours, self.path)
 
 
@@ -247,14 +246,12 @@ async def _run(stack: AsyncExitStack, sock: socket.socket, pipe: Pipe) -> None:
 @asynccontextmanager
 async def gate_through(open_pipe: OpenPipe, name: str) -> AsyncIterator[EngineSocket]:
     """The same, for as long as the block runs."""
-    tasks: set[asyncio.Task[None]] = set()
+    tasks = TaskSet()
     try:
         yield GateThrough(open_pipe, name, tasks)
     finally:
-        for task in tasks:
-            task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.cancel()
 
 
 class JobStreams:

@@ -1,6 +1,6 @@
 """The coordinator's end of the nodes' links: who may connect, one live stream a node, and what goes down.
 
-A stream says nothing durable by itself. What goes down may be lost, and is said again at the next hello; what
+A stream says nothing durable by itself. What goes down may be lost, and is said again at the next registration; what
 came up is durable before it is answered.
 """
 
@@ -16,13 +16,13 @@ from typing import Protocol
 import grpc
 
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
+from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.coordinator_events import (
     NodeDisconnected,
     NodeRegistered,
     PoolInstruction,
     Send,
-    TellAllowance,
     TellOrigin,
 )
 from gpushared.domain.jobs.job import HERE, NodeName
@@ -52,7 +52,7 @@ from gpushared.pool.coordinator.node_stream import (
     refuse,
     usual_beat,
 )
-from gpushared.pool.coordinator.registrations import HelloRead, Hellos
+from gpushared.pool.coordinator.registrations import RegistrationRead, Registrations
 from gpushared.pool.link import codec
 from gpushared.pool.tunnels.tunnel_frames import Data
 from gpushared.storage.audit.line import NOBODY_HERE
@@ -84,7 +84,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         beat: Callable[[int], float] = usual_beat,
         *,
         troubles: Troubles | None = None,
-        hellos: Hellos | None = None,
+        registrations: Registrations | None = None,
         audit: CallAudit | None = None,
     ) -> None:
         """``beat``: how many seconds are between the beats of each of so many nodes."""
@@ -94,10 +94,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._origins = origins
         self._beat_seconds = beat
         self._streams: dict[NodeName, NodeStream] = {}
-        self._partings: set[asyncio.Task[None]] = set()
+        self._partings = TaskSet()
         self._refused: dict[str, str] = {}
         self._troubles = troubles or Troubles()
-        self.hellos = hellos or Hellos()
+        self.registrations = registrations or Registrations()
         self._audit = audit or CallAudit()
         self._closed = False
 
@@ -110,8 +110,6 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 self.tell(node, order)
             case TellOrigin(job):
                 self.tell_origin(job)
-            case TellAllowance(node):
-                self.tell_allowance(node)
 
     def tell(self, node: NodeName, order: Order) -> None:
         """An order; lost where the node is not connected, and in place of the same one that waits."""
@@ -135,22 +133,11 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     def tell_trust(self, trust: link_pb2.NewTrust) -> None:
         """Tell all connected nodes which anchors to trust from now on.
 
-        The others hear it at their next hello.
+        The others hear it at their next registration.
         """
         for stream in self._streams.values():
             if codec.TRUST in stream.capabilities:
                 stream.tell_trust(trust)
-
-    def tell_allowance(self, node: NodeName) -> None:
-        """Send the node its allowance as it then stands."""
-        if (stream := self._streams.get(node)) is not None:
-            stream.put(link_pb2.Allowance, lambda: self._allowance(node))
-
-    def _allowance(self, node: NodeName) -> link_pb2.Down | None:
-        member = self._machine.state.members.get(node)
-        if member is None or member.told is None:
-            return None
-        return link_pb2.Down(allowance=codec.allowance_message(member.told))
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
         """Ask a node to call ``Serve``. Raises Unavailable where it is not connected, StateConflict."""
@@ -172,7 +159,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             stream.end(why)
 
     def renew(self) -> None:
-        """End all streams because the epoch rose; at their next hello all hear of it."""
+        """End all streams because the epoch rose; at their next registration all hear of it."""
         for stream in self._streams.values():
             stream.end(Unavailable("this coordinator leads with a new epoch", hint="dialled again by itself"))
 
@@ -184,9 +171,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._closed = True
         for stream in self._streams.values():
             stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
-        for parting in self._partings:
-            parting.cancel()
-        await asyncio.gather(*self._partings, return_exceptions=True)
+        await self._partings.cancel()
 
     # --- streams ---------------------------------------------------------------------------------------
 
@@ -228,60 +213,65 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
 
     async def _meet(self, node: NodeName, context: Context) -> NodeStream:
-        """Hear a node's hello, have the machine take it, and keep nothing of it but the stream.
+        """Hear a node's registration, have the machine take it, and keep nothing of it but the stream.
 
         Raises RequestError, StateConflict, PermissionRefused, TimedOut, LimitReached.
         """
-        async with self.hellos.of(node, context) as hello:
-            event = self._heard(node, hello)
-            stream = self._stream(node, hello.message)
+        async with self.registrations.of(node, context) as registration:
+            event = self._heard(node, registration)
+            stream = self._stream(node, registration.message)
             self._replace(stream, context)
             try:
                 await self._hand_on(event, stream)
+                self._free_of_shares(registration.message, stream)
             except BaseException:
                 self._leave(stream)
                 raise
-            log.info("node=%s connected from=%s reports=%d", node, context.peer(), len(hello.reports))
+            log.info("node=%s connected from=%s reports=%d", node, context.peer(), len(registration.reports))
         return stream
 
     async def _hand_on(self, event: NodeRegistered, stream: NodeStream) -> None:
-        """Give the hello to the machine.
+        """Give the registration to the machine.
 
         Its orders wait in the mailbox, so that the welcome is the first message.
         """
         await self._machine.send(event)
         if stream.ended is not None:
-            # The welcome must not go out with the epoch that just rose for this hello: the node would name
-            # that epoch in its next hello, as one that it has from another coordinator, and so on for ever.
+            # The welcome must not go out with the epoch that just rose for this registration: the node would name
+            # that epoch in its next registration, as one that it has from another coordinator, and so on for ever.
             raise stream.ended
 
-    def _heard(self, node: NodeName, read: HelloRead) -> NodeRegistered:
-        """Return the machine's event for a hello. Raise RequestError, StateConflict or PermissionRefused."""
-        hello = read.message
-        if hello.node != node:
+    def _free_of_shares(self, registration: link_pb2.Hello, stream: NodeStream) -> None:
+        if (allowance := codec.without_shares(registration.free)) is not None:
+            stream.put(link_pb2.Allowance, lambda: link_pb2.Down(allowance=allowance))
+
+    def _heard(self, node: NodeName, read: RegistrationRead) -> NodeRegistered:
+        """Return the machine's event for a registration. Raise RequestError, StateConflict or PermissionRefused."""
+        registration = read.message
+        if registration.node != node:
             raise PermissionRefused(
-                f"a node says that it is {shown(hello.node)}, and its certificate that it is {node}",
+                f"a node says that it is {shown(registration.node)}, and its certificate that it is {node}",
                 hint="the name is that with which it joined; to change it, join again",
             )
-        codec.check_generation(f"node {node}", hello.capabilities, hello.version)
-        self._check_epoch(node, hello)
+        codec.check_generation(f"node {node}", registration.capabilities, registration.version)
+        self._check_epoch(node, registration)
         return NodeRegistered(
             node,
-            inventory=codec.read_inventory(hello.inventory),
-            free=codec.read_free(hello.free),
+            inventory=codec.read_inventory(registration.inventory),
+            free=codec.read_free(registration.free),
             reports=tuple(self._in_its_name(report) for report in read.reports),
-            seen_epoch=hello.seen_epoch,
-            seen_revision=hello.seen_revision,
+            seen_epoch=registration.seen_epoch,
+            seen_revision=registration.seen_revision,
         )
 
-    def _check_epoch(self, node: NodeName, hello: link_pb2.Hello) -> None:
+    def _check_epoch(self, node: NodeName, registration: link_pb2.Hello) -> None:
         """Raises RequestError. More than ours makes the pool recover, so the log says whose word that is."""
         ours, revision = self._machine.state.epoch, self._machine.revision
-        codec.check_epoch(hello.seen_epoch, ours)
-        if hello.seen_epoch > ours or hello.seen_revision > revision:
+        codec.check_epoch(registration.seen_epoch, ours)
+        if registration.seen_epoch > ours or registration.seen_revision > revision:
             log.warning(
                 "node=%s has seen more of the pool: epoch %d revision %d, and ours are %d and %d",
-                node, hello.seen_epoch, hello.seen_revision, ours, revision,
+                node, registration.seen_epoch, registration.seen_revision, ours, revision,
             )  # fmt: skip
 
     def _in_its_name(self, report: Report) -> Report:
@@ -302,9 +292,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             return replace(report, spec=None)
         return replace(report, spec=spec)
 
-    def _stream(self, node: NodeName, hello: link_pb2.Hello) -> NodeStream:
+    def _stream(self, node: NodeName, registration: link_pb2.Hello) -> NodeStream:
         return NodeStream(
-            node, hello, self._machine, self._guard, self._origins, self._beat_seconds, self._audit
+            node, registration, self._machine, self._guard, self._origins, self._beat_seconds, self._audit
         )
 
     async def _serve(self, stream: NodeStream, context: Context) -> None:
@@ -361,9 +351,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         """A task of its own, because the call that ends is being cancelled."""
         if self._closed:
             return
-        task = asyncio.create_task(self._disconnected(node))
-        self._partings.add(task)
-        task.add_done_callback(self._partings.discard)
+        self._partings.start(self._disconnected(node))
 
     async def _disconnected(self, node: NodeName) -> None:
         while node not in self._streams:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import grpc
 
 from gpushared.api.v1 import link_pb2
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.coordinator_events import (
     AttemptReported,
     CancelAsked,
@@ -132,7 +133,7 @@ class NodeStream:
     def __init__(
         self,
         node: NodeName,
-        hello: link_pb2.Hello,
+        registration: link_pb2.Hello,
         machine: StreamLoop,
         guard: LinkGuardPort,
         origins: Origins,
@@ -141,7 +142,7 @@ class NodeStream:
     ) -> None:
         self.node = node
         self._audit = audit or CallAudit()
-        self.capabilities = frozenset(hello.capabilities)
+        self.capabilities = frozenset(registration.capabilities)
         self.mailbox: Mailbox[link_pb2.Down] = Mailbox(MAX_WAITING)
         self._machine = machine
         self._guard = guard
@@ -154,7 +155,7 @@ class NodeStream:
         self._messages = 0
         self._listens = False
         self._slots = asyncio.Semaphore(IN_WORK)
-        self._work: set[asyncio.Task[None]] = set()
+        self._work = TaskSet(f"node={node} a message was not handled")
 
     def end(self, why: GpushareError) -> None:
         """Close it from this side; the node is told why."""
@@ -167,7 +168,7 @@ class NodeStream:
         return self._why.result() if self._why.done() else None
 
     def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
-        """Have it sent. Where the node reads too slowly for it, the stream ends: its next hello tells all."""
+        """Have it sent. Where the node reads too slowly for it, the stream ends: its next registration tells all."""
         if not self.mailbox.put(subject, word):
             self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
 
@@ -186,9 +187,10 @@ class NodeStream:
                     log.info("node=%s its stream broke: %s", self.node, error)
             return None
         finally:
-            for task in (*ways, *self._work):
-                task.cancel()
-            await asyncio.gather(*ways, *self._work, return_exceptions=True)
+            for way in ways:
+                way.cancel()
+            await self._work.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _part(self, context: Context, why: GpushareError) -> None:
         """Only one write may be under way, and a node that does not read holds it up for ever."""
@@ -222,9 +224,7 @@ class NodeStream:
         while isinstance(message := await self._next(context), link_pb2.Up):
             await self.mailbox.room(BUSY)
             await self._slots.acquire()
-            task = asyncio.create_task(self._guarded(message))
-            self._work.add(task)
-            task.add_done_callback(self._finished)
+            self._work.start(self._guarded(message), over=self._slots.release)
 
     async def _next(self, context: Context) -> object:
         self._listens = True
@@ -244,12 +244,6 @@ class NodeStream:
             missed = missed + 1 if self._listens and self._messages == before else 0
         self.end(TimedOut(f"node {self.node} said nothing for {silence:.0f} s"))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._work.discard(task)
-        self._slots.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("node=%s a message was not handled", self.node, exc_info=error)
-
     async def _guarded(self, message: link_pb2.Up) -> None:
         try:
             await self._take(message)
@@ -262,7 +256,7 @@ class NodeStream:
             case "beat":
                 await self._beat(message.beat)
             case "report":
-                # Only a hello makes jobs known that were not, and says whose they are.
+                # Only a registration makes jobs known that were not, and says whose they are.
                 report = replace(codec.read_report(message.report), spec=None, request=None)
                 await self._deliver(AttemptReported(self.node, report))
             case "stale":

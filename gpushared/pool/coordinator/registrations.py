@@ -1,6 +1,6 @@
 """Reading what nodes say first, which can be long, and may be meant to be too much.
 
-Whoever has taken over a node can say hello without end. So each node says a few at a time, and no more in a
+Whoever has taken over a node can register without end. So each node says a few at a time, and no more in a
 while than one whose link is bad would; few long ones are held in memory at once; and each has its time.
 """
 
@@ -25,12 +25,12 @@ from gpushared.pool.link import codec
 
 
 @dataclass(frozen=True, slots=True)
-class HelloBounds:
-    """Seconds: ``message`` for each message, ``whole`` for all of a hello.
+class RegistrationBounds:
+    """Seconds: ``message`` for each message, ``whole`` for all of a registration.
 
     ``most_bytes``: of its reports. Of those that have more than ``long_bytes``, ``long_at_once`` are read at
-    a time. ``at_once``: hellos of one node; an older one may be half-open and not know it yet. ``burst`` of
-    them come in a row, and then ``per_second``. Of all that a hello tells of its jobs ``specs`` are kept,
+    a time. ``at_once``: registrations of one node; an older one may be half-open and not know it yet. ``burst`` of
+    them come in a row, and then ``per_second``. Of all that a registration tells of its jobs ``specs`` are kept,
     with ``spec_bytes``.
     """
 
@@ -47,7 +47,7 @@ class HelloBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class HelloRead:
+class RegistrationRead:
     """All of it."""
 
     message: link_pb2.Hello
@@ -55,12 +55,12 @@ class HelloRead:
 
 
 class _Share:
-    """Bound the part of a hello that is kept while the rest is read.
+    """Bound the part of a registration that is kept while the rest is read.
 
     No node can have more attempts under way.
     """
 
-    def __init__(self, bounds: HelloBounds) -> None:
+    def __init__(self, bounds: RegistrationBounds) -> None:
         self._bounds = bounds
         self._specs, self._bytes = 0, 0
 
@@ -76,13 +76,13 @@ class _Share:
         return replace(report, spec=None, request=None)
 
 
-class Hellos:
+class Registrations:
     """Reads them; ``now`` is a clock that only goes forward."""
 
     def __init__(
-        self, bounds: HelloBounds | None = None, *, now: Callable[[], float] = time.monotonic
+        self, bounds: RegistrationBounds | None = None, *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bounds = bounds or HelloBounds()
+        self._bounds = bounds or RegistrationBounds()
         self._rates = Rates(now, burst=self._bounds.burst, per_second=self._bounds.per_second)
         self._open: Counter[NodeName] = Counter()
         self._long = asyncio.Semaphore(self._bounds.long_at_once)
@@ -90,20 +90,20 @@ class Hellos:
         self._news = asyncio.Event()
 
     async def long_one(self, node: NodeName) -> None:
-        """Wait until a hello of this node turns out to be a long one."""
+        """Wait until a registration of this node turns out to be a long one."""
         while node not in self._long_of:
             self._news.clear()
             await self._news.wait()
 
     @asynccontextmanager
-    async def of(self, node: NodeName, context: Context) -> AsyncIterator[HelloRead]:
-        """A hello, which counts as being read while the block runs.
+    async def of(self, node: NodeName, context: Context) -> AsyncIterator[RegistrationRead]:
+        """A registration, which counts as being read while the block runs.
 
         Raises RequestError, TimedOut, LimitReached.
         """
         self._rates.spend(f"node {node}")
         if self._open[node] >= self._bounds.at_once:
-            raise LimitReached(f"node {node} says {self._bounds.at_once} hellos at a time already")
+            raise LimitReached(f"node {node} has {self._bounds.at_once} registrations at a time already")
         self._open[node] += 1
         try:
             async with AsyncExitStack() as stack:
@@ -113,40 +113,42 @@ class Hellos:
             if not self._open[node]:
                 del self._open[node]
 
-    async def _read(self, node: NodeName, context: Context, stack: AsyncExitStack) -> HelloRead:
+    async def _read(self, node: NodeName, context: Context, stack: AsyncExitStack) -> RegistrationRead:
         try:
             async with asyncio.timeout(self._bounds.whole):
                 message = await self._next(context)
                 if message.WhichOneof("what") != "hello":
-                    raise RequestError("the first message of a link is not a hello")
-                return HelloRead(message.hello, await self._reports(node, message.hello, context, stack))
+                    raise RequestError("the first message of a link is not a registration")
+                return RegistrationRead(
+                    message.hello, await self._reports(node, message.hello, context, stack)
+                )
         except TimeoutError:
-            raise TimedOut(f"a hello took longer than {self._bounds.whole:.0f} s") from None
+            raise TimedOut(f"a registration took longer than {self._bounds.whole:.0f} s") from None
 
     async def _next(self, context: Context) -> link_pb2.Up:
-        """The next message of a hello. Raises TimedOut, RequestError."""
+        """The next message of a registration. Raises TimedOut, RequestError."""
         try:
             async with asyncio.timeout(self._bounds.message):
                 message = await context.read()
         except TimeoutError:
-            raise TimedOut(f"no hello in {self._bounds.message:.0f} s") from None
+            raise TimedOut(f"no registration in {self._bounds.message:.0f} s") from None
         if not isinstance(message, link_pb2.Up):
-            raise RequestError("the link ended within its hello")
+            raise RequestError("the link ended within its registration")
         bounds.check_message(message)
         return message
 
     async def _reports(
-        self, node: NodeName, hello: link_pb2.Hello, context: Context, stack: AsyncExitStack
+        self, node: NodeName, registration: link_pb2.Hello, context: Context, stack: AsyncExitStack
     ) -> tuple[Report, ...]:
-        """All reports of a hello; those that follow it too."""
+        """All reports of a registration; those that follow it too."""
         share = _Share(self._bounds)
-        reports = [share.kept(codec.read_report(data)) for data in hello.reports]
+        reports = [share.kept(codec.read_report(data)) for data in registration.reports]
         size, is_long = 0, False
-        for _ in range(hello.more_reports):
+        for _ in range(registration.more_reports):
             message = await self._next(context)
             size += len(message.report)
             if message.WhichOneof("what") != "report" or size > self._bounds.most_bytes:
-                raise RequestError("a hello whose reports do not follow it, or are too many")
+                raise RequestError("a registration whose reports do not follow it, or are too many")
             if size > self._bounds.long_bytes and not is_long:
                 await self._wait_for_room(node, stack)
                 is_long = True
@@ -156,7 +158,7 @@ class Hellos:
     async def _wait_for_room(self, node: NodeName, stack: AsyncExitStack) -> None:
         """Until it is its turn to be held in memory. Raises LimitReached while another of the node is."""
         if node in self._long_of:
-            raise LimitReached(f"another long hello of node {node} is being read")
+            raise LimitReached(f"another long registration of node {node} is being read")
         self._long_of.add(node)
         self._news.set()
         stack.callback(self._long_of.discard, node)

@@ -92,7 +92,7 @@ class _Room:
         self._service = JobsService(
             loop,
             Archive(coordinator.store),
-            JobViews(lambda: loop.state, loop.now),
+            JobViews(lambda: loop.state, loop.now, loop.snapshot),
             presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
             notices=self._notices,
             lacks=lambda: next(iter(self._notices()), ""),

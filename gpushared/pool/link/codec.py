@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import JobSpec
-from gpushared.domain.jobs.member import AllowanceNeed, HeartbeatReport, Inventory, SentAllowance
+from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Order, Place, Report, StaleEpoch
 from gpushared.domain.jobs.submit_limits import MAX_INDEX
 from gpushared.domain.model.errors import (
@@ -35,7 +35,6 @@ from gpushared.domain.model.request import Isolation, Request
 from gpushared.domain.model.request_spec import MAX_AFTER as MAX_LEASES
 from gpushared.domain.model.request_spec import MAX_MODELS, NOTICE_SIGNALS
 from gpushared.domain.model.units import MAX_GPUS, shown
-from gpushared.domain.scheduling.allowance import Share
 from gpushared.jobs import bounds
 from gpushared.jobs.bounds import MAX_WHOLE, Bounds
 from gpushared.jobs.job_requests import MAX_BODY_BYTES, MAX_IMAGE, MAX_NAME
@@ -52,19 +51,16 @@ _LISTED = re.compile(rf"{_GENERATION}([0-9]{{1,9}})")
 
 TUNNEL = "tunnel"
 TRUST = "trust"
-ALLOWANCE = "allowance"
 GIVE_BACK = "give-back"
-CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, ALLOWANCE, GIVE_BACK)
+CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
 
 HELLO_BYTES = 256 * 1024
-"""One message carries at most this much of a hello; more would keep the reader's event loop for too long."""
+"""One message carries at most this much of a registration; more would keep the reader's event loop for too long."""
 MAX_INVENTORY_BYTES = 128 * 1024
 """The inventory is a part of its node's record in the store, so its size is bounded."""
 MAX_HOLDINGS = 65_536
 MAX_AHEAD = 1_000_000
 """An epoch may be this far above ours: no coordinator was started so often."""
-MAX_WANTS = 4096
-"""Limits that leases of one node wait for."""
 MAX_TEXT = 256
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SUSPICIOUS = re.compile(r"\\u[dD][89a-fA-F]|\d{18}")
@@ -125,30 +121,34 @@ def read_free(data: bytes) -> HeartbeatReport:
     free: HeartbeatReport = _read(HeartbeatReport, data, "what is held")
     if len(free.holdings) > MAX_HOLDINGS:
         raise Unreadable(f"{len(free.holdings)} leases on one node")
-    if free.allowed is not None:
-        check_allowed(free.allowed)
     return free
 
 
-def allowance_message(told: SentAllowance) -> link_pb2.Allowance:
-    """Return the message that tells a node what it may give by itself."""
-    return link_pb2.Allowance(
-        revision=told.revision,
-        valid_seconds=told.now.valid_seconds,
-        projects=[
-            link_pb2.ProjectAllowance(project=one.project, model=one.model, permille=one.permille)
-            for one in told.now.shares
-        ],
-        users=[
-            link_pb2.AllowedUser(principal=principal, projects=projects)
-            for principal, projects in told.now.users.items()
-        ],
-    )
+@dataclass(frozen=True, slots=True)
+class _KnownShares:
+    revision: int = 0
 
 
-def read_shares(message: link_pb2.Allowance) -> tuple[Share, ...]:
-    """Less than nothing is nothing."""
-    return tuple(Share(one.project, one.model, max(0, one.permille)) for one in message.projects)
+@dataclass(frozen=True, slots=True)
+class _OlderReport:
+    """Hold the part of a node's report that only older versions send."""
+
+    allowed: _KnownShares | None = None
+
+
+def without_shares(free: bytes) -> link_pb2.Allowance | None:
+    """Return the message that frees a node of an older version from its shares of the pool's limits.
+
+    Such a node bounds its own leases by the shares that it was sent last, for ever. It names the revision of
+    these shares in its report, and takes a higher revision only. None for a node that has no shares.
+    """
+    try:
+        known = from_json(_OlderReport, free).allowed
+    except RecordError:
+        return None
+    if known is None or not 0 < known.revision < MAX_WHOLE:
+        return None
+    return link_pb2.Allowance(revision=known.revision + 1)
 
 
 def order_bytes(order: Order) -> bytes:
@@ -231,21 +231,21 @@ def gone_digest(job: JobId) -> bytes:
     return sha256(b"\0".join((b"gone", job.encode()))).digest()
 
 
-# --- hellos --------------------------------------------------------------------------------------------
+# --- registrations --------------------------------------------------------------------------------------------
 
 
-def hello_messages(hello: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
-    """The hello with the first of the reports, and the others as messages that follow it."""
+def registration_messages(registration: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
+    """The registration with the first of the reports, and the others as messages that follow it."""
     first, size = 0, 0
     for report in reports:
         data = report_bytes(report)
         size += len(data)
         if size > HELLO_BYTES:
             break
-        hello.reports.append(data)
+        registration.reports.append(data)
         first += 1
-    hello.more_reports = len(reports) - first
-    yield link_pb2.Up(hello=hello)
+    registration.more_reports = len(reports) - first
+    yield link_pb2.Up(hello=registration)
     for report in reports[first:]:
         yield link_pb2.Up(report=report_bytes(report))
 
@@ -286,17 +286,6 @@ def check_epoch(theirs: int, ours: int) -> None:
     """Raises RequestError for one that nobody can have led with: there are only so many."""
     if not 0 <= theirs <= ours + MAX_AHEAD:
         raise RequestError(f"no pool has an epoch of {theirs}")
-
-
-def check_allowed(allowed: AllowanceNeed) -> None:
-    """Raises RequestError for wants that contradict themselves, and for too many."""
-    if len(allowed.wants) > MAX_WANTS:
-        raise RequestError(f"a node with {len(allowed.wants)} wants")
-    for want in allowed.wants:
-        _check_text(want.project, "a project")
-        _check_text(want.model, "a model")
-        if want.least_permille > want.all_permille:
-            raise RequestError("a node wants less than its smallest lease")
 
 
 def check_key(key: AttemptKey) -> None:

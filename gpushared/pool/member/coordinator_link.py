@@ -1,4 +1,4 @@
-"""The node's end of the link to its coordinator: dials, says hello, and comes back when the link is lost.
+"""The node's end of the link to its coordinator: dials, registers, and comes back when the link is lost.
 
 Whatever state it is in, the node goes on by itself: nothing here is waited for by anything local.
 """
@@ -16,6 +16,7 @@ import grpc
 
 from gpushared.api.v1 import link_pb2_grpc
 from gpushared.daemon.clocks import boottime, day_at
+from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import Code, GpushareError, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId
@@ -101,7 +102,7 @@ class MemberLink:
         self._random = random or SystemRandom()
         self._backoff = Backoff(retry or Retry(), self._random)
         self._session: Session | None = None
-        self._undecided: set[asyncio.Task[None]] = set()
+        self._undecided = TaskSet()
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._beat_seconds = FIRST_SECONDS
@@ -117,7 +118,7 @@ class MemberLink:
     # --- what the node says ----------------------------------------------------------------------------
 
     def report(self, key: AttemptKey) -> None:
-        """An attempt's record changed. Without a link the next hello tells it."""
+        """An attempt's record changed. Without a link the next registration tells it."""
         if self._session is not None:
             self._session.report(key)
 
@@ -197,13 +198,13 @@ class MemberLink:
                     self._lost(type(error)(error.message, hint=error.hint))
                 await self._wait()
         finally:
-            await self._give_up_undecided()
+            await self._undecided.cancel()
 
     async def _connect(self) -> None:
         """One stream's life; ends by an error always."""
-        # What the last stream ordered is to be in the hello: an order that is taken after it, unknown to a
+        # What the last stream ordered is to be in the registration: an order that is taken after it, unknown to a
         # coordinator that has lost its memory, would run beside what that coordinator places.
-        await asyncio.gather(*self._undecided, return_exceptions=True)
+        await self._undecided.wait()
         if self._before_dialling is not None:
             await self._before_dialling()
         channel = await self.dial.channel()
@@ -233,11 +234,6 @@ class MemberLink:
                 self._undecided = session.undecided
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
-
-    async def _give_up_undecided(self) -> None:
-        for work in self._undecided:
-            work.cancel()
-        await asyncio.gather(*self._undecided, return_exceptions=True)
 
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()

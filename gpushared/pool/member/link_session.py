@@ -1,4 +1,4 @@
-"""One stream to the coordinator, from its hello to its end."""
+"""One stream to the coordinator, from its registration to its end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import grpc
 
 from gpushared.api.v1 import link_pb2
 from gpushared.daemon.clocks import boottime
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError, StateConflict, TimedOut, Unavailable
@@ -54,7 +55,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. ``answer``: for each message of a hello and for its answer.
+    """Seconds. ``answer``: for each message of a registration and for its answer.
 
     ``silence``: without an acknowledged beat the stream is given up, but not before three beats.
     ``news``: how soon after another beat what is free is told where it changed; ``settle``: and how long
@@ -99,7 +100,7 @@ class Session:
         self._beats = Beats()
         self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
         self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
-        self.undecided: set[asyncio.Task[None]] = set()
+        self.undecided = TaskSet("an order was not handled")
         """Orders that were heard and are being written, or not; they go on when the stream ends."""
         self._acked = asyncio.Event()
         self._untaken: set[JobId] = set()
@@ -107,16 +108,16 @@ class Session:
         self._looked = 0.0
         self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
 
-    # --- from hello to end -----------------------------------------------------------------------------
+    # --- from registration to end -----------------------------------------------------------------------------
 
     async def greet(self) -> None:
-        """Say hello and be welcomed. Raises what the coordinator refuses with, StateConflict, TimedOut."""
+        """Register and be welcomed. Raises what the coordinator refuses with, StateConflict, TimedOut."""
         self._backlog = self._outbox.jobs()
         await self._look()
         began = boottime()
-        answer = await self._answer_to_hello()
+        answer = await self._registration_answer()
         if not isinstance(answer, link_pb2.Down):
-            raise Unavailable("the coordinator ended the link within the hello")
+            raise Unavailable("the coordinator ended the link within the registration")
         _refused(answer)
         bounds.check_message(answer)
         self.welcome = answer.welcome
@@ -156,13 +157,13 @@ class Session:
         if not self._why.done():
             self._why.set_result(why)
 
-    async def _answer_to_hello(self) -> object:
-        """Return the answer to the hello.
+    async def _registration_answer(self) -> object:
+        """Return the answer to the registration.
 
-        An answer that comes while the hello is still being sent is a refusal.
+        An answer that comes while the registration is still being sent is a refusal.
         """
         reading = asyncio.ensure_future(self._call.read())
-        writing = asyncio.create_task(self._say_hello())
+        writing = asyncio.create_task(self._send_registration())
         try:
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
             return await self._in_time(reading)
@@ -172,11 +173,11 @@ class Session:
             await asyncio.gather(reading, writing, return_exceptions=True)
             del reading, writing  # as in ``talk``
 
-    async def _say_hello(self) -> None:
-        for message in codec.hello_messages(self._hello(), self._order_handler.reports()):
+    async def _send_registration(self) -> None:
+        for message in codec.registration_messages(self._registration(), self._order_handler.reports()):
             await self._in_time(self._call.write(message))
 
-    def _hello(self) -> link_pb2.Hello:
+    def _registration(self) -> link_pb2.Hello:
         contact = self._order_handler.contact()
         inventory, free = self._facts.inventory(), self._facts.free()
         self._beats.told = (inventory, free)
@@ -252,7 +253,7 @@ class Session:
         return link_pb2.Up(client_gone=link_pb2.ClientGone(job_id=job, assertion=assertion))
 
     async def _send_outbox(self) -> None:
-        """All that was there before the hello; what comes later is told by ``submit`` and ``cancel``."""
+        """All that was there before the registration; what comes later is told by ``submit`` and ``cancel``."""
         for job in self._backlog:
             await self._mailbox.room(BUSY)
             self.submit(job, old=True)
@@ -346,8 +347,6 @@ class Session:
                 self._guests.open_tunnel(message.tunnel)
             case "drain":
                 self._guests.drained(message.drain)
-            case "allowance":
-                await self._told.put(partial(self._guests.allowance, message.allowance))
             case "refuse":
                 _refused(message)
             case other:
@@ -360,15 +359,7 @@ class Session:
 
     async def _begin_order(self, data: bytes) -> None:
         await self._slots.acquire()
-        task = asyncio.create_task(_guarded(partial(self._order, data)))
-        self.undecided.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self.undecided.discard(task)
-        self._slots.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an order was not handled", exc_info=error)
+        self.undecided.start(_guarded(partial(self._order, data)), over=self._slots.release)
 
     async def _order(self, data: bytes) -> None:
         """Take an order and answer it. An order that cannot be written is not answered: it comes again."""

@@ -8,22 +8,20 @@ from typing import Protocol
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import JobSpec
-from gpushared.domain.jobs.member import AllowanceNeed, HeartbeatReport, Holding, Inventory
+from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
-from gpushared.domain.leases.allowance_limits import told_project, wants
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import MIB
-from gpushared.domain.model.lease import AttemptKey, JobId, Lease, LeaseId
-from gpushared.domain.scheduling.outcome import Decision
+from gpushared.domain.model.lease import AttemptKey, JobId, Lease
 
 STRAY_STEP_BYTES = 16 * MIB
 """Stray memory is told in steps, rounded up, because it never stands still."""
 
 
 class OrderPort(Protocol):
-    """The node's book of this coordinator's orders. Errors of the tree mean that nothing was written."""
+    """The node's log of this coordinator's orders. Errors of the tree mean that nothing was written."""
 
     async def take(self, order: Order) -> Report | StaleEpoch:
         """The answer, once it is durable."""
@@ -112,17 +110,12 @@ async def _no_trust(_: link_pb2.NewTrust) -> int:
     return 0
 
 
-async def _ignored(_: link_pb2.Allowance) -> None:
-    """Nobody here gives anything by itself."""
-
-
 @dataclass(slots=True)
 class Guests:
     """Hold the other receivers of the coordinator's messages; each may be set later."""
 
     open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
     drained: Callable[[link_pb2.DrainNotice], None] = lambda _: None
-    allowance: Callable[[link_pb2.Allowance], Awaitable[None]] = _ignored
     new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
     """Take it over, and tell the generation that is trusted now."""
     trust_generation: Callable[[], int] = lambda: 0
@@ -140,38 +133,27 @@ def inventory_of(state: NodeState, *, address: str, version: str, simulated: boo
     )
 
 
-def free_of(
-    state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision] | None = None
-) -> HeartbeatReport:
+def free_of(state: NodeState, coordinator: str) -> HeartbeatReport:
     """Return the holdings of all leases, those of the node's own users too, and the state of the GPUs.
 
-    ``coordinator``: only its attempts are named. ``decisions``: the results of the newest pass over the
-    node's queue.
+    ``coordinator``: only its attempts are named.
     """
     judged = [(gpu.id, gpu.trouble) for gpu in state.judged_gpus()]
     strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]
     return HeartbeatReport(
-        holdings=tuple(_holding(lease, coordinator, state) for lease in state.holders()),
+        holdings=tuple(_holding(lease, coordinator) for lease in state.holders()),
         stray_bytes=tuple(strays),
         troubles=tuple((gpu, trouble) for gpu, trouble in judged if trouble is not None),
         waiting=len(state.waiting()),
-        allowed=_allowed(state, coordinator, decisions or {}),
     )
 
 
-def _allowed(state: NodeState, coordinator: str, decisions: Mapping[LeaseId, Decision]) -> AllowanceNeed:
-    allowance = state.allowance
-    if allowance is None or allowance.pool != coordinator:
-        return AllowanceNeed()
-    return AllowanceNeed(allowance.revision, wants(state, decisions))
-
-
-def _holding(lease: Lease, coordinator: str, state: NodeState) -> Holding:
+def _holding(lease: Lease, coordinator: str) -> Holding:
     return Holding(
         lease=lease.id,
         grants=lease.grants,
         owner=lease.owner_name,
-        project=told_project(lease, state),
+        project=lease.payer,
         exclusive=lease.request.wants_whole_gpus,
         attempt=lease.attempt if lease.coordinator == coordinator else None,
     )

@@ -14,16 +14,17 @@ import secrets
 import shutil
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
 from gpushared.api.v1 import jobs_pb2
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
@@ -95,7 +96,7 @@ class _Ready:
 
 
 @dataclass(slots=True)
-class _Door:
+class _Endpoint:
     path: Path
     caller: Caller
     first: jobs_pb2.TunnelChunk
@@ -122,12 +123,12 @@ class TunnelEndpoints:
         self._channel = channel
         self._vouch = vouch
         self._fault = fault
-        self._doors: dict[_Key, _Door] = {}
+        self._endpoints: dict[_Key, _Endpoint] = {}
         self._open: Counter[int] = Counter()
         self._ready: Counter[int] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
-    async def door(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
+    async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
         """The path of the socket through which this caller reaches the job's node.
 
         Raises LimitReached, and RequestError for what is no job.
@@ -136,25 +137,23 @@ class TunnelEndpoints:
             raise RequestError(f"{shown(job)} is no name of a job")
         self._close_idle()
         key = (job, attempt, rank, caller.uid)
-        door = self._doors.get(key)
-        if door is None:
-            of_user = sum(uid == caller.uid for _, _, _, uid in self._doors)
-            if len(self._doors) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            of_user = sum(uid == caller.uid for _, _, _, uid in self._endpoints)
+            if len(self._endpoints) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
-            door = self._doors[key] = self._made(key, caller)
-        door.used_at = asyncio.get_running_loop().time()
-        self._prepare(door)
-        return str(door.path)
+            endpoint = self._endpoints[key] = self._made(key, caller)
+        endpoint.used_at = asyncio.get_running_loop().time()
+        self._prepare(endpoint)
+        return str(endpoint.path)
 
     async def close(self) -> None:
         """End all tunnels, and take the sockets away."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._doors.clear()
+        await self._tasks.cancel()
+        self._endpoints.clear()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    def _made(self, key: _Key, caller: Caller) -> _Door:
+    def _made(self, key: _Key, caller: Caller) -> _Endpoint:
         job, attempt, rank, uid = key
         self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         tried, part = f"@{attempt}" if attempt else "", f".{rank}" if rank else ""
@@ -167,11 +166,11 @@ class TunnelEndpoints:
         sock.listen(BACKLOG)
         sock.setblocking(False)
         first = jobs_pb2.TunnelChunk(job_id=job, attempt=attempt, rank=rank)
-        door = _Door(path, caller, first, sock)
-        door.accepting = self._in_background(self._accept(key, door))
-        return door
+        endpoint = _Endpoint(path, caller, first, sock)
+        endpoint.accepting = self._tasks.start(self._accept(key, endpoint))
+        return endpoint
 
-    async def _accept(self, key: _Key, door: _Door) -> None:
+    async def _accept(self, key: _Key, endpoint: _Endpoint) -> None:
         """Bare sockets, because asyncio's transports read before they are asked to.
 
         The listener is closed here alone: the event loop would go on to look at its number, which the next
@@ -180,55 +179,51 @@ class TunnelEndpoints:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                sock, _ = await loop.sock_accept(door.listener)
-                self._in_background(self._serve(door, sock))
+                sock, _ = await loop.sock_accept(endpoint.listener)
+                self._tasks.start(self._serve(endpoint, sock))
         except OSError as error:
-            log.warning("door=%s is closed: %s", door.path.name, error)
+            log.warning("door=%s is closed: %s", endpoint.path.name, error)
         finally:
-            door.listener.close()
-            if self._doors.get(key) is door:
-                self._forget(key, door)
+            endpoint.listener.close()
+            if self._endpoints.get(key) is endpoint:
+                self._forget(key, endpoint)
 
-    def _forget(self, key: _Key, door: _Door) -> None:
-        door.path.unlink(missing_ok=True)
-        del self._doors[key]
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _forget(self, key: _Key, endpoint: _Endpoint) -> None:
+        endpoint.path.unlink(missing_ok=True)
+        del self._endpoints[key]
 
     def _close_idle(self) -> None:
         now = asyncio.get_running_loop().time()
-        for key, door in list(self._doors.items()):
-            if not door.open and now - door.used_at > IDLE_SECONDS:
-                self._forget(key, door)
-                assert door.accepting is not None, "made with it"
-                door.accepting.cancel()
+        for key, endpoint in list(self._endpoints.items()):
+            if not endpoint.open and now - endpoint.used_at > IDLE_SECONDS:
+                self._forget(key, endpoint)
+                assert endpoint.accepting is not None, "made with it"
+                endpoint.accepting.cancel()
 
-    async def _serve(self, door: _Door, sock: socket.socket) -> None:
-        uid = door.caller.uid
+    async def _serve(self, endpoint: _Endpoint, sock: socket.socket) -> None:
+        uid = endpoint.caller.uid
         if peer_of(sock).uid not in {uid, 0}:
             sock.close()
             return
         if self._open[uid] >= MAX_CONNECTIONS_PER_USER:
-            await _refuse(sock, LimitReached(f"{door.caller.name} has too many connections to other nodes"))
+            await _refuse(
+                sock, LimitReached(f"{endpoint.caller.name} has too many connections to other nodes")
+            )
             sock.close()
             return
-        door.open += 1
+        endpoint.open += 1
         self._open[uid] += 1
         try:
-            await self._tunnel(door, sock)
+            await self._tunnel(endpoint, sock)
         finally:
             self._open[uid] -= 1
-            door.open -= 1
-            door.used_at = asyncio.get_running_loop().time()
+            endpoint.open -= 1
+            endpoint.used_at = asyncio.get_running_loop().time()
 
-    async def _tunnel(self, door: _Door, sock: socket.socket) -> None:
+    async def _tunnel(self, endpoint: _Endpoint, sock: socket.socket) -> None:
         stream: TunnelStream | None = None
         try:
-            tunnel = self._taken(door) or await self._opened(door)
+            tunnel = self._taken(endpoint) or await self._opened(endpoint)
             stream = TunnelStream(sock, opened_here=True)
             try:
                 await _carry(stream, tunnel.call)
@@ -236,37 +231,37 @@ class TunnelEndpoints:
                 if not stream.is_kept_there:
                     raise
             if stream.is_kept_there and not stream.is_over:
-                await self._take_up(door, stream, tunnel.stream_id)
+                await self._take_up(endpoint, stream, tunnel.stream_id)
         except GpushareError as error:
-            await self._give_up(door, sock, stream, error)
+            await self._give_up(endpoint, sock, stream, error)
         except grpc.aio.AioRpcError as error:
-            await self._give_up(door, sock, stream, self._fault(error))
+            await self._give_up(endpoint, sock, stream, self._fault(error))
         except asyncio.InvalidStateError as error:
-            log.info("tunnel to job=%s ended: %s", door.first.job_id, error)
+            log.info("tunnel to job=%s ended: %s", endpoint.first.job_id, error)
         finally:
             if stream is not None:
                 await stream.close()
             sock.close()
 
     async def _give_up(
-        self, door: _Door, sock: socket.socket, stream: TunnelStream | None, error: GpushareError
+        self, endpoint: _Endpoint, sock: socket.socket, stream: TunnelStream | None, error: GpushareError
     ) -> None:
         """Refuse in words only where nothing was passed on: after that they would stand in an answer."""
-        log.info("tunnel to job=%s ended: %s", door.first.job_id, error.message)
+        log.info("tunnel to job=%s ended: %s", endpoint.first.job_id, error.message)
         if stream is None or not (stream.received or stream.is_done):
             await _refuse(sock, error)
 
-    async def _opened(self, door: _Door, stream_id: str = "", received: int | None = None) -> Tunnel:
+    async def _opened(self, endpoint: _Endpoint, stream_id: str = "", received: int | None = None) -> Tunnel:
         """A tunnel of which the coordinator has been told; what it says to it is read.
 
         With the name of a connection and how many of its bytes came, the connection is taken up again.
         """
         first = jobs_pb2.TunnelChunk()
-        first.CopyFrom(door.first)
+        first.CopyFrom(endpoint.first)
         first.stream_id = stream_id or secrets.token_hex(16)
         if received is not None:
             first.received = received
-        metadata = await self._vouch(door.caller, first)
+        metadata = await self._vouch(endpoint.caller, first)
         call = _called(await self._channel(), metadata)
         try:
             await call.write(first)
@@ -277,21 +272,21 @@ class TunnelEndpoints:
 
     # --- connections that outlive their calls --------------------------------------------------------------
 
-    async def _take_up(self, door: _Door, stream: TunnelStream, stream_id: str) -> None:
+    async def _take_up(self, endpoint: _Endpoint, stream: TunnelStream, stream_id: str) -> None:
         """Go on with the connection whenever there is a call for it. Raises Unavailable where that fails."""
         backoff = Backoff(RETRY, SystemRandom())
         until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
         while not stream.is_over:
-            log.info("tunnel to job=%s broke, and is taken up again", door.first.job_id)
+            log.info("tunnel to job=%s broke, and is taken up again", endpoint.first.job_id)
             try:
                 async with asyncio.timeout_at(until):
                     await asyncio.sleep(backoff.seconds(0.0))
-                    tunnel = await self._opened(door, stream_id, stream.received)
+                    tunnel = await self._opened(endpoint, stream_id, stream.received)
                     received = await _count(tunnel.call)
             except (*CALL_ERRORS, Unavailable) as error:
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL:
                     raise
-                log.debug("tunnel to job=%s is not there yet: %s", door.first.job_id, error)
+                log.debug("tunnel to job=%s is not there yet: %s", endpoint.first.job_id, error)
                 continue
             except TimeoutError:
                 raise Unavailable("the coordinator was away for too long") from None
@@ -303,35 +298,35 @@ class TunnelEndpoints:
 
     # --- tunnels that are ready --------------------------------------------------------------------------
 
-    def _prepare(self, door: _Door) -> None:
+    def _prepare(self, endpoint: _Endpoint) -> None:
         """Whoever was told of a door is likely to come in a moment: meanwhile the way is made."""
-        uid = door.caller.uid
-        for _ in range(len(door.ready), READY_TUNNELS):
+        uid = endpoint.caller.uid
+        for _ in range(len(endpoint.ready), READY_TUNNELS):
             if self._ready[uid] < MAX_READY_PER_USER:
                 self._ready[uid] += 1
-                self._in_background(self._keep_ready(door))
+                self._tasks.start(self._keep_ready(endpoint))
 
-    async def _keep_ready(self, door: _Door) -> None:
+    async def _keep_ready(self, endpoint: _Endpoint) -> None:
         """Until somebody takes it, or nobody did for a while."""
         try:
-            ready = _Ready(await self._opened(door))
-            door.ready.append(ready)
+            ready = _Ready(await self._opened(endpoint))
+            endpoint.ready.append(ready)
             try:
                 async with asyncio.timeout(READY_SECONDS):
                     await ready.taken.wait()
             finally:
                 if not ready.taken.is_set():
-                    door.ready.remove(ready)
+                    endpoint.ready.remove(ready)
                     ready.tunnel.call.cancel()
         except (TimeoutError, GpushareError, grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            log.debug("no tunnel to job=%s is ready: %s", door.first.job_id, error)
+            log.debug("no tunnel to job=%s is ready: %s", endpoint.first.job_id, error)
         finally:
-            self._ready[door.caller.uid] -= 1
+            self._ready[endpoint.caller.uid] -= 1
 
-    def _taken(self, door: _Door) -> Tunnel | None:
+    def _taken(self, endpoint: _Endpoint) -> Tunnel | None:
         """One that is ready, and did not fail meanwhile."""
-        while door.ready:
-            ready = door.ready.popleft()
+        while endpoint.ready:
+            ready = endpoint.ready.popleft()
             ready.taken.set()
             if not ready.tunnel.call.done():
                 return ready.tunnel

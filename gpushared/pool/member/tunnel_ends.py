@@ -18,6 +18,7 @@ from math import inf
 import grpc
 
 from gpushared.api.v1 import link_pb2
+from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import (
@@ -80,21 +81,17 @@ class TunnelEnds:
         self._connect_as = connect_as
         self._told = told
         self._linked_seconds = linked_seconds
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._connections: dict[str, _GateConnection] = {}
         """The connections by the secret names that their openers gave them."""
         self._kept = KeptBytes()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:
         """Comes back at once."""
-        task = asyncio.create_task(self._serve(wanted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(wanted))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _serve(self, wanted: link_pb2.OpenTunnel) -> None:
         try:

@@ -89,7 +89,7 @@ class Callers:
         self,
         *,
         pool: str,
-        standing: CertificateStatus,
+        certificate_status: CertificateStatus,
         tokens: ApiTokens,
         people: Callable[[], People],
         now: Callable[[], float],
@@ -98,7 +98,7 @@ class Callers:
     ) -> None:
         self._audit = audit or CallAudit()
         self._pool = pool
-        self._standing = standing
+        self._certificate_status = certificate_status
         self._tokens = tokens
         self._people = people
         self._now = now
@@ -160,7 +160,7 @@ class Callers:
                 hint="nodes dial the nodes' port, with what `gpushare node join` gave them",
             )
         node = read_node_certificate(pem)
-        self._standing.check(node, self._now())
+        self._certificate_status.check(node, self._now())
         return node
 
     def asserted(self, node: NodeCertificate, signed: bytes, digest: bytes) -> PoolCaller:
@@ -170,7 +170,7 @@ class Callers:
         """
         assertion = self._assertions.believe(signed, node, digest, self._now())
         owner = self._people().owner(assertion.principal)
-        judge = self._standing.judge(node)
+        judge = self._certificate_status.judge(node)
         return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
 
     def owner_named(self, principal: str) -> Owner:
@@ -298,7 +298,7 @@ class Callers:
 
         Raises LimitReached where they have too many.
         """
-        with self._calls.of(caller.owner.principal), self._standing.watching(caller.judge) as gone:
+        with self._calls.of(caller.owner.principal), self._certificate_status.watching(caller.judge) as gone:
             yield gone
 
 

@@ -28,8 +28,6 @@ TOLERANCE_SECONDS = 120
 """Clocks that are further apart than this make certificates and signed words of one invalid for the other."""
 USERS_PORT = 7440
 """For users with tokens, and for machines that join."""
-NODES_PORT = 7441
-"""For nodes with certificates."""
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?\]")
 _BARE_V6 = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 

@@ -54,7 +54,7 @@ class Enlisting:
         self,
         authority: Authority,
         ledger: SignatureLog,
-        standing: CertificateStatus,
+        certificate_status: CertificateStatus,
         tokens: JoinTokens,
         now: Callable[[], float],
         enrolled: Enrolled,
@@ -63,7 +63,7 @@ class Enlisting:
         """``named_realms``: those of the pool's user table."""
         self._authority = authority
         self._ledger = ledger
-        self._standing = standing
+        self._certificate_status = certificate_status
         self._tokens = tokens
         self._now = now
         self._enrolled = enrolled
@@ -86,7 +86,7 @@ class Enlisting:
             if self._ledger.member(node) is not None:
                 await asyncio.to_thread(self._ledger.revoke, node, f"token {record.id}", now)
             signed = await self._sign(csr, node, frozenset(record.realms) - {node}, record.id)
-            self._standing.look_again(now)
+            self._certificate_status.look_again(now)
         await self._enrolled(node, record.realms)
         log.info("node joined node=%s token=%s made_by=%s", node, record.id, record.made_by)
         return signed
@@ -122,7 +122,7 @@ class Enlisting:
     async def renew(self, csr: bytes, before: NodeCertificate) -> Signed:
         """A new certificate for a node that has one. Raises RequestError, Unavailable."""
         async with self._turn:
-            self._standing.check(before, self._now())
+            self._certificate_status.check(before, self._now())
             member = self._ledger.member(before.node)
             realms = before.realms if member is None else member.realms
             return await self._sign(csr, before.node, realms, "")
@@ -141,14 +141,14 @@ class Enlisting:
             if self._ledger.member(node) is None:
                 raise NotFound(f"no node {shown(node)} has a certificate", hint="`gpushare nodes` lists them")
             await asyncio.to_thread(self._ledger.revoke, node, by, self._now())
-            self._standing.look_again(self._now())
+            self._certificate_status.look_again(self._now())
         log.info("certificates revoked node=%s by=%s", node, by)
 
     async def change_anchors(self, change: Callable[[float], None]) -> None:
         """Let the authority change whom to trust, with nothing else under way."""
         async with self._turn:
             await asyncio.to_thread(change, self._now())
-            self._standing.look_again(self._now())
+            self._certificate_status.look_again(self._now())
 
 
 class JoinTokens:

@@ -63,23 +63,23 @@ class PoolTrust:
         self.people = people
         self.authority = Authority.load(folder, node_seconds)
         self.ledger = SignatureLog(folder / LEDGER_FILE)
-        self.standing = CertificateStatus(self.authority, self.ledger)
+        self.certificate_status = CertificateStatus(self.authority, self.ledger)
         self.join_tokens = JoinTokens(store, epoch, self.pool, lambda: self.authority.digest)
         self.api_tokens = ApiTokens(store, epoch)
         self.callers = Callers(
             pool=self.pool,
-            standing=self.standing,
+            certificate_status=self.certificate_status,
             tokens=self.api_tokens,
             people=people,
             now=now,
             authenticator=authenticator,
             audit=audit,
         )
-        self.guard = LinkGuard(self.authority, self.ledger, self.standing, self.callers, now)
+        self.guard = LinkGuard(self.authority, self.ledger, self.certificate_status, self.callers, now)
         self.enlisting = Enlisting(
             self.authority,
             self.ledger,
-            self.standing,
+            self.certificate_status,
             self.join_tokens,
             now,
             enrolled,
@@ -91,7 +91,7 @@ class PoolTrust:
 
     def on_fall(self, tell: Callable[[NodeName, GpushareError], None]) -> None:
         """Have a node's stream ended (``LinkService.drop``) when its certificate no longer counts."""
-        self.standing.fallen = tell
+        self.certificate_status.fallen = tell
 
     @property
     def pool(self) -> str:
@@ -119,7 +119,7 @@ class PoolTrust:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = self.now()
-            self.standing.look_again(now)
+            self.certificate_status.look_again(now)
             self.identity.refresh(now)
             try:
                 await self.api_tokens.note_use()
@@ -170,13 +170,13 @@ class LinkGuard:
         self,
         authority: Authority,
         ledger: SignatureLog,
-        standing: CertificateStatus,
+        certificate_status: CertificateStatus,
         callers: Callers,
         now: Callable[[], float],
     ) -> None:
         self._authority = authority
         self._ledger = ledger
-        self._standing = standing
+        self._certificate_status = certificate_status
         self._callers = callers
         self._now = now
 
@@ -187,17 +187,17 @@ class LinkGuard:
     def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
         """The node that connects. Raises PermissionRefused."""
         certificate = self._callers.certificate_of(auth)
-        self._standing.note(certificate)
+        self._certificate_status.note(certificate)
         return certificate.node
 
     def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
         """The user for whom a connected node gives its word. Raises PermissionRefused, LimitReached."""
-        certificate = self._standing.noted(node)
+        certificate = self._certificate_status.noted(node)
         if certificate is None:
             raise PermissionRefused(
                 f"node {node} has shown no certificate that counts", hint="it connects anew by itself"
             )
-        self._standing.check(certificate, self._now())
+        self._certificate_status.check(certificate, self._now())
         return self._callers.asserted(certificate, assertion, digest).owner
 
     def owner_named(self, principal: str) -> Owner:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.domain.model.errors import AuditUnavailable, Code
-from gpushared.storage.audit.line import AuditLine, Origin
+from gpushared.storage.audit.line import FACTS, AuditLine, Origin
 from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
@@ -60,10 +60,7 @@ PRUNE_STEP = 2000
 """More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
 DAY_SECONDS = 86400.0
 
-_COLUMNS = (
-    "number, at, uid, user, pid, executable, method, endpoint, container, name, digest, status, code, text, "
-    "more"
-)
+_COLUMNS = f"number, at, uid, user, pid, executable, {', '.join(FACTS)}"
 # A line whose write answered too late is written again by the next call.
 _PUT = f"INSERT OR IGNORE INTO line ({_COLUMNS}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - constants
 _FULLEST = "SELECT uid FROM line GROUP BY uid ORDER BY count(*) DESC, uid LIMIT 1"
@@ -198,28 +195,13 @@ def _about(name: str) -> tuple[str, Sequence[object]]:
 
 
 def _row(number: int, line: AuditLine) -> tuple[object, ...]:
-    return (
-        number,
-        line.at,
-        line.uid,
-        line.user,
-        line.origin.pid,
-        line.origin.executable,
-        line.method,
-        line.endpoint,
-        line.container,
-        line.name,
-        line.digest,
-        line.status,
-        line.code,
-        line.text,
-        line.more,
-    )
+    origin = (line.origin.pid, line.origin.executable)
+    return number, line.at, line.uid, line.user, *origin, *(getattr(line, name) for name in FACTS)
 
 
 def _line(row: tuple[object, ...]) -> Numbered:
-    number, at, uid, user, pid, executable, *rest = row
-    return number, AuditLine(at, uid, user, Origin(pid, executable), *rest)  # type: ignore[arg-type,return-value]  # as the table has them
+    number, at, uid, user, pid, executable, *facts = row
+    return number, AuditLine(at, uid, user, Origin(pid, executable), *facts)  # type: ignore[arg-type,return-value]  # as the table has them
 
 
 class SqliteAudit(Calls):

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from gpushared.config.job_settings import AuditConfig
 from gpushared.daemon.systemd import Journald, is_logged_to
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.model.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut, http_status
+from gpushared.domain.model.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut
 from gpushared.storage.audit.audit_file import Keep, Numbered, Search, SqliteAudit
-from gpushared.storage.audit.line import MAX_TEXT, AuditLine, Origin, bounded
+from gpushared.storage.audit.line import FACTS, AuditLine, line_now
 
 WINDOW_SECONDS = 60.0
 MAX_FOLDS = 1000
@@ -42,7 +42,6 @@ MAX_WAITING = 20_000
 """So many lines, about 20 MB, may wait; further ones are lost."""
 PRUNE_SECONDS = 3600.0
 PART = "audit"
-OK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +155,10 @@ def fields_of(line: AuditLine) -> dict[str, str]:
         "GPUSHARE_USER": line.user,
         "GPUSHARE_PID": str(line.origin.pid or ""),
         "GPUSHARE_EXE": line.origin.executable,
-        "GPUSHARE_METHOD": line.method,
-        "GPUSHARE_ENDPOINT": line.endpoint,
-        "GPUSHARE_CONTAINER": line.container,
-        "GPUSHARE_NAME": line.name,
-        "GPUSHARE_DIGEST": line.digest,
-        "GPUSHARE_STATUS": str(line.status),
-        "GPUSHARE_CODE": line.code,
-        "GPUSHARE_TEXT": line.text,
-        "GPUSHARE_MORE": str(line.more or ""),
+        **{f"GPUSHARE_{name.upper()}": str(getattr(line, name)) for name in FACTS},
     }
+    if not line.more:
+        del fields["GPUSHARE_MORE"]
     return {name: value for name, value in fields.items() if value}
 
 
@@ -185,12 +178,11 @@ class AuditLog:
         self.config = config
         """The configuration may be replaced at any time."""
         self._journald = journald or (Journald() if is_logged_to() else None)
+        self._lost = 0
         self._folding = folding or Folding(time.monotonic())
         self._waiting: deque[AuditLine] = deque()
         self._in_doubt: tuple[Numbered, ...] = ()
         self._next: int | None = None
-        self._lost = 0
-        self._lost_told = 0
         self._enough = asyncio.Event()
         self._writing = asyncio.Lock()
         self._prune_at = 0.0
@@ -202,21 +194,15 @@ class AuditLog:
 
     def told(self, uid: int, user: str, what: str, container: str, text: str) -> None:
         """Write a line about a user's container that the daemon found by itself; ``what`` names the event."""
-        origin, said = Origin(), bounded(text, MAX_TEXT)
-        self.take(AuditLine(time.time(), uid, user, origin, "FOUND", what, container, code=what, text=said))
+        self.take(line_now(uid, user, "FOUND", what, container=container, status=0, code=what, text=text))
 
     def told_of_reload(self, error: GpushareError | None = None) -> None:
         """The configuration, and with it who may do what, was read anew, or is not as it should be.
 
         A signal does not tell its sender, who is root, or the user as whom the daemon runs.
         """
-        line = AuditLine(
-            time.time(), 0, "root", Origin(), "SIGHUP", "configuration", status=OK, text="reloaded"
-        )
-        if error is not None:
-            text = bounded(f"not reloaded, the old one stays: {error}", MAX_TEXT)
-            line = replace(line, status=http_status(error), code=error.code, text=text)
-        self.take(line)
+        text = "reloaded" if error is None else f"not reloaded, the old one stays: {error}"
+        self.take(line_now(0, "root", "SIGHUP", "configuration", text=text, error=error))
 
     async def run(self) -> None:
         while True:
@@ -273,9 +259,10 @@ class AuditLog:
     async def _write_all(self) -> None:
         if self._next is None:
             self._next = await self._file.newest() + 1
-        if lost := self._lost + self._folding.lost - self._lost_told:
-            self._waiting.append(_of_lost(lost))
-            self._lost_told += lost
+        if self._lines_lost:
+            text = f"{self._lines_lost} lines before this one were lost: the audit could not be written"
+            self._waiting.append(line_now(0, "gpushared", "LOST", "audit", status=0, text=text))
+            self._lost = self._folding.lost = 0
         while self._in_doubt or self._waiting:
             # Numbers are given once: a batch that may or may not be there is written again as it was.
             batch = self._in_doubt or self._numbered()
@@ -302,10 +289,9 @@ class AuditLog:
 
     def _told(self, error: str) -> str:
         waiting = len(self._waiting) + len(self._in_doubt)
-        lost = self._lost + self._folding.lost - self._lost_told
-        return f"the audit is behind: {error}; {waiting} lines wait" + (f", {lost} are lost" if lost else "")
+        lost = f", {self._lines_lost} are lost" if self._lines_lost else ""
+        return f"the audit is behind: {error}; {waiting} lines wait{lost}"
 
-
-def _of_lost(count: int) -> AuditLine:
-    text = f"{count} lines before this one were lost: the audit could not be written"
-    return AuditLine(time.time(), 0, "gpushared", Origin(), "LOST", "audit", text=text)
+    @property
+    def _lines_lost(self) -> int:
+        return self._lost + self._folding.lost

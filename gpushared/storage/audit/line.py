@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_ENDPOINT = 256
+from gpushared.domain.model.errors import GpushareError, http_status
+
 MAX_NAME = 128
 MAX_TEXT = 400
+_LENGTHS = {
+    "user": MAX_NAME,
+    "method": MAX_NAME,
+    "endpoint": 256,
+    "container": MAX_NAME,
+    "name": MAX_NAME,
+    "text": MAX_TEXT,
+}
 DIGESTED_BYTES = 4 * 1024 * 1024
 """So many bytes of a body are digested; a longer body is a stream, which nobody judges, without a digest."""
+FACTS = ("method", "endpoint", "container", "name", "digest", "status", "code", "text", "more")
+"""These fields of a line follow its origin; journald, the file and the API have them under these names."""
 CUT = "..."
+OK = 200
 NOBODY_HERE = -1
 """The uid stands for a caller without one on this machine: a person of a pool, a node, an address."""
 
@@ -34,7 +47,7 @@ UNKNOWN = Origin()
 class AuditLine:
     """Record a request that changes something, or that was refused.
 
-    Texts are printable and bounded, whatever they are made from. No field holds a body, a header or a query.
+    A line makes its texts printable and cuts them, whatever they come from. No field holds a body, a header or a query.
     """
 
     at: float
@@ -63,10 +76,37 @@ class AuditLine:
     more: int = 0
     """The line stands for so many more that are like it."""
 
+    def __post_init__(self) -> None:
+        for name, length in _LENGTHS.items():
+            object.__setattr__(self, name, bounded(getattr(self, name), length))
+
     @property
     def refused(self) -> bool:
         """Return True if the daemon refused the request."""
         return bool(self.code)
+
+
+def line_now(
+    uid: int,
+    user: str,
+    method: str,
+    endpoint: str,
+    *,
+    origin: Origin = UNKNOWN,
+    container: str = "",
+    name: str = "",
+    digest: str = "",
+    status: int = OK,
+    code: str = "",
+    text: str = "",
+    error: GpushareError | None = None,
+) -> AuditLine:
+    """Return a line of this moment. An error gives the status and the code, and its sentence if ``text`` is empty."""
+    if error is not None:
+        status, code, text = http_status(error), error.code, text or error.message
+    return AuditLine(
+        time.time(), uid, user, origin, method, endpoint, container, name, digest, status, code, text
+    )
 
 
 Sink = Callable[[AuditLine], None]
@@ -79,6 +119,8 @@ def ignore(_: AuditLine) -> None:
 
 def bounded(text: str, length: int) -> str:
     """Return the text as a line may hold it."""
+    if len(text) <= length and text.isprintable():
+        return text
     clean = "".join(c if c.isprintable() else "?" for c in text[: length + 1])
     return clean if len(clean) <= length else clean[: length - len(CUT)] + CUT
 

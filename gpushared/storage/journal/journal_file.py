@@ -178,7 +178,7 @@ class JournalFile(SqliteFile):
             for drained in [write.drained for write in writes if write.drained is not None][-1:]:
                 db.execute("DELETE FROM drained")
                 db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
-            save_projects(db, [write.standing for write in writes if write.standing is not None])
+            save_projects(db, [write.accounts for write in writes if write.accounts is not None])
             save_attempts(db, writes)
             self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
 

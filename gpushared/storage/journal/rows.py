@@ -10,7 +10,7 @@ from typing import Any
 
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.node_messages import Contact
-from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
+from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.ports import JournalWrite
 from gpushared.storage.records import from_json, to_json
@@ -36,7 +36,7 @@ def load_projects(db: sqlite3.Connection) -> ProjectAccounts:
     return ProjectAccounts(tuple(usage), dict(turns), set_up)
 
 
-def save_projects(db: sqlite3.Connection, changes: Iterable[StandingChange]) -> None:
+def save_projects(db: sqlite3.Connection, changes: Iterable[AccountsChange]) -> None:
     """Write the changes, in order."""
     for change in changes:
         db.executemany(_PUT_USAGE, change.usage)

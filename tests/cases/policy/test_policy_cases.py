@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
-from gpushared.domain.model.lease import Grant, Lease, LeaseId, Queued, Reserved
+from gpushared.domain.model.lease import Grant, Idleness, Lease, LeaseId, Queued, Reserved
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
 from gpushared.domain.model.units import format_share, parse_duration
 from gpushared.domain.scheduling.host_capacity import RoomPlaces
@@ -210,7 +210,7 @@ def _holder(at: int, text: str, policy: Policy) -> RunningLease:
     lease = replace(
         lease, state=Reserved(grants, started, started), expires_at=None if limit is None else started + limit
     )
-    lease = replace(lease, lowered="lowered" in said)
+    lease = replace(lease, idleness=Idleness(is_preemptible="lowered" in said))
     lease = replace(lease, created_at=started - (parse_duration(said["waited"]) if "waited" in said else 0))
     steps = {"pause": PreemptionMode.PAUSE, "saves": PreemptionMode.NOTIFY}
     return RunningLease(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle, restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState, PoolStep
@@ -60,6 +61,7 @@ class Pool:
 
     def __init__(self, *nodes: str, rules: PoolRules = RULES, gpus: int = 1) -> None:
         self.now = START
+        self.snapshot = ClusterSnapshot()
         self.state: PoolState = restore(rules, epoch=1, now=self.now)
         self.step = PoolStep(self.state)
         for node in nodes:
@@ -67,7 +69,7 @@ class Pool:
             self.hello(node, gpus=gpus)
 
     def do(self, event: m.PoolEvent) -> PoolStep:
-        self.step = handle(self.state, event, self.now)
+        self.step = handle(self.state, event, self.now, self.snapshot)
         self.state = self.step.state
         return self.step
 

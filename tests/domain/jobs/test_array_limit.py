@@ -27,7 +27,7 @@ WORLDS = pytest.mark.parametrize(
     "pool",
     [
         pytest.param(lambda: Pool("a", "b", gpus=8), id="in a pool"),
-        pytest.param(lambda: Pool(HERE, gpus=8, rules=HERE_RULES), id="on a node's own book"),
+        pytest.param(lambda: Pool(HERE, gpus=8, rules=HERE_RULES), id="on a node's own jobs"),
     ],
 )
 

@@ -689,7 +689,7 @@ def test_beats_write_nothing() -> None:
     """However many there are."""
     pool = Pool("a")
     step = pool.beat("a")
-    assert (step.jobs, step.members, step.standing, step.instructions) == ((), (), None, ())
+    assert (step.jobs, step.members, step.accounts, step.instructions) == ((), (), None, ())
 
 
 def test_the_node_through_which_a_job_came_is_told_of_each_change_of_it() -> None:
@@ -701,7 +701,7 @@ def test_the_node_through_which_a_job_came_is_told_of_each_change_of_it() -> Non
     assert m.TellOrigin(J) in pool.step.instructions
 
 
-# --- a node's own book ---------------------------------------------------------------------------------
+# --- a node's own jobs ---------------------------------------------------------------------------------
 
 
 def test_in_a_nodes_own_book_everything_goes_into_the_nodes_queue_at_once() -> None:

@@ -22,7 +22,7 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.member import HeartbeatReport, Holding, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Place
-from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.domain.scheduling.pass_records import WaitReason
 from gpushared.domain.scheduling.projects import Policy, Project, Quota
 from tests.domain.jobs.pool_world import ADA, BOB, HALF, RULES, WHOLE, J, Pool, exited, gpus_of, held
@@ -192,7 +192,7 @@ def test_a_job_behind_others_that_ask_for_the_same_and_wait_needs_no_pass() -> N
 def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) -> None:
     """After whatever happened, and also after passes whose steps were dropped."""
     pool = Pool("a", "b", "c", gpus=2)
-    kept = pool.state.snapshot = ClusterSnapshot()
+    kept = pool.snapshot
     for at in range(40):
         _something(pool, seed * 1000 + at)
         now = pool.now
@@ -276,11 +276,36 @@ def _of_vision(node: str, owner: str = "ada") -> tuple[Holding, ...]:
     return (replace(held(node, 0, owner=owner), project="vision"),)
 
 
-def test_what_somebody_holds_counts_to_a_project_that_they_may_use() -> None:
+def _held_by_vision(pool: Pool) -> int:
+    """What counts as the project's, in the pass over a job that waits because it is too large."""
+    gpus = 5 + len(pool.state.jobs)
+    pool.submit(f"needs-{gpus}-gpus", replace(WHOLE, gpu_count=gpus), owner=BOB)
+    return int(pool.snapshot.roll.all("vision"))
+
+
+def test_what_somebody_holds_counts_to_a_project_that_they_may_use_and_to_no_limit() -> None:
+    """The limit of a pool counts the pool's jobs, whatever nodes give their own users."""
     pool = Pool("a", "b", rules=TABLE)
     pool.beat("a", holdings=_of_vision("a"))
-    pool.submit()
-    assert pool.where() == []
+    assert _held_by_vision(pool) == 1000
+    pool.submit(request=WHOLE)
+    assert pool.where() == ["b"]
+    pool.submit("j2")
+    assert pool.state.verdicts[LeaseId("j2")].text == "project vision holds 1 GPU; its limit is 1 GPU"
+
+
+def test_jobs_on_nodes_that_have_not_reported_count_to_a_limit() -> None:
+    """A coordinator that starts anew knows that they run there, and not what they hold."""
+    pool = Pool("a", "b", rules=TABLE)
+    node = pool.running(request=WHOLE)
+    pool.begin_anew()
+    pool.hello("b" if node == "a" else "a")
+    pool.wait(RULES.settle_seconds)
+    pool.submit("j2")
+    assert pool.state.verdicts[LeaseId("j2")].reason is WaitReason.PROJECT_LIMIT
+    pool.hello(node, pool.report(node, S.ENDED, ending=exited(0)))
+    pool.wait()
+    pool.is_now(Placing, "j2")
 
 
 @pytest.mark.parametrize(("node", "owner"), [("b", "ada"), ("a", "eve")], ids=["another realm", "not in it"])
@@ -295,13 +320,11 @@ def test_when_a_node_may_speak_for_another_realm_what_it_tells_counts_anew() -> 
     """Without another word of it; so where the table of users changes."""
     pool = Pool("a", "b", rules=TABLE)
     pool.beat("b", holdings=_of_vision("b"))
+    assert _held_by_vision(pool) == 0
     pool.do(m.NodeEnrolled(NodeName("b"), realms=("b", "lab")))
-    pool.submit()
-    assert pool.where() == []
+    assert _held_by_vision(pool) == 1000
     pool.state.rules = replace(TABLE, principals={"ada": ("ada@a",)})
-    pool.state.stale = True
-    pool.wait()
-    assert pool.where() == ["a"]
+    assert _held_by_vision(pool) == 0
 
 
 def test_a_node_holds_no_gpus_but_its_own_and_a_job_none_but_what_it_asked_for() -> None:
@@ -312,8 +335,7 @@ def test_a_node_holds_no_gpus_but_its_own_and_a_job_none_but_what_it_asked_for()
     key = pool.report("a", S.RUNNING).key
     grants = tuple(held("a", at % 4).grants[0] for at in range(100))
     pool.beat("a", holdings=(replace(held("a", 0), grants=grants, attempt=key),))
-    pool.wait()
-    assert pool.state.snapshot.roll.all("vision") == 1000
+    assert _held_by_vision(pool) == 1000
 
 
 def test_a_gpu_that_two_nodes_name_is_that_of_the_first_that_joined() -> None:

@@ -40,7 +40,7 @@ class Desk:
     """The node's book, which forgets nothing and is written at once."""
 
     def __init__(self) -> None:
-        self.book = AttemptLog()
+        self.attempt_log = AttemptLog()
         self.seen = Contact()
         self.orders: list[Order] = []
         self.looks = 0
@@ -59,25 +59,25 @@ class Desk:
         if self.refusal is not None:
             raise self.refusal
         self.orders.append(order)
-        taken = attempt_log.take(self.book, order, ADA, None, time.time())
-        self.book = taken.book
+        taken = attempt_log.take(self.attempt_log, order, ADA, None, time.time())
+        self.attempt_log = taken.attempt_log
         return taken.report
 
     def change(self, key: AttemptKey, state: AttemptState, ending: Ending | None = None) -> None:
-        self.book = attempt_log.changed(self.book, key, state, ending=ending, now=time.time())
+        self.attempt_log = attempt_log.changed(self.attempt_log, key, state, ending=ending, now=time.time())
 
     def reports(self) -> tuple[Report, ...]:
-        return attempt_log.reports(self.book)
+        return attempt_log.reports(self.attempt_log)
 
     def report(self, key: AttemptKey) -> Report | None:
-        record = self.book.get(key)
+        record = self.attempt_log.get(key)
         return None if record is None else attempt_log.report_of(record)
 
     def contact(self) -> Contact:
         return self.seen
 
     async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
-        self.book = attempt_log.heard(self.book, epoch)
+        self.attempt_log = attempt_log.heard(self.attempt_log, epoch)
         highest = Contact(max(epoch, self.seen.epoch), max(revision, self.seen.revision), "boot", sent_at)
         self.seen = highest
 

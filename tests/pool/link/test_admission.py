@@ -88,7 +88,7 @@ async def test_a_node_that_is_shut_out_loses_its_stream(coordinator: Coordinator
     async with node.running():
         await node.connected()
         coordinator.trust.ledger.revoke(N1, "root", 0.0)
-        coordinator.trust.standing.look_again(0.0)
+        coordinator.trust.certificate_status.look_again(0.0)
         await node.until(lambda link: not link.connected)
         assert "was revoked" in node.link.state.last_error
         node.link.hurry()
@@ -177,7 +177,7 @@ async def test_what_no_machine_can_have_is_refused_with_a_sentence(
 async def test_a_link_that_does_not_begin_with_a_hello_is_refused(coordinator: Coordinator) -> None:
     async with stream(coordinator, coordinator.enrol(N1)) as call:
         await call.write(link_pb2.Up(beat=link_pb2.Beat(seq=1)))
-        assert "not a hello" in (await answer(call)).refuse.message
+        assert "not a registration" in (await answer(call)).refuse.message
 
 
 @pytest.mark.parametrize("more", [-1, bounds.MAX_HELLO_REPORTS + 1])

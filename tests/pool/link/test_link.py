@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -24,8 +25,9 @@ from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Request
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.coordinator.node_stream import MAX_WAITING
+from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Dial
-from gpushared.pool.member.link_session import Timing
+from gpushared.pool.member.link_session import Session, Timing
 from tests.pool.link.coordinator import Coordinator, Machine
 from tests.pool.link.member import Node, spec
 from tests.pool.link.proxy import Proxy
@@ -186,6 +188,29 @@ async def test_a_node_is_told_of_its_drain_at_once_and_at_each_hello(coordinator
         again = await told.get()
     assert (first.by, first.reason) == ("root", "a new fan")
     assert again == first
+
+
+async def test_an_older_node_is_freed_from_its_shares_of_the_pools_limits(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would bound its own leases by them for ever; it goes by messages of a higher revision only."""
+    node = member_of(coordinator)
+    report = json.loads(codec.free_bytes(HeartbeatReport()))
+    older = json.dumps({**report, "allowed": {"revision": 7, "wants": []}}).encode()
+    monkeypatch.setattr(codec, "free_bytes", lambda _: older)
+    heard: asyncio.Queue[link_pb2.Down] = asyncio.Queue()
+    read = Session._heard
+
+    async def hear(session: Session, message: link_pb2.Down) -> None:
+        heard.put_nowait(message)
+        await read(session, message)
+
+    monkeypatch.setattr(Session, "_heard", hear)
+    async with node.running():
+        await node.connected()
+        while (message := await heard.get()).WhichOneof("what") != "allowance":
+            pass
+        assert message.allowance == link_pb2.Allowance(revision=8)
 
 
 async def test_clocks_that_are_too_far_apart_are_told_with_the_difference(

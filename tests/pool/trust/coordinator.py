@@ -100,7 +100,9 @@ class Link(link_pb2_grpc.NodeLinkServicer):
     ) -> AsyncIterator[link_pb2.Down]:
         try:
             certificate = self._trust.callers.node_of(context)
-            with self._trust.standing.watching(self._trust.standing.judge(certificate)) as gone:
+            with self._trust.certificate_status.watching(
+                self._trust.certificate_status.judge(certificate)
+            ) as gone:
                 yield link_pb2.Down(welcome=link_pb2.Welcome(pool=certificate.node))
                 raise await gone
         except GpushareError as error:

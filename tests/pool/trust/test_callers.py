@@ -406,7 +406,7 @@ async def test_an_open_stream_ends_when_its_token_counts_no_more(pool: Coordinat
         assert (await within(stream.read())).owner == "bob"
         if how == "revoked":
             await pool.trust.api_tokens.revoke(token.split("_")[1], pool.clock())
-        pool.trust.standing.look_again(pool.clock() + (0 if how == "revoked" else DAY))
+        pool.trust.certificate_status.look_again(pool.clock() + (0 if how == "revoked" else DAY))
         error = await refusal(stream.read())
         assert isinstance(error, PermissionRefused)
         assert how in error.message
@@ -422,7 +422,7 @@ async def test_a_call_that_waits_ends_when_its_token_counts_no_more(pool: Coordi
         await within(pool.jobs.waits.wait())
         if how == "revoked":
             await pool.trust.api_tokens.revoke(token.split("_")[1], pool.clock())
-        pool.trust.standing.look_again(pool.clock() + (DAY if how == "expired" else 0))
+        pool.trust.certificate_status.look_again(pool.clock() + (DAY if how == "expired" else 0))
         pool.jobs.may_answer.set()
         if how == "answered":
             assert (await within(call)).owner == "bob"
@@ -430,7 +430,7 @@ async def test_a_call_that_waits_ends_when_its_token_counts_no_more(pool: Coordi
             error = await refusal(call)
             assert isinstance(error, PermissionRefused)
             assert how in error.message
-    assert pool.trust.standing._open == {}
+    assert pool.trust.certificate_status._open == {}
 
 
 async def test_a_stream_of_a_token_that_counts_ends_by_itself(pool: Coordinator) -> None:
@@ -439,7 +439,7 @@ async def test_a_stream_of_a_token_that_counts_ends_by_itself(pool: Coordinator)
         watch = jobs_pb2_grpc.JobsStub(channel).Watch
         stream = watch(jobs_pb2.JobRef(job_id="over"), metadata=(bearer(token),))
         assert [job.owner async for job in stream] == ["bob"]
-    assert pool.trust.standing._open == {}
+    assert pool.trust.certificate_status._open == {}
 
 
 async def test_a_stream_is_refused_as_a_call_is(pool: Coordinator) -> None:

@@ -75,7 +75,7 @@ async def test_whoever_serves_the_link_is_told_once_which_node_fell(
     pem = node.membership.certificate.encode()
     assert pool.trust.guard.node_of({"x509_pem_cert": [pem]}) == "ws3"
     await pool.expel("ws3")
-    pool.trust.standing.look_again(pool.clock())
+    pool.trust.certificate_status.look_again(pool.clock())
     assert told == [("ws3", "the certificate of node ws3 was revoked")]
 
 
@@ -85,10 +85,10 @@ async def test_a_revocation_holds_over_a_restart_and_ends_when_the_node_joins_ag
         await pool.expel("ws3")
     async with coordinator(tmp_path / "coordinator") as pool:
         with pytest.raises(PermissionRefused, match="was revoked"):
-            pool.trust.standing.check(node.membership.facts, pool.clock())  # type: ignore[union-attr]
+            pool.trust.certificate_status.check(node.membership.facts, pool.clock())  # type: ignore[union-attr]
         assert pool.members() == {}
         back = await member(pool, tmp_path / "again", "ws3")
-        pool.trust.standing.check(back.membership.facts, pool.clock())  # type: ignore[union-attr]
+        pool.trust.certificate_status.check(back.membership.facts, pool.clock())  # type: ignore[union-attr]
 
 
 async def test_an_expired_certificate_does_not_get_through_tls(pool: Coordinator, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_an_open_stream_ends_two_minutes_after_its_certificate(
     assert node.membership is not None
     stream = Stream(pool, node.credentials())
     await stream.open()
-    pool.trust.standing.look_again(node.membership.facts.expires_at + seconds)
+    pool.trust.certificate_status.look_again(node.membership.facts.expires_at + seconds)
     if open_still:
         assert stream.is_open
     else:

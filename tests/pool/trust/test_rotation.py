@@ -81,7 +81,7 @@ async def test_streams_stay_open_between_the_two_steps(pool: Coordinator, tmp_pa
     await stream.open()
     await pool.trust.begin_rotation()
     await node.renew()
-    pool.trust.standing.look_again(pool.clock())
+    pool.trust.certificate_status.look_again(pool.clock())
     assert stream.is_open
     newer = Stream(pool, node.credentials())
     assert await newer.open() == "ws3"
@@ -125,7 +125,7 @@ async def test_a_node_that_missed_both_steps_is_refused(pool: Coordinator, tmp_p
     await stream.ended()
     await stream.close()
     with pytest.raises(PermissionRefused):
-        pool.trust.standing.check(node.membership.facts, pool.clock())  # type: ignore[union-attr]
+        pool.trust.certificate_status.check(node.membership.facts, pool.clock())  # type: ignore[union-attr]
 
 
 async def test_the_two_steps_come_one_after_the_other(pool: Coordinator) -> None:

@@ -92,7 +92,7 @@ class HonestNode:
         )
         self._call = link_pb2_grpc.NodeLinkStub(self._channel).Connect()
         self._beat = self._acknowledged = 0
-        for message in codec.hello_messages(self._hello(), self._lease_service.reports()):
+        for message in codec.registration_messages(self._hello(), self._lease_service.reports()):
             await self._say(message)
         answer = await self._call.read()
         if not isinstance(answer, link_pb2.Down) or not answer.HasField("welcome"):

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gpushared.api.v1 import audit_pb2, jobs_pb2, leases_pb2, link_pb2, pool_pb2
 from gpushared.client.pipeline import JobRequest, Pool
-from gpushared.client.pipeline.common import JobWarning
+from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, request_digest
 from gpushared.pool.trust.people import coordinator_host

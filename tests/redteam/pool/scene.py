@@ -209,7 +209,7 @@ class Member:
                 free=codec.free_bytes(free or HeartbeatReport()),
                 seen_revision=seen_revision,
             )
-            for message in codec.hello_messages(hello, reports):
+            for message in codec.registration_messages(hello, reports):
                 await link.call.write(message)
             first = await asyncio.wait_for(link.call.read(), 4 * SECONDS)
             assert isinstance(first, link_pb2.Down)

@@ -16,7 +16,7 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2, pool_pb2
 from gpushared.client.pipeline import JobRequest, Pool
-from gpushared.client.pipeline.common import JobWarning
+from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.pool.coordinator.connections import ConnectionBounds, bounds_here
 from gpushared.pool.trust.callers import CALLS_OF_A_PRINCIPAL
 from gpushared.pool.trust.people import coordinator_host

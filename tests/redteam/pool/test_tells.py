@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from gpushared.client.pipeline import JobRequest
-from gpushared.client.pipeline.common import JobWarning
+from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.jobs.protocol import CancelPart, Place, Report

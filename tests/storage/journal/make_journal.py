@@ -25,9 +25,11 @@ from gpushared.domain.model.lease import (
     Finished,
     Grant,
     Idle,
+    Idleness,
     JobId,
     Lease,
     LeaseId,
+    LeasePreemption,
     LeaseState,
     MemoryWall,
     NeverClaimed,
@@ -50,7 +52,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import Caller, Isolation, LeaseClass, Request
-from gpushared.domain.scheduling.project_accounts import ProjectAccounts, StandingChange
+from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.ports import JournalWrite
 from gpushared.storage.journal import SqliteJournal
@@ -139,14 +141,15 @@ def full_lease(sequence: int, state: LeaseState) -> Lease:
         held_by_admin=True,
         project="vision",
         held_since=12.25,
-        served_seconds=3600.5,
-        behind=(LeaseId("l-1"),),
-        promised=Promised(GRANTS, (LeaseId("l-4"),), "it is guaranteed"),
-        requeues=True,
-        preemptions=2,
+        preemption=LeasePreemption(
+            count=2,
+            served_seconds=3600.5,
+            requeues=True,
+            behind=(LeaseId("l-1"),),
+            promised=Promised(GRANTS, (LeaseId("l-4"),), "it is guaranteed"),
+        ),
         notice=Notice(NoticeKind.PREEMPTED, 60.0, "it gives way"),
-        idle_since=8.0,
-        lowered=True,
+        idleness=Idleness(since=8.0, is_preemptible=True),
         attempt=AttemptKey(JobId("k7f3k2m9qa_7"), 2),
         coordinator="lab",
     )
@@ -199,7 +202,7 @@ async def make(path: Path) -> None:
     leases = tuple(full_lease(number, state) for number, state in enumerate(states, start=1))
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
-    change = StandingChange(STANDING.usage, STANDING.turns, STANDING.projects)
+    change = AccountsChange(STANDING.usage, STANDING.turns, STANDING.projects)
     write = JournalWrite(leases, entries, 50, DRAINED, change, ATTEMPTS, CONTACTS)
     await journal.commit([write])
     await journal.close()

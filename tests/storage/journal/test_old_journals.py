@@ -99,7 +99,8 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
     journal = SqliteJournal(old)
     suspending, suspended, _, requeued = (await journal.load()).leases[-4:]
     await journal.close()
-    full = replace(full_lease(suspending.sequence, NEWER_STATES[0]), served_seconds=0.0)
+    full = full_lease(suspending.sequence, NEWER_STATES[0])
+    full = replace(full, preemption=replace(full.preemption, served_seconds=0.0))
     assert suspending == (full if version_of(old) >= JOBS else replace(full, attempt=None, coordinator=""))
     assert isinstance(suspended.state, Suspended)
     assert (suspended.state.held, suspended.state.left_seconds, suspended.state.wanted) == (
@@ -108,17 +109,17 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
         True,
     )
     assert isinstance(requeued.state, Requeued)
-    assert (requeued.state.place, requeued.project, requeued.preemptions) == (4, "vision", 2)
-    assert requeued.promised is not None
-    assert requeued.promised.victims == ("l-4",)
+    assert (requeued.state.place, requeued.project, requeued.preemption.count) == (4, "vision", 2)
+    assert requeued.preemption.promised is not None
+    assert requeued.preemption.promised.victims == ("l-4",)
 
 
 async def test_projects_stand_as_they_did(old: Path) -> None:
     """What they used, their turns, and those that were set; before version 3 there were none."""
     journal = SqliteJournal(old)
-    standing = (await journal.load()).standing
+    accounts = (await journal.load()).accounts
     await journal.close()
-    assert standing == (STANDING if version_of(old) >= GIVING_WAY else ProjectAccounts())
+    assert accounts == (STANDING if version_of(old) >= GIVING_WAY else ProjectAccounts())
 
 
 async def test_attempts_and_coordinators_are_as_they_were(old: Path) -> None:

@@ -41,7 +41,6 @@ class Reason(StrEnum):
     FIXED_QUOTA = "fixed_quota"
     PROJECT_QUOTA = "project_quota"
     PROJECT_LIMIT = "project_limit"
-    POOL_ALLOWANCE = "pool_allowance"
     PREEMPTING = "preempting"
 
 

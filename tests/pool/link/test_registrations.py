@@ -16,14 +16,14 @@ from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.jobs.staleness_claims import refused
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.coordinator.registrations import HelloBounds, Hellos
+from gpushared.pool.coordinator.registrations import RegistrationBounds, Registrations
 from gpushared.pool.link import codec
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
 
 N1, N2 = "n1", "n2"
-BOUNDS = HelloBounds(long_bytes=200, long_at_once=1)
+BOUNDS = RegistrationBounds(long_bytes=200, long_at_once=1)
 REPORT = codec.report_bytes(Report(AttemptKey(JobId("0123456789"), 1), AttemptState.RUNNING, 1))
 
 
@@ -33,7 +33,7 @@ def new_coordinator(tmp_path: Path) -> Coordinator:
     return Coordinator(tmp_path / "pool")
 
 
-def bounded(coordinator: Coordinator, bounds: HelloBounds) -> Troubles:
+def bounded(coordinator: Coordinator, bounds: RegistrationBounds) -> Troubles:
     """Serve links within these bounds; the troubles that are told."""
     troubles = Troubles()
     coordinator.link = LinkService(
@@ -42,7 +42,7 @@ def bounded(coordinator: Coordinator, bounds: HelloBounds) -> Troubles:
         coordinator.jobs,
         beat=lambda _: coordinator.beat_seconds,
         troubles=troubles,
-        hellos=Hellos(bounds),
+        registrations=Registrations(bounds),
     )
     return troubles
 
@@ -86,12 +86,12 @@ async def test_a_node_says_few_hellos_at_a_time(new_coordinator: Coordinator) ->
             await first.write(hello(N1, more=50))
             for message in reports(20):
                 await first.write(message)
-            await new_coordinator.link.hellos.long_one(NodeName(N1))
+            await new_coordinator.link.registrations.long_one(NodeName(N1))
             refusal = (await first_answer(new_coordinator, mine, hello(N1).hello)).refuse
-            assert "1 hellos at a time" in refusal.message
+            assert "1 registrations at a time" in refusal.message
 
 
-async def test_a_node_says_one_long_hello_at_a_time(new_coordinator: Coordinator) -> None:
+async def test_a_node_sends_one_long_registration_at_a_time(new_coordinator: Coordinator) -> None:
     """It holds what was read in memory; short ones of others are read meanwhile."""
     bounded(new_coordinator, replace(BOUNDS, at_once=2))
     async with new_coordinator.serving():
@@ -100,12 +100,12 @@ async def test_a_node_says_one_long_hello_at_a_time(new_coordinator: Coordinator
             await first.write(hello(N1, more=50))
             for message in reports(20):
                 await first.write(message)
-            await new_coordinator.link.hellos.long_one(NodeName(N1))
+            await new_coordinator.link.registrations.long_one(NodeName(N1))
             async with stream(new_coordinator, mine) as second:
                 await second.write(hello(N1, more=50))
                 for message in reports(20):
                     await second.write(message)
-                assert "another long hello of node n1" in (await answer(second)).refuse.message
+                assert "another long registration of node n1" in (await answer(second)).refuse.message
             assert (await first_answer(new_coordinator, other, hello(N2).hello)).HasField("welcome")
             for message in reports(30):
                 await first.write(message)
@@ -120,7 +120,7 @@ async def test_a_long_hello_waits_until_the_one_before_is_taken(new_coordinator:
             await first.write(hello(N1, more=50))
             for message in reports(20):
                 await first.write(message)
-            await new_coordinator.link.hellos.long_one(NodeName(N1))
+            await new_coordinator.link.registrations.long_one(NodeName(N1))
             await second.write(hello(N2, more=50))
             for message in reports(50):
                 await second.write(message)
@@ -165,7 +165,7 @@ async def test_of_what_a_hello_tells_of_its_jobs_no_more_is_kept_than_can_be_the
             Report(AttemptKey(JobId(f"{number:010}"), 1), AttemptState.RUNNING, number, spec=large)
             for number in range(9)
         ]
-        for message in codec.hello_messages(hello(N1).hello, told):
+        for message in codec.registration_messages(hello(N1).hello, told):
             await call.write(message)
         assert (await answer(call)).HasField("welcome")
     (event,) = (one for one in new_coordinator.machine.events if isinstance(one, NodeRegistered))

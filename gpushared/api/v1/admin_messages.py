@@ -1,0 +1,192 @@
+"""Generated from proto/ by scripts/proto; do not edit."""
+
+from __future__ import annotations
+
+from gpushared.api.message import Message, Time
+
+
+class AuditLine(Message):
+    """An audit line tells of one request."""
+
+    number: int = 0
+    # Unix seconds.
+    at: float = 0.0
+    uid: int = 0
+    user: str = ""
+    # The process that opened the connection, and its program then; 0 and empty where it was gone already.
+    pid: int = 0
+    executable: str = ""
+    # POST, DELETE...; CALL for the daemon's own API.
+    method: str = ""
+    # The judged path without version and query, or the call's name.
+    endpoint: str = ""
+    # The container's full id.
+    container: str = ""
+    # What the request named.
+    name: str = ""
+    # SHA-256 of the body as it went on, or as it was read where it was refused.
+    digest: str = ""
+    # Of the answer; 0 = there was none.
+    status: int = 0
+    # Where the daemon refused: invalid_argument, permission_denied...; not-http, framing... for what is no
+    # proper request (docs/reference/reasons.md).
+    code: str = ""
+    # The refusal's sentence.
+    text: str = ""
+    # How many more like it this line stands for.
+    more: int = 0
+
+
+class AuditPage(Message):
+    """Hold the answer of ``Audit.List``."""
+
+    lines: tuple[AuditLine, ...] = ()
+    # The number of the newest line that was looked at: what the next page's "after" is.
+    newest: int = 0
+    # What is wrong with the audit itself; empty if nothing.
+    trouble: str = ""
+    simulated: bool = False
+
+
+class PolicyFinding(Message):
+    """A finding judges one field of a create body."""
+
+    # Of the create body, as "HostConfig.IpcMode"; empty = the body as a whole.
+    field: str = ""
+    # The option of docker run that sets it, where there is one.
+    option: str = ""
+    # allowed, set, dropped, refused
+    verdict: str = ""
+    # In JSON, empty where nothing was said.
+    asked: str = ""
+    # In JSON, empty where nothing is sent.
+    given: str = ""
+    why: str = ""
+    hint: str = ""
+    # Refused by what the engine and the system say at this moment, such as a directory that is missing.
+    may_change: bool = False
+
+
+class PolicyExplanation(Message):
+    """Hold the answer of ``Policy.Explain``."""
+
+    # Whether the container would be created.
+    passes: bool = False
+    findings: tuple[PolicyFinding, ...] = ()
+    # Whether the caller's containers are judged at all.
+    judged: bool = False
+    # open, lab, strict
+    preset: str = ""
+
+
+class PolicyRule(Message):
+    """A rule is one key below [gate]."""
+
+    # The key below [gate].
+    name: str = ""
+    # As TOML.
+    value: str = ""
+    # "preset lab", "configuration", "default"
+    origin: str = ""
+    meaning: str = ""
+
+
+class PolicyRules(Message):
+    """Hold the answer of ``Policy.Show``."""
+
+    # open, lab, strict
+    preset: str = ""
+    rules: tuple[PolicyRule, ...] = ()
+    # Whether the caller's containers are judged at all.
+    judged: bool = False
+
+
+class JoinToken(Message):
+    """A join token lets one machine become a node."""
+
+    # Shown once.
+    token: str = ""
+    id: str = ""
+    expires_at: float = 0.0
+    node: str = ""
+    used_by: str = ""
+    realms: tuple[str, ...] = ()
+    created_at: float = 0.0
+    # 0 = not yet.
+    used_at: Time = None
+    revoked: bool = False
+    made_by: str = ""
+
+
+class ListJoinTokensResponse(Message):
+    """Hold the answer of ``PoolAdmin.ListJoinTokens``."""
+
+    tokens: tuple[JoinToken, ...] = ()
+
+
+class ApiToken(Message):
+    """An API token speaks for a person."""
+
+    # Shown once.
+    token: str = ""
+    id: str = ""
+    person: str = ""
+    scopes: tuple[str, ...] = ()
+    expires_at: float = 0.0
+    created_at: float = 0.0
+    used_at: Time = None
+    description: str = ""
+    revoked: bool = False
+    made_by: str = ""
+
+
+class ListApiTokensResponse(Message):
+    """Hold the answer of ``PoolAdmin.ListApiTokens``."""
+
+    tokens: tuple[ApiToken, ...] = ()
+
+
+class Revoked(Message):
+    """A sentence tells people what was revoked."""
+
+    sentence: str = ""
+
+
+class NodeAnswer(Message):
+    """Sentences tell people what was done about a node."""
+
+    sentences: tuple[str, ...] = ()
+
+
+class RotateCaAnswer(Message):
+    """Sentences tell people what was done, and what is next."""
+
+    sentences: tuple[str, ...] = ()
+
+
+class Trust(Message):
+    """These certificates are the pool's trust anchors."""
+
+    pool: str = ""
+    # Certificates in PEM, all of which are trusted now.
+    anchors: str = ""
+    generation: int = 0
+    # The coordinator's clock.
+    now: float = 0.0
+
+
+class PoolStatus(Message):
+    """The coordinator is in this state."""
+
+    pool: str = ""
+    version: str = ""
+    epoch: int = 0
+    revision: int = 0
+    # normal, settling, recovering
+    phase: str = ""
+    awaited_nodes: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+    nodes: int = 0
+    queued: int = 0
+    running: int = 0
+    started_at: Time = None
