@@ -25,6 +25,7 @@ from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
 from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName
+from gpushared.domain.scheduling.queue_order import shared
 
 NEVER = float("inf")
 GPU_BYTES = 80_000 * MIB
@@ -263,14 +264,16 @@ def new_job(
 ) -> Job:
     """A job that asks for parts of one GPU or for whole ones, with CPU and memory of the host."""
     whole = permille >= 1000
-    request = Request(
-        gpu_count=gpus,
-        compute_permille=1000 if whole else permille,
-        memory_permille=1000 if whole else permille,
-        isolation=Isolation.EXCLUSIVE if whole else Isolation.SHARED,
-        lease_class=lease_class,
-        host_cpu_milli=cpu_milli,
-        host_memory_bytes=memory_bytes,
+    request = shared(
+        Request(
+            gpu_count=gpus,
+            compute_permille=1000 if whole else permille,
+            memory_permille=1000 if whole else permille,
+            isolation=Isolation.EXCLUSIVE if whole else Isolation.SHARED,
+            lease_class=lease_class,
+            host_cpu_milli=cpu_milli,
+            host_memory_bytes=memory_bytes,
+        )
     )
     identity = LeaseId(f"l-{number:06d}")
     lease = Lease(identity, number, request, 1000, group, submitted, Queued(submitted), identity)

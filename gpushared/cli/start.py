@@ -11,7 +11,7 @@ from functools import partial
 
 from gpushared.cli import docker_cli, lease_values
 from gpushared.cli.docker_args import RUN, OurOptions, RunWords, are_plain, refuse_ways_around, warnings
-from gpushared.cli.errors import UsageError, say, wrong_values
+from gpushared.cli.errors import UsageError, say, whole_number, wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.waiting import Interrupted, Progress, QueueWait
 from gpushared.client import Client
@@ -42,7 +42,7 @@ NOT_IN_A_POOL = (
 
 
 class Prepared:
-    """A run whose words make sense on a machine that has docker; nothing is held yet."""
+    """Hold a run whose words make sense on a machine that has docker; nothing is leased yet."""
 
     def __init__(self, words: RunWords) -> None:
         self.words = words
@@ -59,7 +59,7 @@ class Prepared:
         self._captured: Captured | None = None
 
     def refusal(self) -> int:
-        """The exit code of docker where docker refuses the words, else 0; docker has said why then.
+        """Return docker's exit code if docker refuses the words, and has said why; else 0.
 
         Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
         """
@@ -109,7 +109,7 @@ class Prepared:
 
 
 def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Captured | None]:
-    """The exit code of docker where docker refuses the words, which docker says itself then; else 0.
+    """Return docker's exit code if docker refuses the words, and says so itself; else 0.
 
     With what docker would create, where docker has read the words.
     """
@@ -157,7 +157,7 @@ def check_privileges(client: Client, words: RunWords) -> None:
     if not asked:
         return
     if may_go_elsewhere(client, words):
-        raise PermissionRefused(f"--{asked[0]} is given to no container of a pool", hint="leave it out")
+        raise PermissionRefused(f"--{asked[0]} is not allowed for a container of a pool", hint="leave it out")
     if "privileged" not in asked:
         return  # what becomes of the others is asked once docker has read all of the words
     body = json.dumps({"Image": words.image, "HostConfig": {"Privileged": True}}).encode()
@@ -166,7 +166,7 @@ def check_privileges(client: Client, words: RunWords) -> None:
             if one.field == PRIVILEGED and one.verdict == "refused":
                 # The gate's own hint names --gpus, which `gpushare run` refuses.
                 raise PermissionRefused(
-                    "--privileged is not given to you on this node",
+                    "you may not use --privileged on this node",
                     hint="GPUs need no privileges here: leave it out",
                 )
     say("warning: --privileged lets the container reach every GPU of this machine, whatever its lease says")
@@ -241,13 +241,7 @@ def _priority(text: str) -> int:
         return 0
     from gpushared.domain.model.request import MAX_PRIORITY
 
-    try:
-        priority = int(text)
-    except ValueError:
-        priority = MAX_PRIORITY + 1
-    if abs(priority) > MAX_PRIORITY:
-        raise UsageError(f"--priority {text[:40]!r} is no priority", hint="give a whole number, -100 to 100")
-    return priority
+    return whole_number("--priority", text, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 _READERS: Mapping[str, Callable[[str], object]] = {
@@ -267,9 +261,7 @@ def _restarts(words: RunWords) -> int:
     text = words.ours.get("restart-on-fault", "")
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--restart-on-fault {text[:40]!r} is no number", hint="give 0 to 100")
-    number = int(text[:9])
+    number = whole_number("--restart-on-fault", text, 0, 100)
     if number and words.is_set("rm"):
         raise UsageError(
             "conflicting options: --restart-on-fault and --rm",

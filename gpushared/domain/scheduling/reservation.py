@@ -34,7 +34,7 @@ from heapq import nsmallest
 from operator import itemgetter
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.model.lease import Lease, LeaseId
+from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.holder_index import HolderIndex
@@ -91,45 +91,66 @@ def soonest(
 
     None if the request does not fit even when all leases have left.
     """
-    best: tuple[float, int, int] | None = None
+    best: tuple[float, int] | None = None
     gpus: frozenset[GpuId] = frozenset()
-    for at, (host, not_before) in enumerate(_promising(lease, request, index, places, now)):
+    need = min((_compute_on(request, gpu) for gpu in places.models().values()), default=0)
+    for host, not_before in _promising(lease, request, index, places, now):
         if best is not None and best[0] < not_before:
             continue
-        found = _soonest_on(host, lease, request, index, places, closed, now)
-        if found is None:
-            continue
-        start, lacking, chosen = found
-        if best is None or (start, lacking, at) < best:
-            best, gpus = (start, lacking, at), chosen
+        leaving = _in_order_of_end(index, host, lease, now)
+        lacking = need - len(places.gpus_of(host)) * WHOLE_PERMILLE + index.load(host)
+        least = _least_to_end(leaving, lacking)
+        if best is not None and best <= (_end(leaving, least, now), lacking):
+            continue  # the first host of those that are as good
+        found = _soonest_on(host, leaving, least, request, places, closed, now)
+        if found is not None and (best is None or found[:2] < best):
+            best, gpus = found[:2], found[2]
     return None if best is None else (gpus, best[0])
 
 
 def _soonest_on(
     host: str,
-    lease: LeaseId,
+    leaving: Sequence[tuple[float, Lease]],
+    least: int,
     request: Request,
-    index: HostIndex,
     places: CapacityPort,
     closed: Collection[GpuId],
     now: float,
 ) -> tuple[float, int, frozenset[GpuId]] | None:
-    """Return when the request fits here, how much (permille) must end before, and where."""
-    leaving = _in_order_of_end(index, host, lease, now)
+    """Return when the request fits here, how much (permille) must end before, and where.
+
+    ``least``: so many leases have to end at least.
+    """
     leases = [one for _, one in leaving]
+    placed: dict[int, tuple[Grant, ...]] = {}
 
     def fits(count: int) -> bool:
-        return bool(places.place(request, gone=leases[:count], closed=closed, host=host))
+        placed[count] = places.place(request, gone=leases[:count], closed=closed, host=host)
+        return bool(placed[count])
 
     if not fits(len(leases)):
         return None
-    count = bisect_left(range(len(leases)), x=True, key=fits)
-    grants = places.place(request, gone=leases[:count], closed=closed, host=host)
+    count = bisect_left(range(len(leases)), x=True, lo=least, key=fits)
+    grants = placed[count]
     chosen = frozenset(grant.gpu for grant in grants)
     lacking = sum(
         grant.compute_permille for one in leases[:count] for grant in one.grants if grant.gpu in chosen
     )
-    return (leaving[count - 1][0] if count else now), lacking, chosen
+    return _end(leaving, count, now), lacking, chosen
+
+
+def _least_to_end(leaving: Sequence[tuple[float, Lease]], lacking: int) -> int:
+    """Return how many of these leases have to end, in order, for so much compute (permille)."""
+    count = 0
+    while lacking > 0 and count < len(leaving):
+        lacking -= sum(grant.compute_permille for grant in leaving[count][1].grants)
+        count += 1
+    return count
+
+
+def _end(leaving: Sequence[tuple[float, Lease]], count: int, now: float) -> float:
+    """Return when the first leases, so many of them, have ended."""
+    return leaving[count - 1][0] if count else now
 
 
 def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) -> list[tuple[float, Lease]]:

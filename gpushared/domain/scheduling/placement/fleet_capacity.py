@@ -54,6 +54,9 @@ class FleetPlaces:
         closed: Collection[GpuId] = NOTHING,
         host: str | None = None,
     ) -> tuple[Grant, ...]:
+        if not gone:
+            answer = self._fleet.place(request, closed=closed, host=host)
+            return answer.grants if isinstance(answer, Placement) else ()
         mark = self._fleet.mark()
         self._fleet.give_all(lease.id for lease in gone)
         answer = self._fleet.place(request, closed=closed, host=host)

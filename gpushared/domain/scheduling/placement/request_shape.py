@@ -76,7 +76,7 @@ class Need:
         ``placement.refuse`` is the rule; the code below it is the rule's common case.
         """
         gpu = room.gpu
-        if self.models and gpu.name not in self.models:
+        if (self.models and gpu.name not in self.models) or (self.whole and room.leases):
             return False
         if not self.plain or gpu.exclusive_process or gpu.split or gpu.parent is not None:
             return refuse(self.request, room) is None
