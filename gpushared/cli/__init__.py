@@ -1,1 +1,1 @@
-"""The command line: one file a command, each loaded only when it is used."""
+"""Hold the command line: one file a command, each loaded only when it is used."""

@@ -1,4 +1,4 @@
-"""``gpushare audit``: who changed what, and who was refused what."""
+"""Serve ``gpushare audit``: show who changed what, and who was refused what."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def _followed(client: Client, options: Options) -> Iterator[Screen]:
 
 LISTING = Listing(
     name="audit",
-    details="""One line for each request that changed something or was refused, the newest last. Root and
-trusted groups see all of them, others their own. No line holds a body, only its SHA-256.
+    details="""There is a line for each request that changed something or was refused, the newest last. Root
+and trusted groups see all lines, others their own. No line holds a body, only its SHA-256.
 
 \b
 Examples:
@@ -170,12 +170,16 @@ Examples:
     ),
     fetch=fetch,
     own=(
-        Own(("--user",), "Only this user's lines: a name or a uid.", "USER"),
-        Own(("--since",), "Only from then on: 2h (ago), 22:00, 2026-11-20.", "TIME"),
-        Own(("--refused",), "Only what was refused."),
-        Own(("--container",), "Only about this container, by name or id, or image, lease, GPU.", "NAME"),
-        Own(("--pool",), "Those of the pool's coordinator, on its machine, for its administrators."),
-        Own(("--limit",), f"How many lines at most.  [default: {LIMIT}]", "N"),
+        Own(("--user",), "Show only this user's lines: a name or a uid.", "USER"),
+        Own(("--since",), "Show only lines from then on: 2h (ago), 22:00, 2026-11-20.", "TIME"),
+        Own(("--refused",), "Show only what was refused."),
+        Own(
+            ("--container",),
+            "Show only lines about this container (name or id), image, lease or GPU.",
+            "NAME",
+        ),
+        Own(("--pool",), "Show the coordinator's audit, on its machine, to its administrators."),
+        Own(("--limit",), f"Show at most so many lines.  [default: {LIMIT}]", "N"),
     ),
 )
 
@@ -194,8 +198,12 @@ def _command() -> click.Command:
 
     command.callback = callback
     command.params[0:0] = [
-        click.Option(["-f", "--follow"], is_flag=True, help="Go on with lines as they come."),
-        click.Option(["--json", "as_json"], is_flag=True, help="As -o json; with --follow, a line each."),
+        click.Option(["-f", "--follow"], is_flag=True, help="Go on with new lines as they come."),
+        click.Option(
+            ["--json", "as_json"],
+            is_flag=True,
+            help="Write JSON, as -o json does; with --follow, an object a line.",
+        ),
     ]
     return command
 

@@ -25,7 +25,7 @@ _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 @dataclass(frozen=True, slots=True)
 class DockerCli:
-    """The docker command; ``says`` is the answer to ``docker --version``."""
+    """Describe the docker command; ``says`` is the answer to ``docker --version``."""
 
     path: str
     says: str = ""

@@ -39,7 +39,7 @@ _LOOKED_AT = b'{"message": "this was only to see whether docker takes these word
 
 
 class Captured(NamedTuple):
-    """A container as docker would have it created. ``name`` and ``platform`` are empty where not said.
+    """Hold a container as docker would create it. ``name`` and ``platform`` are empty if not given.
 
     ``version`` is that of the Engine API that docker spoke.
     """
@@ -69,7 +69,7 @@ def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
 
 
 class ReadRun(NamedTuple):
-    """``refusal``: the exit code of ``docker run`` where docker refuses the words by itself, else 0.
+    """Hold what docker read. ``refusal``: its exit code if docker refuses the words by itself, else 0.
 
     ``captured`` is None where docker refuses them, or has not read them.
     """
@@ -120,7 +120,7 @@ class _Done(NamedTuple):
 
 
 def _started(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> subprocess.Popen[bytes]:
-    """Docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
+    """Start docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
     return subprocess.Popen(
         command,
         env=docker_cli.environment_for(f"unix://{engine.path}"),
@@ -147,7 +147,7 @@ def _ended(child: subprocess.Popen[bytes]) -> _Done:
 
 
 def _without_pull(words: RunWords) -> list[str]:
-    """The image is pulled by others; a policy that docker does not know is left for docker to refuse."""
+    """Drop the option to pull, as others pull the image; docker refuses a policy that it does not know."""
     known = words.value("pull") in PULL_POLICIES
     return words.docker_without("pull") if known else words.docker
 
@@ -178,7 +178,7 @@ class _Engine:
     """
 
     def __init__(self, path: str, api_version: Callable[[], str], status: int, answer: bytes) -> None:
-        """``status`` and ``answer``: what the request that creates a container is answered with."""
+        """Take ``status`` and ``answer`` to answer the request that creates a container."""
         self.path = path
         self.captured: Captured | None = None
         self._ask_version = api_version

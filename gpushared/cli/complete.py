@@ -66,7 +66,7 @@ def _jobs(*, ended: bool = False) -> tuple[Job, ...]:
 
 
 def _of_leases(leases: Iterable[Lease]) -> Items:
-    """Each by its id, and by its container."""
+    """Offer each by its id, and by its container."""
     return [
         CompletionItem(name, help=f"{lease.asks} of {lease.owner} ({lease.state})")
         for lease in leases
@@ -76,7 +76,7 @@ def _of_leases(leases: Iterable[Lease]) -> Items:
 
 
 def _of_jobs(jobs: Iterable[Job]) -> Items:
-    """Each by its id, and by its container."""
+    """Offer each by its id, and by its container."""
     return [
         CompletionItem(name, help=f"{job.asks} for {job.image} ({job.state})")
         for job in jobs

@@ -1,4 +1,4 @@
-"""``gpushare completion``, and the files that ``gpushared install`` writes for the command and its completion."""
+"""Serve ``gpushare completion``, and write the command and its completion for ``gpushared install``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def command_files() -> dict[str, str]:
 
 
 def launcher() -> str:
-    """A program that starts the command line without ``site``, which takes a fifth of Python's start.
+    """Return a program that starts the command line without ``site``, which takes a fifth of Python's start.
 
     Nor does it look at PYTHONPATH and the like: the folders of the packages stand in it. It ends without
     taking the interpreter down, which takes longer than asking the daemon: ``main`` has written everything.

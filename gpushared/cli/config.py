@@ -1,4 +1,4 @@
-"""``gpushare config``: the daemon's configuration, checked and shown without a daemon."""
+"""Serve ``gpushare config``: check and show the daemon's configuration without a daemon."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FILE = click.option(
 def config() -> None:
     """Check or show the daemon's configuration, as files and this shell's environment give it.
 
-    Read are the main file, the files in its .d folder by name, and GPUSHARED_SECTION__KEY variables; later
-    ones win. The daemon reads the same at its start, with its own environment and flags.
+    The command reads the main file, the files in its .d folder by name, and GPUSHARED_SECTION__KEY variables;
+    later ones win. The daemon reads the same at its start, with its own environment and flags.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def config() -> None:
 @config.command("check")
 @_FILE
 def check(path: Path | None) -> None:
-    """Say whether the configuration is right, and all that is wrong with it (exit code 2).
+    """Check the configuration, and list all that is wrong with it (exit code 2).
 
     \b
     Examples:
@@ -56,10 +56,10 @@ def check(path: Path | None) -> None:
 
 @config.command("show")
 @_FILE
-@click.option("--origin", is_flag=True, help="With the file or variable that each value came from.")
+@click.option("--origin", is_flag=True, help="Show the file or variable that each value came from.")
 @output_option("toml", "json")
 def show(path: Path | None, origin: bool, output: str) -> None:
-    """Show every setting as it holds, defaults too, as a file that would give it again.
+    """Show every setting in force, defaults too, as a file that would set it again.
 
     \b
     Examples:

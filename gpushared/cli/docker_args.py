@@ -197,7 +197,7 @@ def _long(words: Sequence[str], place: int, options: OurOptions) -> DockerFlag:
 
 
 def _short(words: Sequence[str], place: int, options: OurOptions) -> Iterator[DockerFlag]:
-    """``-it``, ``-e A=1``, ``-eA=1``, ``-ite A=1``, ``-t=false``: switches until a letter takes a value."""
+    """Split ``-it``, ``-e A=1``, ``-eA=1``, ``-ite A=1``, ``-t=false``: switches until a letter takes a value."""
     letters = words[place][1:]
     for number, letter in enumerate(letters):
         after = letters[number + 1 :]
@@ -332,20 +332,20 @@ def _is_decimal(value: str) -> bool:
 
 
 def _is_path(value: str) -> bool:
-    """A path that is written as ``realpath`` writes it, and is not the root."""
+    """Return True for a path that is written as ``realpath`` writes it, and is not the root."""
     parts = value.split("/")
     return not parts[0] and len(parts) > 1 and all(part.strip(".") for part in parts[1:])
 
 
 def _is_volume(value: str) -> bool:
-    """``/from:/to`` or ``name:/to``, with or without ``:ro``."""
+    """Return True for ``/from:/to`` or ``name:/to``, with or without ``:ro``."""
     source, _, rest = value.partition(":")
     target, colon, mode = rest.partition(":")
     return (_is_path(source) or _is_word(source)) and _is_path(target) and (not colon or mode in {"ro", "rw"})
 
 
 def _is_publish(value: str) -> bool:
-    """``8888`` or ``8888:8888``."""
+    """Return True for ``8888`` or ``8888:8888``."""
     return all(_is_number(port) and 0 < int(port) <= _MAX_PORT for port in value.split(":", 1))
 
 

@@ -1,4 +1,4 @@
-"""``gpushare doctor``: what is wrong here and on the node, what to do, and the report for a helper."""
+"""Serve ``gpushare doctor``: find what is wrong here and on the node, and write the report for a helper."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SECRET = re.compile(r"secret|token|password|passwd|credential|(?:^|[_-])key(?:$
 
 
 @click.command("doctor")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also checks that were not made, and why.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also show checks that were skipped, and why.")
 @click.option(
     "-o",
     "--output",
@@ -46,20 +46,20 @@ _SECRET = re.compile(r"secret|token|password|passwd|credential|(?:^|[_-])key(?:$
     metavar="FORMAT",
     help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
 )
-@click.option("--json", "as_json", is_flag=True, help="As -o json.")
-@click.option("--no-headers", is_flag=True, help="Tables without titles and without lines around them.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, as -o json does.")
+@click.option("--no-headers", is_flag=True, help="Print tables without titles and without lines around them.")
 @click.option(
     "--report",
     "report_path",
     metavar="FILE",
     shell_complete=complete.files,
-    help="Also write a bundle for whoever is to help; FILE must not exist yet.",
+    help="Also write a report for the person who helps; FILE must not exist yet.",
 )
 def doctor(*, everything: bool, output: str, as_json: bool, no_headers: bool, report_path: str | None) -> int:
     """Make all checks, here and by the daemon, and say what to do about what they find.
 
-    One cause gives one line: checks that depend on one that failed are not made. Exit code 0: nothing failed,
-    though there may be warnings; 1: a check failed. Without a daemon the checks of this side are made.
+    One cause gives one line: checks that depend on a failed one are skipped. Exit code 0: nothing failed,
+    though there may be warnings; 1: a check failed. Without a daemon only the checks of this side are made.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``gpushare drain`` and ``gpushare undrain``: keep new work from a GPU or a node, and let it in again."""
+"""Serve ``gpushare drain`` and ``gpushare undrain``: keep new work from a GPU or a node, and let it in again."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def is_node(name: str) -> bool:
 @click.option("--reason", metavar="TEXT", required=True, help="One line, shown to whoever waits.")
 @click.argument("target", shell_complete=complete.gpus_and_nodes, metavar="GPU|NODE")
 def drain(target: str, reason: str) -> int:
-    """Give no new leases on a GPU, or no new work to a node of the pool; what is there runs on.
+    """Give no new leases on a GPU, or no new work to a node of the pool; running work goes on.
 
-    GPU is one of this machine: an index, 0:1 for a MIG instance, a UUID, or `all`; for root and trusted
-    groups. Any other name is a NODE of the pool, and for the pool's administrators. Drained it stays, over
-    restarts and reboots too, until `gpushare undrain`.
+    GPU is one of this machine: an index, 0:1 for a MIG instance, a UUID, or `all`; this is for root and
+    trusted groups. Any other name is a NODE of the pool; this is for the pool's administrators. It stays
+    drained, through restarts and reboots too, until `gpushare undrain`.
 
     \b
     Examples:
@@ -56,8 +56,8 @@ def _running(gpu: Gpu) -> str:
 def undrain(target: str) -> int:
     """Give leases again on a GPU that was drained or found sick, or work to a node of the pool.
 
-    GPU is one of this machine: an index, 0:1 for a MIG instance, a UUID, or `all`; for root and trusted
-    groups. One that is still lost is refused: reset it or reboot first. Any other name is a NODE of the pool.
+    GPU is one of this machine: an index, 0:1 for a MIG instance, a UUID, or `all`; this is for root and
+    trusted groups. A GPU that is still lost is refused: reset it or reboot first. Any other name is a NODE of the pool.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``gpushare gpus``: the GPUs of this node, what is used and what is free."""
+"""Serve ``gpushare gpus``: show the GPUs of this node, what is used and what is free."""
 
 from __future__ import annotations
 
@@ -147,5 +147,5 @@ Examples:
     ),
     drops=("temp", "power", "leases", "node", "util", "mode", "name", "memory"),
     fetch=fetch,
-    own=(Own(("--pool",), "Those of all nodes of the pool, as they told last; MEMORY is leased/total."),),
+    own=(Own(("--pool",), "Show all nodes' GPUs, as last reported; MEMORY is leased/total."),),
 )

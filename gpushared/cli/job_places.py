@@ -64,7 +64,7 @@ def _container(there: Client, job: Job, attempt: int, node: str) -> str:
         if not node:
             raise
         raise Unavailable(
-            f"node {node}, where job {job.id} is, is not reached: the connection was lost",
+            f"node {node}, where job {job.id} is, cannot be reached: the connection was lost",
             hint="`gpushare nodes` tells when it was last heard of",
         ) from error
     if answer.status != docker_cli.OK:

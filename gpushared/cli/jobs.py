@@ -1,4 +1,4 @@
-"""``gpushare jobs``: what was submitted, where it runs, and why it waits."""
+"""Serve ``gpushare jobs``: show what was submitted, where it runs, and why it waits."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def fetch(client: Client, options: Options) -> Screen:
 
 LISTING = Listing(
     name="jobs",
-    details="""Your own; with --all everybody's, where you may see them. NODE is where it runs, ran or is
-being placed; REASON says why it waits, or why it failed.
+    details="""The list has your own jobs, and with --all everybody's that you may see. NODE is where a job
+runs, ran or is being placed; REASON says why it waits, or why it failed.
 
 \b
 Examples:
@@ -118,8 +118,8 @@ Examples:
     drops=("age", "asks", "owner", "node"),
     fetch=fetch,
     own=(
-        Own(("-a", "--all"), "Those of everybody, where you may see them."),
-        Own(("--ended",), "Also those that are over."),
-        Own(("--array",), "Those of one array, by its id or name, also where they are over.", "ARRAY"),
+        Own(("-a", "--all"), "Show everybody's jobs that you may see."),
+        Own(("--ended",), "Also show jobs that are over."),
+        Own(("--array",), "Show the jobs of one array, by its id or name, over or not.", "ARRAY"),
     ),
 )

@@ -13,7 +13,7 @@ import click
 
 from gpushared.cli import complete, text
 from gpushared.cli.errors import report, say, wrong_values
-from gpushared.cli.options import WholeNumber
+from gpushared.cli.options import WholeNumber, for_many
 from gpushared.cli.references import lease_id, set_held, set_priority
 from gpushared.client import Client, Lease
 from gpushared.domain.model.errors import GpushareError, StateConflict
@@ -26,23 +26,6 @@ MOVES = {
 QUIET_SECONDS = 2.0
 POLL_SECONDS = 30.0
 _Begun = TypeVar("_Begun")
-
-
-def for_many(
-    completer: complete.Completer, each: Callable[[Iterable[str], Callable[[str], str]], int]
-) -> Callable[[Callable[[Client, str], str]], click.Command]:
-    """Make a command for many leases of a function for one; ``each`` does its work and prints its results."""
-
-    def command_of(work: Callable[[Client, str], str]) -> click.Command:
-        @click.command(work.__name__, help=work.__doc__)
-        @click.argument("lease", shell_complete=completer, nargs=-1, required=True)
-        def command(lease: tuple[str, ...]) -> int:
-            client = Client()
-            return each(lease, lambda name: work(client, name))
-
-        return command
-
-    return command_of
 
 
 def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
@@ -128,10 +111,10 @@ def extend(lease: str, duration: str) -> int:
 
 @for_many(complete.waiting, each_lease)
 def hold(client: Client, name: str) -> str:
-    """Keep requests and jobs that wait from starting, until they are let go. They keep their place.
+    """Keep requests and jobs that wait from starting, until they are released. They keep their place.
 
-    LEASE is a lease's or a job's id, or the name of its container. What an administrator
-    holds, only an administrator lets go.
+    LEASE is a lease's or a job's id, or the name of its container. Only an administrator releases what an
+    administrator holds.
 
     \b
     Examples:
@@ -144,7 +127,7 @@ def hold(client: Client, name: str) -> str:
 
 @for_many(complete.waiting, each_lease)
 def unhold(client: Client, name: str) -> str:
-    """Let requests and jobs go that `gpushare hold` or --hold keeps from starting.
+    """Release requests and jobs that `gpushare hold` or --hold keeps from starting.
 
     LEASE is a lease's or a job's id, or the name of its container. They start when it is their
     turn and there is room.
@@ -161,8 +144,8 @@ def pause(client: Client, name: str) -> str:
     """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The GPU memory is moved to
-    the host's by a CUDA checkpoint; where that does not work, it is refused and says why. The command ends
-    when it has happened; Ctrl-C ends only the command.
+    the host's by a CUDA checkpoint; where that does not work, the command is refused with the reason. It ends
+    when the lease is paused; Ctrl-C ends only the command.
 
     \b
     Examples:
@@ -179,7 +162,8 @@ def resume(client: Client, name: str) -> str:
     """Bring paused leases back to the GPUs that they had, as soon as there is room.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The command ends when they
-    run again. For one that has to wait for room it says what it waits for and ends: it comes back by itself.
+    run again. If a lease has to wait for room, the command says for what and ends: the lease comes back by
+    itself.
 
     \b
     Examples:
@@ -200,8 +184,8 @@ def preempt(client: Client, name: str) -> str:
     """Let leases give way to others at once; for administrators.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. The mildest step that is
-    possible is taken: off the GPUs and back by itself, or told, stopped and started again when there is room,
-    or told and stopped.
+    possible is taken: the lease leaves its GPUs and comes back by itself; or its container is told, stopped,
+    and started again when there is room; or it is told and stopped.
 
     \b
     Examples:
@@ -241,9 +225,10 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
     """Give a lease another size, on the GPUs that it has; a queued one keeps its place.
 
     LEASE is a lease id, a container's name, or the beginning of a container's id. More is given if it is free
-    there now and not kept for whoever waits first; memory can be lowered to what is used and a margin. What
-    is not said stays. Of a range it gets as much as there is room for now; any other size ends a range that
-    it had. Prints which part of the new size holds when: processes that run keep their limits.
+    there now and not kept for whoever waits first; memory can be lowered to what is used and a margin. A
+    figure that is left out stays. Of a range the lease gets as much as there is room for now; any other size
+    ends a range that it had. The command prints which part of the new size holds when: running processes keep
+    their limits.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ def check_values(said: Mapping[str, object]) -> None:
 
 
 def option_of(name: str) -> str:
-    """``--away-from`` for the keyword argument ``away_from``."""
+    """Return ``--away-from`` for the keyword argument ``away_from``."""
     named = {word.argument: word.option for word in LEASE_WORDS}
     return "--" + named.get(name, name.replace("_", "-"))
 
@@ -70,14 +70,14 @@ def _are_plain(said: Mapping[str, object]) -> bool:
 
 
 def _is_plain_gpu(word: str) -> bool:
-    """``1`` to ``9``, or ``0.01`` to ``0.99``."""
+    """Return True for ``1`` to ``9``, and ``0.01`` to ``0.99``."""
     whole, dot, part = word.partition(".")
     digits = part if dot and whole == "0" and len(part) <= 2 else "" if dot else whole  # noqa: PLR2004 - places
     return digits.isascii() and digits.isdigit() and int(digits) > 0 and len(whole) == 1
 
 
 def _is_plain_time(word: str) -> bool:
-    """``1s`` to ``99d``."""
+    """Return True for ``1s`` to ``99d``."""
     number = word[:-1]
     return word[-1] in "smhd" and len(number) in {1, 2} and number.isascii() and number.strip("0").isdigit()
 
@@ -116,7 +116,7 @@ def cpu_milli(words: RunWords) -> int:
 
 
 def memory_bytes(words: RunWords) -> int:
-    """Bytes by ``--memory``, where a number alone is bytes; 0 where it is no size, which docker will say."""
+    """Return bytes by ``--memory``, a number alone being bytes; 0 if it is no size, which docker will say."""
     memory = words.value("memory")
     match = re.fullmatch(_MEMORY, memory, re.ASCII | re.IGNORECASE) if memory else None
     return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()]) if match else 0

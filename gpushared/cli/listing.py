@@ -39,7 +39,7 @@ class Options(NamedTuple):
 
 
 class Own(NamedTuple):
-    """An option of one listing only; without ``metavar`` it is a switch."""
+    """Describe an option of one listing only; without ``metavar`` it is a switch."""
 
     names: tuple[str, ...]
     help: str
@@ -69,7 +69,7 @@ class Screen(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A listing command; ``drops``: the columns that a narrow terminal does not show, the first first."""
+    """Describe a listing command; ``drops``: the columns that a narrow terminal does not show, the first first."""
 
     name: str
     details: str

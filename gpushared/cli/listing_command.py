@@ -35,17 +35,17 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
             shell_complete=complete.listing_outputs,
             help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
         ),
-        click.Option(["-q", "--quiet"], is_flag=True, help="Only ids, as -o ids."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print only ids, as -o ids does."),
         click.Option(
-            ["--no-headers"], is_flag=True, help="Tables without titles and without lines around them."
+            ["--no-headers"], is_flag=True, help="Print tables without titles and without lines around them."
         ),
     ]
     if listing.has_ended:
         params.insert(
-            0, click.Option(["-a", "--all", "ended"], is_flag=True, help="Also leases that are over.")
+            0, click.Option(["-a", "--all", "ended"], is_flag=True, help="Also show leases that are over.")
         )
     if listing.explains:
-        params.insert(0, click.Option(["--explain"], is_flag=True, help="Say for each in full why."))
+        params.insert(0, click.Option(["--explain"], is_flag=True, help="Explain each wait in full."))
     own = [click.Option([*one.names, one.key], **_kind(one), help=one.help) for one in listing.own]
     params = [*own, *params]
     columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)

@@ -1,4 +1,4 @@
-"""``gpushare logs``, ``attach`` and ``docker-host``: reach the container of a job or a lease with docker."""
+"""Serve ``gpushare logs``, ``attach`` and ``docker-host``: reach the container of a job or a lease with docker."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ BROKEN = 1
 
 
 @click.command("logs")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is still to come.")
-@click.option("-n", "--tail", metavar="LINES", help="Only so many lines from the end.")
-@click.option("-t", "--timestamps", is_flag=True, help="With the time of each line.")
-@click.option("--since", metavar="WHEN", help="Only since a time or a duration ago, as docker logs.")
-@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which one of several nodes.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new output as it comes.")
+@click.option("-n", "--tail", metavar="LINES", help="Show only so many lines from the end.")
+@click.option("-t", "--timestamps", is_flag=True, help="Show the time of each line.")
+@click.option(
+    "--since", metavar="WHEN", help="Show only output since a time or a duration ago, as docker logs."
+)
+@click.option(
+    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
+)
 @click.option(
     "--attempt",
     metavar="N",
     type=WholeNumber(1),
-    help="Of which attempt at the job.  [default: the newest that has run]",
+    help="Show the output of this attempt.  [default: the newest that has run]",
 )
 @click.argument("job", shell_complete=complete.outputs)
 def logs(
@@ -49,9 +53,9 @@ def logs(
 ) -> int:
     """Show the output of the container of a job or a lease, by becoming `docker logs`.
 
-    JOB is a job's id or an unmistakable beginning of it, a lease's id, a container's name, or the beginning
-    of a container's id. A job that is over has its output as long as its container is kept, and so has each
-    earlier attempt of one that was run again: `gpushare why` tells of them.
+    JOB is a job's id or an unambiguous beginning of it, a lease's id, a container's name, or the beginning
+    of a container's id. The output of a job that is over, and of each earlier attempt, is there as long as
+    its container is kept: `gpushare why` lists the attempts.
 
     \b
     Examples:
@@ -70,7 +74,7 @@ def logs(
 
 
 def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
-    """Docker's exit code; 125 and how to go on where docker lost the output before the output ended."""
+    """Return docker's exit code; return 125, and say how to go on, if docker lost the output before its end."""
     program = docker_cli.find_docker()
     command = [program, "logs", *words, place.container]
     code = run_as_child(command, docker_cli.environment_for(place.host))
@@ -81,7 +85,7 @@ def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> i
 
 
 def _newest(job: Job) -> int:
-    """The newest attempt that has run, with a word where another one is to come or under way."""
+    """Return the newest attempt that has run, and tell if another one is to come or under way."""
     newest = job_places.newest_output(job)
     if job.started_at is None and job.tries:
         say(f"{job.id} is {job.state}; this is the output of attempt {newest}")
@@ -89,13 +93,17 @@ def _newest(job: Job) -> int:
 
 
 @click.command("attach")
-@click.option("--detach-keys", metavar="KEYS", help="The keys that leave it running, as docker attach.")
-@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which one of several nodes.")
+@click.option(
+    "--detach-keys", metavar="KEYS", help="The keys that detach and leave it running, as docker attach."
+)
+@click.option(
+    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
+)
 @click.argument("job", shell_complete=complete.outputs)
 def attach(job: str, detach_keys: str | None, rank: int) -> int:
     """Attach this terminal to the container of a job that runs, by becoming `docker attach`.
 
-    JOB is a job's id or an unmistakable beginning of it, a lease's id, or a container's name. Ctrl-P Ctrl-Q
+    JOB is a job's id or an unambiguous beginning of it, a lease's id, or a container's name. Ctrl-P Ctrl-Q
     leaves the container running where the job has a terminal (-it).
 
     \b
@@ -117,11 +125,13 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
 
 @click.command("docker-host")
 @click.argument("job", shell_complete=complete.jobs)
-@click.option("--rank", metavar="N", type=WholeNumber(0), default=0, help="Which node of a gang's.")
+@click.option(
+    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
+)
 def docker_host(job: str, rank: int) -> None:
     """Print a DOCKER_HOST that leads to the node that runs JOB, as you.
 
-    Whatever docker does there passes that node's gate: it reaches your own containers there, and no others.
+    Docker commands pass that node's gate: they reach your own containers there, and no others.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``gpushare node``: this machine as a node of a pool."""
+"""Serve ``gpushare node``: let this machine be a node of a pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_TOKEN_BYTES = 4096
 
 @click.group("node")
 def node() -> None:
-    """Let this machine join a pool, or leave it; take a node that is off from the pool's list.
+    """Let this machine join a pool, or leave it; remove a node that is off from the pool's list.
 
     \b
     Examples:
@@ -35,15 +35,15 @@ def node() -> None:
     metavar="FILE",
     shell_complete=complete.files,
     required=True,
-    help="Holds what `gpushare pool token` printed; - is standard input.",
+    help="The file with the output of `gpushare pool token`; - is standard input.",
 )
-@click.option("--name", metavar="NAME", default="", help="The node's name there, instead of its own.")
+@click.option("--name", metavar="NAME", default="", help="The node's name in the pool, instead of its own.")
 @click.argument("address", metavar="HOST[:PORT]")
 def join(address: str, token_file: str, name: str) -> int:
     """Join the pool whose coordinator is at HOST. For root and trusted groups.
 
-    The daemon of this machine makes a key, which never leaves it, and is connected at once. It believes the
-    coordinator that the token names, and no other. What runs here runs on.
+    The daemon of this machine makes a key, which never leaves it, and is connected at once. It trusts the
+    coordinator that the token names, and no other. Running work goes on.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def join(address: str, token_file: str, name: str) -> int:
 def _token(file: str) -> str:
     """Read the token, never from the command line itself, which everybody on the machine can read."""
     if file.startswith("GSJ1-"):
-        raise UsageError("the token itself is not to stand there", hint="put it into a file, or use -")
+        raise UsageError("the token must not stand on the command line", hint="put it into a file, or use -")
     try:
         if file == STDIN:
             return sys.stdin.read(MAX_TOKEN_BYTES).strip()
@@ -71,7 +71,7 @@ def _token(file: str) -> str:
             return opened.read(MAX_TOKEN_BYTES).strip()
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{file} is no text", hint="it is to hold what `gpushare pool token` printed"
+            f"{file} is not a text file", hint="it should hold the output of `gpushare pool token`"
         ) from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="is the path right?") from error
@@ -81,8 +81,8 @@ def _token(file: str) -> str:
 def leave() -> int:
     """Leave the pool: forget its certificate and keys. For root and trusted groups.
 
-    Leases and containers stay. The coordinator is not told: there, `gpushare node forget` takes it off the
-    list.
+    Leases and containers stay. The coordinator is not told: `gpushare node forget` there removes the node
+    from its list.
 
     \b
     Examples:
@@ -97,17 +97,17 @@ def leave() -> int:
     return 0
 
 
-@node.command("forget", short_help="Give your word that a node is off.")
-@click.option("--is-off", is_flag=True, help="Your word that nothing runs there any more.")
+@node.command("forget", short_help="Remove a node that is off from the list.")
+@click.option("--is-off", is_flag=True, help="Confirm that nothing runs there any more.")
 @click.option(
-    "--only-waive", is_flag=True, help="Only do not wait for it in a recovery; what ran there is kept."
+    "--only-waive", is_flag=True, help="Only stop waiting for it in a recovery; what ran there is kept."
 )
 @click.argument("name", metavar="NODE", shell_complete=complete.nodes)
 def forget(name: str, is_off: bool, only_waive: bool) -> int:
-    """Take a node that does not answer off the pool's list. For the pool's administrators.
+    """Remove a node that does not answer from the pool's list. For the pool's administrators.
 
-    With --is-off what ran there is over: its jobs are queued again, and its certificate is worth nothing any
-    more. If the node does run, its jobs run twice: nobody but you can know.
+    With --is-off all that ran there counts as over: its jobs are queued again, and its certificate is
+    revoked. If the node does run, its jobs run twice: only you can know.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``gpushare nodes``: the machines of the pool, what is known of each, and since when."""
+"""Serve ``gpushare nodes``: show the machines of the pool, what is known of each, and since when."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node_row(node: PoolNode, now: float) -> Row:
 
 
 def _gpus(gpus: tuple[PoolGpu, ...]) -> str:
-    """``8x H100, 2x L4``."""
+    """Return ``8x H100, 2x L4``."""
     return ", ".join(f"{count}x {name}" for name, count in Counter(gpu.name for gpu in gpus).items())
 
 
@@ -82,10 +82,10 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="nodes",
-    details="""In no pool, this node. STATE is ready, suspect (silent for 15 s), unknown (silent for 30 s),
-drained, or never-seen since the coordinator started. Silence is never taken for death: what ran on a silent
-node is kept, and shown as believed. FREE adds up what its GPUs could still lease. HEARD is when it was last
-heard of.
+    details="""Without a pool the list has this node alone. STATE is ready, suspect (silent for 15 s), unknown
+(silent for 30 s), drained, or never-seen since the coordinator started. A silent node may still run: its
+jobs are kept, and shown as they were last reported. FREE adds up what its GPUs could still lease. HEARD
+is when the node last reported.
 
 \b
 Examples:

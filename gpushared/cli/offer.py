@@ -1,4 +1,4 @@
-"""``gpushare offer``: when and where a request would start, without asking for it."""
+"""Serve ``gpushare offer``: show when and where a request would start, without making it."""
 
 from __future__ import annotations
 

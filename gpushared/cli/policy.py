@@ -1,4 +1,4 @@
-"""``gpushare policy``: what containers may have here, and what would become of one."""
+"""Serve ``gpushare policy``: show what containers may have here, and what would become of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpushared.cli.options import output_option
 from gpushared.client import Client
 
 _WORDS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-_JSON = click.option("--json", "as_json", is_flag=True, help="As -o json.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON, as -o json does.")
 REFUSED = 1
 _ORDER = ("refused", "set", "dropped", "allowed")
 _SHOWN = 48
@@ -36,7 +36,7 @@ def policy() -> None:
 
 
 @policy.command("explain", context_settings=_WORDS, short_help="Say what would become of a docker run.")
-@click.option("--as", "user", default="", metavar="USER", help="As this user's; for trusted users.")
+@click.option("--as", "user", default="", metavar="USER", help="Judge it as this user's; for trusted users.")
 @output_option("text", "json")
 @_JSON
 @click.argument(

@@ -1,4 +1,4 @@
-"""``gpushare pool``: begin a pool and administer it, on the machine of its coordinator."""
+"""Serve ``gpushare pool``: begin a pool and administer it, on the machine of its coordinator."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ _PHASES = {
 
 @click.group("pool")
 def pool() -> None:
-    """Begin a pool of nodes and administer it, on the machine of its coordinator. For root.
+    """Begin a pool of nodes and administer it, on the machine of its coordinator. This is for root.
 
-    Also for members of the groups in coordinator.trusted_groups; `init` works without a coordinator.
+    Members of the groups in coordinator.trusted_groups may administer it too; `init` works without a
+    coordinator.
 
     \b
     Examples:
@@ -54,8 +55,12 @@ def pool() -> None:
 @click.option(
     "-c", "--config", type=click.Path(path_type=Path), metavar="PATH", help="The coordinator's configuration."
 )
-@click.option("--state-dir", metavar="DIR", help="Where its files are to be, instead of as configured.")
-@click.option("--user", metavar="USER", default="", help="Who is to own them: whom the coordinator runs as.")
+@click.option(
+    "--state-dir", metavar="DIR", help="The directory for its files, instead of the configured one."
+)
+@click.option(
+    "--user", metavar="USER", default="", help="The user who owns them, and as whom the coordinator runs."
+)
 @click.argument("name")
 def init(name: str, config: Path | None, state_dir: str | None, user: str) -> int:
     """Begin a pool: make the state directory of its coordinator, with a certificate authority in it.
@@ -93,7 +98,11 @@ def _seconds(valid: str) -> int:
 @click.option("--node", metavar="NAME", default="", help="Only for a node of this name.")
 @click.option("--valid", metavar="TIME", default="1h", help="How long it may be used.", show_default=True)
 @click.option(
-    "--realm", "realms", metavar="REALM", multiple=True, help="Whose users the node may speak for, besides."
+    "--realm",
+    "realms",
+    metavar="REALM",
+    multiple=True,
+    help="A further realm for whose users the node may speak.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the token alone.")
 def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
@@ -121,7 +130,9 @@ def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
 
 
 @pool.command("api-token", short_help="Make a token with which a pipeline works.")
-@click.option("--person", metavar="PERSON", required=True, help="Whom it speaks for: ada, or ada@ws3.")
+@click.option(
+    "--person", metavar="PERSON", required=True, help="The person that it speaks for: ada, or ada@ws3."
+)
 @click.option(
     "--scope",
     "scopes",
@@ -129,13 +140,15 @@ def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
     multiple=True,
     help="submit, read, cancel, logs, admin  [default: all but admin]",
 )
-@click.option("--valid", metavar="TIME", default="12h", help="How long, at most 366d.", show_default=True)
-@click.option("--description", metavar="TEXT", default="", help="One line: what it is for.")
+@click.option(
+    "--valid", metavar="TIME", default="12h", help="How long it is valid, at most 366d.", show_default=True
+)
+@click.option("--description", metavar="TEXT", default="", help="One line that says what it is for.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the token alone.")
 def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str, quiet: bool) -> int:
     """Make a token with which a program works in the pool for a person. It is shown only now.
 
-    Only its hash is kept. admin is for those who are admins in the coordinator's configuration.
+    Only its hash is kept. The scope admin is for the admins of the coordinator's configuration.
 
     \b
     Examples:
@@ -211,17 +224,17 @@ def _ago(moment: float | None, now: float) -> str:
     return "" if moment is None else f"{text.span(now - moment)} ago"
 
 
-@pool.command("revoke", short_help="Let a token, or a node, count no more.")
+@pool.command("revoke", short_help="Revoke a token, or a node's certificates.")
 @click.option(
     "--node",
     shell_complete=complete.nodes,
     metavar="NAME",
     default="",
-    help="Instead of a token: this node's certificates.",
+    help="Revoke this node's certificates instead of a token.",
 )
 @click.argument("token_id", metavar="ID", required=False, default="")
 def revoke(token_id: str, node: str) -> int:
-    """Let a token count no more, of either kind. `gpushare pool tokens` shows the ids.
+    """Revoke a token of either kind. `gpushare pool tokens` shows the ids.
 
     A node that has joined needs its token no more: --node revokes its certificates, and cuts it off at once.
     It may join again with a token for its name.
@@ -241,11 +254,11 @@ def revoke(token_id: str, node: str) -> int:
 # --- the authority and the coordinator -----------------------------------------------------------------
 
 
-@pool.command("anchors", short_help="Print whom programs with API tokens trust.")
+@pool.command("anchors", short_help="Print the certificates that programs trust.")
 def anchors() -> int:
-    """Print the certificates that programs are to trust which call the coordinator with API tokens.
+    """Print the certificates by which programs with API tokens know the coordinator.
 
-    They are no secret, but must come to the program unchanged. They change when the authority is replaced.
+    They are not secret, but must reach the program unchanged. They change when the authority is replaced.
 
     \b
     Examples:
@@ -256,7 +269,7 @@ def anchors() -> int:
 
 
 @pool.command("rotate-ca", short_help="Replace the pool's authority in two steps.")
-@click.option("--finish", is_flag=True, help="The second step: trust the old one no more.")
+@click.option("--finish", is_flag=True, help="Take the second step: drop the old authority.")
 def rotate_ca(finish: bool) -> int:
     """Replace the pool's certificate authority, without a restart of anything.
 
@@ -273,10 +286,10 @@ def rotate_ca(finish: bool) -> int:
     return 0
 
 
-@pool.command("status", short_help="Say how the coordinator is.")
+@pool.command("status", short_help="Show the coordinator's state.")
 @output_option("text", "json")
 def status(output: str) -> int:
-    """Say how the coordinator is, and what it waits for. On its machine, or for admins on any node.
+    """Show the coordinator's state, and what it waits for; on its machine, or to admins on any node.
 
     \b
     Examples:

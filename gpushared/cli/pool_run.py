@@ -43,7 +43,7 @@ def run_in_pool(words: RunWords) -> int:
     """Become ``docker run``; return, with the exit code, only if docker does not start."""
     for name in _NOT_ELSEWHERE:
         if name in words.ours:
-            raise UsageError(f"--{name} means nothing for a container in the pool", hint="leave it out")
+            raise UsageError(f"--{name} cannot be used for a container in the pool", hint="leave it out")
     refuse_ways_around(words)
     client = Client()
     check_privileges(client, words)
@@ -82,7 +82,7 @@ def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
 
 
 class PoolPlace:
-    """A job without a container of its own, from the pool's queue to a reserved lease on some node."""
+    """Bring a job without a container of its own from the pool's queue to a reserved lease on some node."""
 
     def __init__(self, client: Client, words: RunWords) -> None:
         self.jobs = Jobs(client)
@@ -97,7 +97,7 @@ class PoolPlace:
             client.retries.tell = self._progress.lost
 
     def ask(self) -> None:
-        """Have it kept by this node, and by the pool where that answers; with a lease where there is room."""
+        """Have the job kept by this node, and by the pool if it answers; with a lease if there is room."""
         self._began = True
         seconds = FIRST_SECONDS if self._max_wait is None else min(FIRST_SECONDS, self._max_wait)
         try:

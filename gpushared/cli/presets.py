@@ -1,4 +1,4 @@
-"""``gpushare presets``: the requests that the admin of this node gave names."""
+"""Serve ``gpushare presets``: show the requests that the admin of this node gave names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="presets",
-    details="""Use one with `gpushare run --preset NAME`; what you say beside it wins over the preset.
+    details="""Use a preset by `gpushare run --preset NAME`; other options win over what the preset says.
 
 \b
 Examples:

@@ -1,4 +1,4 @@
-"""``gpushare project``: who shares which quota, what they hold and used, and setting it."""
+"""Serve ``gpushare project``: show who shares which quota, what they hold and used, and set it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENDS = {"suspend": "suspended", "stop": "stopped"}
 def project() -> None:
     """Show or set projects: who shares which quota, what they hold, and what they used lately.
 
-    Who is in no project is one of their own, with nothing guaranteed.
+    A user in no project has one of their own, with nothing guaranteed.
 
     \b
     Examples:
@@ -84,9 +84,9 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 
 LISTING = Listing(
     name="ls",
-    details="""GPUs: GUARANTEED whenever it asks, LIMIT never exceeded, FIXED kept free for its build work.
-USED are GPU-hours, older ones counting less; SHARE is its part of all that was used. A user in no project
-is listed while they hold, wait or have used something.
+    details="""A project gets GUARANTEED GPUs whenever it asks, never exceeds LIMIT, and has FIXED kept free
+for its build work. USED is in GPU-hours, and older use counts less; SHARE is its part of all use. A user
+in no project is listed while they hold, wait or have used something.
 
 \b
 Examples:
@@ -123,7 +123,7 @@ project.add_command(listing_command(LISTING, "Show the projects, what they hold 
 def show(name: str, output: str) -> int:
     """Show one project: its quotas, who of it holds what, and what waits and why.
 
-    IDLE is what becomes of its leases that do nothing on their GPUs, QUIET the same in quiet times.
+    IDLE tells what happens to its leases that do nothing on their GPUs, and QUIET tells it for quiet times.
 
     \b
     Examples:
@@ -155,7 +155,7 @@ def _facts(one: Project) -> Iterator[str]:
 
 
 def quota_words(quota: Quota) -> str:
-    """``guaranteed 2, limit 4, fixed 1``."""
+    """Return ``guaranteed 2, limit 4, fixed 1``."""
     words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
     limit = quota.limit_permille
     words.append("no limit" if limit is None else f"limit {text.share(limit)}")
@@ -173,7 +173,7 @@ def _idle(word: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
 
 
 def _idle_words(one: IdlePolicy) -> str:
-    """``told after 30m, lowered after 1h, suspended after 2h``."""
+    """Return ``told after 30m, lowered after 1h, suspended after 2h``."""
     words = [f"told after {text.span(one.warn_seconds)}"] if one.warn_seconds else []
     words += [f"lowered after {text.span(one.lower_seconds)}"] if one.lower_seconds else []
     ends = _ENDS.get(one.action)
@@ -196,14 +196,18 @@ def _leases(leases: list[Lease]) -> Iterator[str]:
 
 
 @project.command("set", short_help="Set a project's quota, weight or members.")
-@click.option("--guaranteed", metavar="GPUS", default="", help="What it gets whenever it asks: 2, 1.5.")
-@click.option("--limit", metavar="GPUS", default="", help="What it never exceeds, or none.")
-@click.option("--fixed", metavar="GPUS", default="", help="Kept free for its build work, besides.")
-@click.option("--weight", type=float, metavar="NUMBER", help="Its part of the rest, beside the others'.")
-@click.option("--user", "users", multiple=True, metavar="NAME", help="Its members, instead of those before.")
-@click.option("--no-users", is_flag=True, help="It has no members.")
-@click.option("--model", metavar="MODEL", default="", help="The quota is for the GPUs of this model alone.")
-@click.option("--unset", is_flag=True, help="As configured again; with --model, no quota of its own there.")
+@click.option("--guaranteed", metavar="GPUS", default="", help="GPUs that it gets whenever it asks: 2, 1.5.")
+@click.option("--limit", metavar="GPUS", default="", help="GPUs that it never exceeds, or none.")
+@click.option(
+    "--fixed", metavar="GPUS", default="", help="Further GPUs that are kept free for its build work."
+)
+@click.option("--weight", type=float, metavar="NUMBER", help="Its weight when projects share the rest.")
+@click.option(
+    "--user", "users", multiple=True, metavar="NAME", help="A member; the given ones replace those before."
+)
+@click.option("--no-users", is_flag=True, help="Remove all members.")
+@click.option("--model", metavar="MODEL", default="", help="Set the quota for the GPUs of this model alone.")
+@click.option("--unset", is_flag=True, help="Go back to the configuration; with --model, drop that quota.")
 @click.argument("name", shell_complete=complete.projects)
 def set_(
     name: str,
@@ -218,8 +222,9 @@ def set_(
 ) -> int:
     """Set a project's quota, weight or members. Only for root and trusted groups.
 
-    What is not said stays as it is. It holds from now on, over restarts, and wins over the configuration.
-    What could not be kept is refused. Leases that run go on, and give way where they are over quota.
+    Options that are left out change nothing. The change holds from now on, through restarts, and wins over
+    the configuration. A guarantee that could not be kept is refused. Running leases go on, and give way where
+    they are over quota.
 
     \b
     Examples:
@@ -246,6 +251,6 @@ def _check_words(*, said: bool, unset: bool, both: bool) -> None:
     if both:
         raise UsageError("--user and --no-users exclude each other")
     if unset and said:
-        raise UsageError("--unset takes back, and goes with nothing but --model")
+        raise UsageError("--unset goes with no option but --model")
     if not (said or unset):
-        raise UsageError("nothing to set was said", hint="gpushare project set NAME --guaranteed 2")
+        raise UsageError("no option says what to set", hint="gpushare project set NAME --guaranteed 2")

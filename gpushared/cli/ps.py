@@ -1,4 +1,4 @@
-"""``gpushare ps``: the leases of this node."""
+"""Serve ``gpushare ps``: show the leases of this node."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def state(lease: Lease) -> str:
 
 
 def share(lease: Lease | OfferAnswer) -> str:
-    """``0.25``, ``2x0.5``; whole GPUs are counted; ``25..100%`` where it may use more than its share."""
+    """Return ``0.25``, ``2x0.5``; whole GPUs are counted; ``25..100%`` where it may use more than its share."""
     if not lease.grants:
         return ""
     count, one = len(lease.grants), lease.grants[0].compute_permille
@@ -67,7 +67,7 @@ def share(lease: Lease | OfferAnswer) -> str:
 
 
 def holding(lease: Lease | OfferAnswer) -> str:
-    """``0.25 on GPU 0 (NVIDIA H100), 19.7 GiB``."""
+    """Return ``0.25 on GPU 0 (NVIDIA H100), 19.7 GiB``."""
     gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
     memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
     return f"{share(lease)} on {gpus}, {memory}"
@@ -110,7 +110,7 @@ def fetch(client: Client, options: Options) -> Screen:
 
 
 def _asked_for(client: Client, options: Options) -> tuple[LeaseList, list[Lease], int]:
-    """The first answer, all leases that are to be shown, and how many that are over are not."""
+    """Return the first answer, all leases to show, and how many that are over are left out."""
     limit, since = _limit(options), options.value("since")
     asked = partial(
         client.leases,
@@ -159,10 +159,9 @@ def _moment(text: str) -> float:
 
 LISTING = Listing(
     name="ps",
-    details="""MEMORY is used/granted; WALL is what really holds a lease inside its memory; IDLE is for how
-long nothing of it has done anything on its GPUs. UNMANAGED rows are
-GPU processes without a lease: they are left alone, and their memory is counted as taken. Containers and
-images of other users are not shown.
+    details="""MEMORY is used/granted; WALL is what really keeps a lease inside its memory; IDLE tells for how
+long none of its processes has used its GPUs. UNMANAGED rows are GPU processes without a lease: they are
+left alone, and their memory is counted as taken. Containers and images of other users are not shown.
 
 \b
 Examples:
@@ -202,8 +201,8 @@ Examples:
     has_ended=True,
     own=(
         Own(("--limit",), "Show at most so many leases that are over; implies --all.  [default: 50]", "N"),
-        Own(("--since",), "Of those only what ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
-        Own(("--user",), "Only the leases of this user.", "NAME"),
-        Own(("--state",), "Only leases in these states, by the words in STATE, or ended.", "STATE,..."),
+        Own(("--since",), "Show only those that ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
+        Own(("--user",), "Show only the leases of this user.", "NAME"),
+        Own(("--state",), "Show only leases in these states: the words of STATE, or ended.", "STATE,..."),
     ),
 )

@@ -1,4 +1,4 @@
-"""``gpushare queue``: who waits, for what, and why."""
+"""Serve ``gpushare queue``: show who waits, for what, and why."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def fetch(client: Client, options: Options) -> Screen:
 
 LISTING = Listing(
     name="queue",
-    details="""ETA comes from the time limits of the leases before, as a range; "unknown" where a lease has
-no time limit. `gpushare why LEASE` tells more about one of them.
+    details="""ETA is a range that comes from the time limits of the leases before; it is "unknown" where a
+lease has no time limit. `gpushare why LEASE` tells more about one request.
 
 \b
 Examples:

@@ -45,7 +45,7 @@ _IS_STREAM = re.compile(rb"HTTP/1\.1 (?:101|200) ")
 
 
 def beside(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
-    """Forks; returns the path of a socket that leads to that of the daemon, as long as this process lives.
+    """Fork, and return the path of a socket that leads to that of the daemon, as long as this process lives.
 
     The fork ends with this process, whatever that becomes. Where there can be none, the path is ``path``
     itself. ``run`` is called in the fork, when something broke. ``terminal``: whether the container has one.
@@ -162,7 +162,7 @@ class Relay:
 
 
 class RelayedConnection:
-    """One of docker's. A thread for each direction; the one from the daemon takes it up again."""
+    """Relay one of docker's connections by a thread for each direction; the one from the daemon resumes it."""
 
     def __init__(self, relay: Relay, client: socket.socket) -> None:
         from threading import Condition
@@ -389,7 +389,7 @@ class RelayedConnection:
 
 
 class Frames:
-    """The output of a container without a terminal, in Docker's frames: only whole ones go on.
+    """Pass on the output of a container without a terminal, in whole frames of Docker's.
 
     So docker never waits for the rest of a frame that broke off (Docker Engine API, ContainerAttach).
     """

@@ -1,4 +1,4 @@
-"""``gpushare run --result-file``, and docker as a child of the command for work after docker's end.
+"""Write ``gpushare run --result-file``, and run docker as a child for work after docker's end.
 
 Schedulers read the file; without it they could not tell a container's own exit code 125 from ours.
 """
@@ -30,7 +30,7 @@ _FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 
 class ResultFile:
-    """The result file, written as a whole or not at all."""
+    """Write the result file as a whole or not at all."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

@@ -1,8 +1,8 @@
-"""``gpushare run`` as click shows it; the words are read by ``docker_args``, the work is in ``start``."""
+"""Show ``gpushare run`` by click; ``docker_args`` reads its words, and ``start`` does the work."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -11,13 +11,38 @@ from gpushared.cli.run_container import run_container
 
 
 class WordsCommand(click.Command):
-    """Declares the options for help and completion, but leaves every word to our own reader.
+    """Declare the options for help and completion, but leave every word to our own reader.
 
     click cannot stop at IMAGE, because it does not know which of docker's options take a value.
     """
 
-    def __init__(self, *args: Any, words: docker_args.OurOptions, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def __init__(
+        self,
+        name: str,
+        *,
+        words: docker_args.OurOptions,
+        work: Callable[[list[str]], int],
+        options: Sequence[click.Option],
+        metavar: str,
+        help: str,  # noqa: A002 - click's name
+    ) -> None:
+        """Take ``work`` to do with the words, and ``options`` to show besides docker's own (``metavar``)."""
+        shown = [
+            *options,
+            option("help", None, "Show this message and exit."),
+            click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
+            click.Argument(
+                ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
+            ),
+        ]
+        super().__init__(
+            name,
+            params=shown,
+            callback=lambda words: work(words),  # noqa: PLW0108 - click names the argument
+            add_help_option=False,
+            options_metavar=metavar,
+            help=help,
+        )
         self._words = words
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -61,17 +86,17 @@ RUN_OPTIONS = [
         "shared (beside others), separate (limits and faults its own), exclusive or mig (an instance).",
         complete.isolations,
     ),
-    option("model", "MODEL,...", "Only on such GPUs, by any part of their names: h100,a100."),
-    option("near", "LEASE,...", "Only on the machine where these leases are.", complete.lease_list),
-    option("away-from", "LEASE,...", "Not on the GPUs where these leases are.", complete.lease_list),
+    option("model", "MODEL,...", "Use only GPUs whose names contain one of these: h100,a100."),
+    option("near", "LEASE,...", "Use only the machine that has these leases.", complete.lease_list),
+    option("away-from", "LEASE,...", "Avoid the GPUs that have these leases.", complete.lease_list),
     option("begin", "TIME", "Start no earlier: 22:00, +2h, 2026-11-22 or 2026-11-22T08:00."),
     option("after", "LEASE,...", "Start when these leases are over, however they end.", complete.lease_list),
-    option("hold", None, "Wait until gpushare unhold lets it go."),
+    option("hold", None, "Wait until `gpushare unhold` releases it."),
     option("priority", "NUMBER", "-100 to 100: higher goes first in its project.  [default: 0]"),
     option(
         "project",
         "NAME",
-        "Whose quota it counts against.  [default: the first that you are in]",
+        "Count it against this project's quota.  [default: the first that you are in]",
         complete.projects,
     ),
     option(
@@ -80,38 +105,34 @@ RUN_OPTIONS = [
         "Start the container again, up to N times, when somebody else's fault on the GPU ended it.",
     ),
     option("requeue", None, "Start it again, from its beginning, after it had to give way."),
-    option("no-requeue", None, "Let it end then.  [default: with -d and without --rm it is started]"),
+    option(
+        "no-requeue", None, "Do not start it again then.  [default: with -d and without --rm it is started]"
+    ),
     option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
     option("immediate", None, "Fail instead of waiting when there is no room."),
     option("max-wait", "DURATION", "Give up after this time in the queue."),
-    option("pool", None, "Anywhere in the pool, with the terminal here.  [default: on this node]"),
-    option("node", "NODE", "On this node of the pool, with the terminal here.", complete.nodes),
+    option("pool", None, "Run it anywhere in the pool, with the terminal here.  [default: on this node]"),
+    option("node", "NODE", "Run it on this node of the pool, with the terminal here.", complete.nodes),
     option(
-        "result-file", "PATH", "Write lease, outcome, exit code and reason there, as JSON.", complete.files
+        "result-file",
+        "PATH",
+        "Write lease, outcome, exit code and reason to this file, as JSON.",
+        complete.files,
     ),
 ]
 
 run = WordsCommand(
     "run",
     words=docker_args.RUN,
-    callback=lambda words: run_container(words),  # noqa: PLW0108 - click names the argument
-    add_help_option=False,
-    options_metavar="[OPTIONS] [DOCKER RUN OPTIONS]",
-    short_help="Run a container on a part of a GPU.",
-    params=[
-        *RUN_OPTIONS,
-        option("help", None, "Show this message and exit."),
-        click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
-        click.Argument(
-            ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
-        ),
-    ],
+    work=run_container,
+    options=RUN_OPTIONS,
+    metavar="[OPTIONS] [DOCKER RUN OPTIONS]",
     help="""Run a container on a part of a GPU, as `docker run` would on the whole machine.
 
-    Has docker read its options, asks the daemon for a lease, waits in the queue where there is no room
-    (position, expected start and reason on stderr), and then becomes `docker run`: terminal, signals, exit
-    code and all docker options are docker's own. Our options stand anywhere before IMAGE. The image is pulled
-    before the lease is asked for.
+    The command lets docker read its options, asks the daemon for a lease, waits in the queue while there is
+    no room (with position, expected start and reason on stderr), and then becomes `docker run`: terminal,
+    signals, exit code and all docker options are docker's own. Our options stand anywhere before IMAGE. The
+    image is pulled before the lease is asked for.
 
     -h is docker's --hostname here; use --help. --gpus and NVIDIA devices are refused: the lease brings them.
     Ctrl-C in the queue leaves the queue.

@@ -104,7 +104,7 @@ class JobRun:
 
 
 class NamedRun:
-    """The container of a job or a lease, by whatever name somebody gave.
+    """Find the container of a job or a lease, by whatever name somebody gave.
 
     ``rank`` is that of a job's part. Wherever the container is, the wait is as long as for one of a pool.
     """

@@ -1,4 +1,4 @@
-"""``gpushare simulate``: plays the driver of simulated GPUs."""
+"""Serve ``gpushare simulate``: play the driver of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ MAX_DIGITS = 4
 
 
 @click.command("simulate")
-@click.option(
-    "--gpu", default="0", metavar="INDEX", help="Which GPU; 0:1 is a MIG instance, for memory.  [0]"
-)
+@click.option("--gpu", default="0", metavar="INDEX", help="The GPU; 0:1 is a MIG instance, for memory.  [0]")
 @click.option(
     "--container",
     metavar="NAME",
@@ -32,11 +30,13 @@ MAX_DIGITS = 4
 @click.option("--pid", type=WholeNumber(1), metavar="PID", help="This process of the host holds memory.")
 @click.option("--memory", metavar="SIZE", help="How much it holds: 8g; 0 takes it off the GPU.")
 @click.option("--inside-mps", is_flag=True, help="It is a client of MPS.")
-@click.option("--outside-mps", is_flag=True, help="It is no client of MPS. Without either: nobody tells.")
-@click.option("--process-utilization", metavar="PERCENT", help="How busy that process keeps it: 80%, 0%.")
+@click.option("--outside-mps", is_flag=True, help="It is no client of MPS. By default nobody can tell.")
+@click.option(
+    "--process-utilization", metavar="PERCENT", help="How busy that process keeps the GPU: 80%, 0%."
+)
 @click.option("--utilization", metavar="PERCENT", help="How busy the GPU is: 80%.")
 @click.option("--trouble", metavar="TEXT", help="The GPU is lost, for this reason; an empty text heals it.")
-@click.option("--xid", "xids", type=int, multiple=True, metavar="N", help="The driver tells of this error.")
+@click.option("--xid", "xids", type=int, multiple=True, metavar="N", help="The driver reports this error.")
 @click.option("--hang", type=float, metavar="SECONDS", help="Each call to the driver takes so long; 0 heals.")
 def simulate(
     gpu: str,
@@ -53,7 +53,7 @@ def simulate(
 ) -> int:
     """Change what simulated GPUs show. Only for root and members of trusted groups.
 
-    A daemon that serves real GPUs refuses. Memory belongs to a real process and goes when that ends.
+    A daemon that serves real GPUs refuses. Memory belongs to a real process, and is free when that ends.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def simulate(
             process["utilization_ratio"] = _ratio(process_utilization, "--process-utilization")
         change["processes"] = [process]
     elif inside_mps or outside_mps or process_utilization is not None:
-        raise UsageError("whose memory it is was not said", hint="add --container NAME --memory 8g")
+        raise UsageError("no option says whose memory it is", hint="add --container NAME --memory 8g")
     if utilization is not None:
         change["utilization_ratio"] = _ratio(utilization, "--utilization")
     if trouble is not None:
@@ -84,13 +84,13 @@ def simulate(
     if hang is not None:
         change["hang_seconds"] = hang
     if change == _gpu(gpu):
-        raise UsageError("nothing was to be changed", hint="see gpushare simulate --help")
+        raise UsageError("no option says what to change", hint="see gpushare simulate --help")
     client.simulate(change)
     return 0
 
 
 def _gpu(text: str) -> dict[str, object]:
-    """``0`` or ``0:1`` as the API names a GPU or a MIG instance."""
+    """Read ``0`` or ``0:1`` as the API names a GPU or a MIG instance."""
     index, colon, place = text.partition(":")
     words = [index, place] if colon else [index]
     if not all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
@@ -101,7 +101,7 @@ def _gpu(text: str) -> dict[str, object]:
 
 def _bytes(memory: str | None) -> int:
     if memory is None:
-        raise UsageError("how much memory the process holds was not said", hint="add --memory 8g")
+        raise UsageError("no option says how much memory the process holds", hint="add --memory 8g")
     with wrong_values("--memory"):
         return 0 if memory == NONE else parse_memory(memory)
 
@@ -114,7 +114,7 @@ def _ratio(percent: str, option: str) -> float:
 def _pid_of(container: str | None, client: Client) -> int:
     """Return the host's PID of a container's main process."""
     if container is None:
-        raise UsageError("whose memory it is was not said", hint="add --container NAME or --pid PID")
+        raise UsageError("no option says whose memory it is", hint="add --container NAME or --pid PID")
     answer = client.docker("GET", f"/containers/{container}/json")
     if answer.status != OK:
         raise NotFound(f"there is no container {container[:100]}", hint="see gpushare ps")

@@ -42,7 +42,7 @@ NOT_IN_A_POOL = (
 
 
 class Prepared:
-    """A run whose words make sense on a machine that has docker; nothing is held yet."""
+    """Hold a run whose words make sense on a machine that has docker; nothing is leased yet."""
 
     def __init__(self, words: RunWords) -> None:
         self.words = words
@@ -59,7 +59,7 @@ class Prepared:
         self._captured: Captured | None = None
 
     def refusal(self) -> int:
-        """The exit code of docker where docker refuses the words, else 0; docker has said why then.
+        """Return docker's exit code if docker refuses the words, and has said why; else 0.
 
         Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
         """
@@ -109,7 +109,7 @@ class Prepared:
 
 
 def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Captured | None]:
-    """The exit code of docker where docker refuses the words, which docker says itself then; else 0.
+    """Return docker's exit code if docker refuses the words, and says so itself; else 0.
 
     With what docker would create, where docker has read the words.
     """
@@ -157,7 +157,7 @@ def check_privileges(client: Client, words: RunWords) -> None:
     if not asked:
         return
     if may_go_elsewhere(client, words):
-        raise PermissionRefused(f"--{asked[0]} is given to no container of a pool", hint="leave it out")
+        raise PermissionRefused(f"--{asked[0]} is not allowed for a container of a pool", hint="leave it out")
     if "privileged" not in asked:
         return  # what becomes of the others is asked once docker has read all of the words
     body = json.dumps({"Image": words.image, "HostConfig": {"Privileged": True}}).encode()
@@ -166,7 +166,7 @@ def check_privileges(client: Client, words: RunWords) -> None:
             if one.field == PRIVILEGED and one.verdict == "refused":
                 # The gate's own hint names --gpus, which `gpushare run` refuses.
                 raise PermissionRefused(
-                    "--privileged is not given to you on this node",
+                    "you may not use --privileged on this node",
                     hint="GPUs need no privileges here: leave it out",
                 )
     say("warning: --privileged lets the container reach every GPU of this machine, whatever its lease says")

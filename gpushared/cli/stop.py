@@ -1,4 +1,4 @@
-"""``gpushare stop`` and ``gpushare cancel``: end leases and jobs, and wait until their memory is free."""
+"""Serve ``gpushare stop`` and ``gpushare cancel``: end leases and jobs, and wait until their memory is free."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from gpushared.domain.model.errors import NotFound, Unavailable
 
 @click.command("stop")
 @grace_option
-@click.option("--wait", is_flag=True, help="Come back when the leases are over and their GPU memory is free.")
+@click.option("--wait", is_flag=True, help="Return when the leases are over and their GPU memory is free.")
 @click.argument("lease", shell_complete=complete.leases, nargs=-1, required=True)
 def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
     """End leases, whatever their state: a queued one leaves the queue, a running container is stopped.
 
     LEASE is a lease's or a job's id, the name of a container, also of one that waits, or the beginning of a
-    container's id. Comes back when the
-    containers have stopped, as docker stop does, so that docker rm can remove them. The GPU memory of a lease
-    is free for others once the GPU shows it back, which --wait waits for. Prints each lease that was ended.
-    Ctrl-C ends only the command.
+    container's id. The command returns when the containers have stopped, as docker stop does, so that docker
+    rm can remove them. Others can use the GPU memory of a lease once the GPU shows it free, which --wait
+    waits for. The command prints each lease that was ended. Ctrl-C ends only the command.
 
     \b
     Examples:
@@ -130,17 +129,15 @@ class Stop:
 
 @click.command("cancel")
 @grace_option
-@click.option("--all", "every", is_flag=True, help="All of your own that are not over.")
-@click.option(
-    "--name", metavar="NAME", help="Your own that were submitted with this --name, of an array all."
-)
+@click.option("--all", "every", is_flag=True, help="End all your own jobs that are not over.")
+@click.option("--name", metavar="NAME", help="End your own jobs of this --name, of an array all.")
 @click.argument("job", shell_complete=complete.jobs, nargs=-1)
 def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name: str | None) -> int:
     """End jobs: one that waits leaves the queue, the container of one that runs is stopped.
 
-    JOB is a job's id or an unmistakable beginning of it, an array's id or name for all of the array, the name
-    of a job's container, or a lease's id. Prints each job that was ended. A job on a node that does not
-    answer is ended when the node is heard of again.
+    JOB is a job's id or an unambiguous beginning of it, an array's id or name for all of the array, the name
+    of a job's container, or a lease's id. The command prints each job that was ended. A job on a node that
+    does not answer is ended when the node answers again.
 
     \b
     Examples:

@@ -1,8 +1,6 @@
-"""``gpushare submit`` as click shows it; the work is in ``submitting``."""
+"""Show ``gpushare submit`` by click; ``submit_job`` does the work."""
 
 from __future__ import annotations
-
-import click
 
 from gpushared.cli import complete, docker_args
 from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
@@ -22,19 +20,17 @@ _NOT_FOR_JOBS = {
 submit = WordsCommand(
     "submit",
     words=docker_args.SUBMIT,
-    callback=lambda words: submit_job(words),  # noqa: PLW0108 - click names the argument
-    add_help_option=False,
-    options_metavar="[OPTIONS] [DOCKER CREATE OPTIONS]",
-    short_help="Queue a container as a job that needs no terminal.",
-    params=[
+    work=submit_job,
+    metavar="[OPTIONS] [DOCKER CREATE OPTIONS]",
+    options=[
         *(one for one in RUN_OPTIONS if one.opts[0] not in _NOT_FOR_JOBS),
         option("immediate", None, "Refuse it instead of queueing it when there is no room."),
-        option("pool", None, "Anywhere in the pool.  [default: on this node]"),
-        option("node", "NODE", "On this node of the pool.", complete.nodes),
+        option("pool", None, "Run it anywhere in the pool.  [default: on this node]"),
+        option("node", "NODE", "Run it on this node of the pool.", complete.nodes),
         option(
             "array",
             "NUMBERS",
-            "One job for each: 0-99, 1,3,5-9; 0-99%4: 4 at once. GPUSHARE_ARRAY_INDEX tells which.",
+            "Submit a job for each number: 0-99, 1,3,5-9; 0-99%4 runs 4 at once. GPUSHARE_ARRAY_INDEX has the number.",
         ),
         option("after", "JOB,...", "Start when these jobs are over, however they end.", complete.job_list),
         option(
@@ -45,26 +41,21 @@ submit = WordsCommand(
         ),
         option("retries", "N", "Run it again, up to N times, when it ends with another code than 0."),
         option("requeue", None, "Run it again after its node was lost or it had to give way.  [default]"),
-        option("no-requeue", None, "Let it fail then."),
+        option("no-requeue", None, "Let it fail in these cases."),
         option(
             "stop-after",
             "DURATION",
-            "Its node stops it when it has not heard from the pool for so long, and it runs elsewhere.  "
+            "Let its node stop it after so long without the pool; it then runs elsewhere.  "
             "[default: it runs on]",
         ),
-        option("nodes", "N", "On so many nodes at once, each with what --gpu says."),
-        option("span", None, "Its GPUs may be on several nodes, as few as possible."),
-        option("help", None, "Show this message and exit."),
-        click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
-        click.Argument(
-            ["command"], shell_complete=complete.files, metavar="[COMMAND]...", nargs=-1, required=False
-        ),
+        option("nodes", "N", "Run it on so many nodes at once, each with what --gpu says."),
+        option("span", None, "Let its GPUs be on several nodes, as few as possible."),
     ],
-    help="""Queue a container as a job: it runs when its GPUs are free, and no terminal need stay open.
+    help="""Queue a container as a job: it runs when its GPUs are free, and needs no open terminal.
 
-    Prints the job's id (an array's where --array is given) to stdout, and nothing else. All options of
-    `docker create` are docker's own: docker reads them, here and now, and what it would have sent is kept.
-    Paths and images are looked for where the job runs.
+    The command prints only the job's id to stdout, with --array the array's. All options of `docker create`
+    are docker's own: docker reads them, here and now, and its request is kept. Paths and images are looked
+    for where the job runs.
 
     With --rm the container is removed once its end is known, and its output with it.
 

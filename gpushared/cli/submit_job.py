@@ -73,7 +73,7 @@ def _job(client: Client, word: str) -> str:
     if found := job_id(client, word):
         return found
     raise RequestError(
-        f"{word[:80]!r} is the lease of no job", hint="a job of the pool can be near or away from jobs only"
+        f"{word[:80]!r} is a lease without a job", hint="a job of the pool can be near or away from jobs only"
     )
 
 
@@ -114,7 +114,9 @@ def _said(words: RunWords) -> dict[str, Any]:
     lease["class"] = lease.pop("lease_class")
     requeue = lease.pop("requeue")
     if ours.get("node") and ours.get("span"):
-        raise UsageError("--node and --span exclude each other", hint="a node is one node")
+        raise UsageError(
+            "--node and --span exclude each other", hint="--span is for several nodes: leave one of them out"
+        )
     return {
         "lease": lease,
         "requeue": requeue,
@@ -150,7 +152,7 @@ def _nodes(ours: dict[str, str]) -> int:
     if "nodes" not in ours:
         return 0
     if not (nodes := _count(ours, "nodes")):
-        raise UsageError("a job on 0 nodes cannot be", hint="leave out --nodes for one node, anywhere")
+        raise UsageError("a job needs at least one node", hint="leave out --nodes for one node, anywhere")
     from gpushared.domain.jobs.job_commands import MAX_NODES
     from gpushared.domain.jobs.submit_limits import check_bounds
 

@@ -31,7 +31,7 @@ _COLOURS = {
 
 
 class Column(NamedTuple):
-    """A column: its key is its title in small letters; ``wide`` ones are left out of ``-o table``.
+    """Describe a column: its key is its title in small letters; ``wide`` ones are left out of ``-o table``.
 
     ``least``: where the table is wider than its terminal, cells are cut to no fewer places; 0 = never cut.
     """
@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """https://no-color.org and https://force-color.org: set and not empty; else colour for terminals."""
+    """Follow https://no-color.org and https://force-color.org, if set and not empty; else colour terminals."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -162,7 +162,7 @@ def _colour(column: Column, cell: str) -> str | None:
 
 
 def _width(text: str) -> int:
-    """Places on a terminal: wide East Asian characters take two, combining marks none."""
+    """Count places on a terminal: wide East Asian characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width

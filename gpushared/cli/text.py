@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def memory(size: int | None) -> str:
-    """``19.8 GiB``."""
+    """Return ``19.8 GiB``."""
     if size is None:
         return MISSING
     unit, one = _unit(size)
@@ -29,7 +29,7 @@ def memory(size: int | None) -> str:
 
 
 def memory_pair(used: int | None, of: int) -> str:
-    """``3.2/19.8 GiB``, both in the unit of the second."""
+    """Return ``3.2/19.8 GiB``, both in the unit of the second."""
     unit, one = _unit(of)
     return f"{MISSING if used is None else _figure(used, one)}/{_figure(of, one)} {unit}"
 
@@ -43,19 +43,19 @@ def _figure(size: int, one: int) -> str:
 
 
 def share(permille: int) -> str:
-    """``0.25``; 1000 is ``1``."""
+    """Return ``0.25``; 1000 is ``1``."""
     return f"{permille / 1000:g}"
 
 
 def compute(permille: int, limit_permille: int) -> str:
-    """The share, or where a lease may use more of what is free: ``25..100%``."""
+    """Return the share, or ``25..100%`` if a lease may use more of what is free."""
     if limit_permille <= permille:
         return share(permille)
     return f"{permille / 10:g}..{limit_permille / 10:g}%"
 
 
 def span(seconds: float | None) -> str:
-    """``42s``, ``5m``, ``1h30m``, ``2d4h``; a past moment is ``0s``."""
+    """Return ``42s``, ``5m``, ``1h30m``, ``2d4h``; a past moment is ``0s``."""
     if seconds is None:
         return MISSING
     left = max(0, int(seconds))
@@ -69,14 +69,14 @@ def span(seconds: float | None) -> str:
 
 
 def clock(moment: float, now: float) -> str:
-    """``14:05`` today, ``Tue 14:05`` on another day; local time."""
+    """Return ``14:05`` today, ``Tue 14:05`` on another day; local time."""
     then, today = time.localtime(moment), time.localtime(now)
     same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
     return time.strftime("%H:%M" if same_day else "%a %H:%M", then)
 
 
 def start(start_from: float | None, start_to: float | None, now: float) -> str:
-    """``about 14:05 (12-25 min)``, ``by 14:30 (25 min)``, ``not before 14:05 (12 min)``, or ``unknown``."""
+    """Return ``about 14:05 (12-25 min)``, ``by 14:30 (25 min)``, ``not before 14:05 (12 min)`` or ``unknown``."""
     first, last = _minutes(start_from, now), _minutes(start_to, now)
     if start_from is None or first is None:
         return "unknown" if start_to is None else f"by {clock(start_to, now)} ({last} min)"

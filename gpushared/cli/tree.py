@@ -18,7 +18,7 @@ COMMANDS = {
     "run": "Run a container on a part of a GPU.",
     "submit": "Queue a container as a job that needs no terminal.",
     "jobs": "Show jobs: what was submitted, where it runs, why it waits.",
-    "wait": "Wait until jobs are over; exits with their code.",
+    "wait": "Wait until jobs are over, and exit with their code.",
     "cancel": "End jobs, whatever their state.",
     "ps": "Show the leases of this node.",
     "gpus": "Show the GPUs of this node, what is used and what is free.",
@@ -32,7 +32,7 @@ COMMANDS = {
     "resize": "Give a lease another size.",
     "extend": "Give a lease more time.",
     "hold": "Keep waiting requests and jobs from starting.",
-    "unhold": "Let requests and jobs go that were held.",
+    "unhold": "Release requests and jobs that were held.",
     "priority": "Move a waiting request or job among those of its project.",
     "pause": "Take running leases off their GPUs.",
     "resume": "Bring paused leases back.",
@@ -49,7 +49,7 @@ COMMANDS = {
     "config": "Check or show the daemon's configuration.",
     "doctor": "Find what is wrong here and on the node.",
     "version": "Show the versions of client, daemon and engine.",
-    "completion": "Print what lets a shell complete words.",
+    "completion": "Print a shell's completion script.",
     "simulate": "Play the driver of simulated GPUs.",
 }
 """Each command has its short help here, so that `gpushare --help` and a completion import none."""
@@ -129,10 +129,10 @@ def cli() -> None:
       gpushare run --gpu 0.25 -it --rm IMAGE CMD   a quarter of one GPU
       gpushare run --gpu 2 IMAGE CMD               two whole GPUs
       gpushare gpus                                what is free
-      gpushare ps                                  who has what
-      gpushare why LEASE                           why one waits
+      gpushare ps                                  the leases on this node
+      gpushare why LEASE                           why a lease waits
       gpushare submit --gpu 1 IMAGE CMD            a job that needs no terminal
-      gpushare jobs                                what became of it
+      gpushare jobs                                the jobs and their states
 
     The daemon is found through GPUSHARE_HOST=unix:///PATH, else at /run/gpushared/gpushared.sock.
     Documentation of all commands: docs/reference/commands.md.

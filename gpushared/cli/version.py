@@ -1,4 +1,4 @@
-"""``gpushare version``: this client, the daemon, and the engine behind it."""
+"""Serve ``gpushare version``: show the versions of this client, the daemon, and the engine behind it."""
 
 from __future__ import annotations
 

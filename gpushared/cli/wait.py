@@ -1,4 +1,4 @@
-"""``gpushare wait``: until jobs are over, with their exit code."""
+"""Serve ``gpushare wait``: wait until jobs are over, and end with their exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_SECONDS = 30.0
 def wait(job: tuple[str, ...], timeout: str | None) -> int:
     """Wait until jobs are over. The jobs go on when this ends first.
 
-    JOB is a job's id or an unmistakable beginning of it, an array's id or name for all of the array, the name
+    JOB is a job's id or an unambiguous beginning of it, an array's id or name for all of the array, the name
     of a job's container, or a lease's id or container.
 
     \b

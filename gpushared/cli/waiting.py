@@ -152,7 +152,7 @@ class Progress:
     """Write to ``stream`` (stderr) only, so that the container's own output stays alone on stdout."""
 
     def __init__(self, stream: TextIO, advice: str = "") -> None:
-        """``advice`` is said once, before the first line of the wait."""
+        """Take ``advice`` to say once, before the first line of the wait."""
         self._stream = stream
         self._advice = advice
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"

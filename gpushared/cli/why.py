@@ -1,4 +1,4 @@
-"""``gpushare why``: why a lease or a job waits, how it ended, and everything that happened to it."""
+"""Serve ``gpushare why``: tell why a lease or a job waits, how it ended, and all that happened to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDLE = "idle"
 def why(lease: str, output: str) -> int:
     """Show why a lease or a job waits, what holds it once it runs, and all that happened to it, with times.
 
-    For a lease that runs it says what happens when others need its GPUs.
+    For a running lease it says what happens when others need its GPUs.
 
     LEASE is a lease's or a job's id, the name of a container, also of one that waits, or the beginning of a
     container's id.

@@ -191,7 +191,9 @@ def from_answer(status: int, body: bytes, path: str) -> GpushareError:
 
 def not_our_daemon(path: str, what: str) -> GpushareError:
     """Return the error for a program on the socket that does not speak as gpushared does."""
-    return NotOurDaemon(f"what answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST")
+    return NotOurDaemon(
+        f"the program that answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST"
+    )
 
 
 def unreachable(path: str, error: OSError) -> GpushareError:

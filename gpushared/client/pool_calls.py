@@ -34,7 +34,7 @@ def pool_socket(path: str | None = None) -> str:
     path = path.removeprefix("unix://")
     if not path.startswith("/") or len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"{path[:100]!r} is no path of a unix socket",
+            f"{path[:100]!r} is not the path of a unix socket",
             hint=f"export {POOL_SOCKET_VARIABLE}={DEFAULT_POOL_SOCKET}",
         )
     return path

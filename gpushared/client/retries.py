@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 
 from gpushared.client.http import ConnectionLost, NotOurDaemon
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import ConfigError, DaemonUnavailable, GpushareError, TimedOut, Unavailable
 from gpushared.light import TYPE_CHECKING
 
@@ -90,8 +91,8 @@ class RetryPatience:
         self._since = now if self._since is None else self._since
         if now - self._since >= self._seconds:
             raise error
-        longest = min(self._longest_pause_seconds, SHORTEST_SECONDS * 2.0**self._tries)
-        self._tries = min(self._tries + 1, 10)
+        self._tries += 1
+        longest = backoff_seconds(self._tries, first=SHORTEST_SECONDS, longest=self._longest_pause_seconds)
         return self._chance.uniform(longest / 2, longest)
 
 
@@ -144,7 +145,7 @@ def configured_retries(tell: Callable[[str], None]) -> Retries | None:
         seconds = -1.0
     if not 0 <= seconds <= MAX_RETRY_SECONDS:
         raise ConfigError(
-            f"{SECONDS_VARIABLE} is {text[:100]!r}, which is no number of seconds that can be waited",
+            f"{SECONDS_VARIABLE} is {text[:100]!r}, which is not a number of seconds to wait",
             hint=f"give 0 to {MAX_RETRY_SECONDS}; without it calls are tried again for {RETRY_SECONDS:.0f} s",
         )
     return Retries(tell, seconds) if seconds else None

@@ -186,25 +186,25 @@ class GateConfig:
     trusted_groups: tuple[str, ...] = setting(
         ("docker",),
         TextList(GROUP),
-        "Members are trusted, as root is: nothing is judged, they see and manage everybody's containers.",
+        "Members are trusted, as root is: nothing is judged, and they see and manage everybody's containers.",
     )
     subordinate_ids: str = setting(
         "/etc/subuid",
         PATH_OR_EMPTY,
         "File with users' ranges of ids in user namespaces (subuid(5)). Callers with such an id are "
-        "refused and told whose it is, unless it is an account's own; empty: every id is a user.",
+        "refused and told whose it is, unless an account has it; empty: every id is a user.",
     )
     preset: PolicyPreset = setting(
         PolicyPreset.LAB,
         Choice(PolicyPreset),
-        "`open`: among people who trust each other; `lab`: one machine, many users; `strict`: users who "
-        "may be hostile. [What each allows](../how-to/policy.md).",
+        "`open`: people who trust each other; `lab`: one machine, many users; `strict`: users who may be "
+        "hostile. [What each allows](../how-to/policy.md).",
     )
     everybody_confined: bool = setting(
         False,
         YesOrNo(),
         "What root and trusted groups create here [is judged too](../how-to/policy.md#judge-everybody), "
-        "and nobody builds images; they still see and manage everybody's.",
+        "and nobody builds images.",
     )
     mount_prefixes: tuple[str, ...] | None = setting(
         None,
@@ -214,20 +214,19 @@ class GateConfig:
     networks: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_NETWORK)),
-        "Networks of containers: `own` are those that the caller created; on `bridge` they reach each "
-        "other's; `host` is the machine's own, with what listens there for itself only.",
+        "`own`: those that the caller created; on `bridge` containers of all users reach each other; "
+        "`host` is the machine's own, with what listens there for itself only.",
     )
     host_network: HostNetwork = setting(
         HostNetwork.NEVER,
         Choice(HostNetwork),
-        "Where `networks` has no `host`: `gangs` gives the parts of [jobs on several "
-        "nodes](../how-to/multi-node.md) the machine's own network all the same, with what listens there "
-        "for itself only.",
+        "Where `networks` has no `host`: `gangs` still gives it to the parts of [jobs on several "
+        "nodes](../how-to/multi-node.md).",
     )
     publish: Publish | None = setting(
         None,
         OrPreset(Choice(Publish)),
-        "Where ports may be published by `-p`: `loopback` is 127.0.0.1 and ::1 only.",
+        "Where `-p` may publish; `loopback` is 127.0.0.1 and ::1.",
     )
     lowest_port: int | None = setting(
         None, OrPreset(Whole(1, 65_535)), "The first port of the machine that may be published on."
@@ -235,17 +234,16 @@ class GateConfig:
     images: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_IMAGE)),
-        "Images that may be used, by their full names (`docker.io/library/python`), or `*`; an image is then "
-        "named, not given by its id.",
+        "Images that may be used, by full names (`docker.io/library/python`) or `*`, and then not by id.",
     )
     image_digest: bool | None = setting(
-        None, OrPreset(YesOrNo()), "Whether an image must be named with its digest: `python@sha256:...`."
+        None, OrPreset(YesOrNo()), "Whether an image needs its digest: `python@sha256:...`."
     )
     registry_queries: bool | None = setting(
         None,
         OrPreset(YesOrNo()),
         "Whether the engine asks registries for `docker search` and digests (`/distribution`), with its "
-        "own network and credentials; `images` bounds pulls.",
+        "network and credentials; `images` bounds pulls.",
     )
     restart_policies: tuple[str, ...] | None = setting(
         None, OrPreset(TextList(_RESTART)), "What `--restart` may say."
@@ -253,23 +251,23 @@ class GateConfig:
     capabilities: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_CAPABILITY)),
-        "What `--cap-add` may say. Programs have a capability only where they are root inside.",
+        "What `--cap-add` may say; it has an effect only for root inside.",
     )
     sysctls: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_SYSCTL)),
-        "What `--sysctl` may set, in networks and IPC of the container's own.",
+        "What `--sysctl` may set, in the container's own networks and IPC.",
     )
     devices: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_DEVICE)),
-        "What `--device` may give; the device's own permissions hold for the caller all the same.",
+        "What `--device` may give; the device's own permissions still hold for the caller.",
     )
     driver_capabilities: tuple[str, ...] | None = setting(
         None,
         OrPreset(TextList(_DRIVER_CAPABILITY)),
         "What `NVIDIA_DRIVER_CAPABILITIES` [may name](environment.md#capabilities-of-the-driver) besides "
-        "`compute` and `utility`. All presets give all.",
+        "`compute` and `utility`; all presets give all.",
     )
     dev_containers: str | None = setting(
         None,
@@ -279,8 +277,8 @@ class GateConfig:
     root_inside: bool | None = setting(
         None,
         OrPreset(YesOrNo()),
-        "Whether `--user root` is given to [containers that have nothing of the "
-        "machine](../how-to/policy.md#root-inside).",
+        "Whether [containers with nothing of the machine](../how-to/policy.md#root-inside) may have "
+        "`--user root`.",
     )
     host_ipc: bool | None = setting(None, OrPreset(YesOrNo()), "Whether `--ipc host` is given.")
     unconfined_seccomp: bool | None = setting(
@@ -289,19 +287,19 @@ class GateConfig:
     home_and_name: bool | None = setting(
         None,
         OrPreset(YesOrNo()),
-        "Whether containers have [their caller's home and name](../how-to/policy.md#home-and-name); every "
-        "preset says yes.",
+        "Whether containers have [their caller's home and name](../how-to/policy.md#home-and-name), as in "
+        "every preset.",
     )
     containers_per_user: int | None = setting(
         None,
         OrPreset(Whole(0, 100_000)),
-        "How many containers a user may have, stopped ones too; 0 is no limit.",
+        "A user's containers, stopped ones too; 0: no limit.",
     )
     ports_per_user: int | None = setting(
         None,
         OrPreset(Whole(0, 65_535)),
-        "How many ports of the machine [all containers of a user](../how-to/policy.md#ports) may publish, "
-        "stopped ones too; 0 is no limit.",
+        "Ports that [all containers of a user](../how-to/policy.md#ports) may publish, stopped ones too; "
+        "0: no limit.",
     )
     memory_per_user: int | Percent | None = setting(
         None,
@@ -312,48 +310,45 @@ class GateConfig:
     cpus_per_user: float | Percent | None = setting(
         None,
         OrPreset(OrPercent(Number(0, 65_536))),
-        "CPUs of all containers of a user together; no preset has a limit.",
+        "Their CPUs; no preset has a limit.",
     )
     pids_per_user: int | None = setting(
         None,
         OrPreset(Whole(0, 4_194_304)),
-        "Processes and threads of all containers of a user together; 0 is no limit.",
+        "Their processes and threads; 0: no limit.",
     )
     memory_limit_bytes: int | None = setting(
         None,
         OrPreset(ByteSize(2**50)),
-        "The memory of a container that asks for none, and the most that `--memory` may say; "
-        "no preset has a limit.",
+        "A container's default `--memory` and the most that it may say; no preset has a limit.",
         key="memory_limit",
     )
     cpu_limit: float | None = setting(
         None,
         OrPreset(Number(0, 65_536)),
-        "The CPUs of a container that asks for none, and the most that `--cpus` may say; 0 is no limit, as "
-        "in all presets.",
+        "The same of `--cpus`; 0: no limit, as in all presets.",
     )
     pids_limit: int | None = setting(
-        None, OrPreset(Whole(16, 4_194_304)), "How many processes and threads a container may have."
+        None, OrPreset(Whole(16, 4_194_304)), "A container's processes and threads."
     )
     connections_per_user: int = setting(
-        1024, Whole(16, 65_536), "How many connections to the daemon a user may have, of all kinds."
+        1024, Whole(16, 65_536), "A user's connections to the daemon, of all kinds."
     )
     requests_per_user: int = setting(
         1024,
         Whole(16, 65_536),
-        "How many requests of a user may be under way, the waiting ones too: an attached client has two or "
-        "three.",
+        "A user's requests under way, waiting ones too: an attached client has two or three.",
     )
     max_wait: tuple[tuple[str, int], ...] = setting(
         (),
         Table(Text("a user or a project", is_user_name), Seconds(0, 366 * 24 * HOUR_SECONDS)),
         "How long containers of a user or a project [wait in the queue](clients.md#clients-that-wait) "
         'without a label `gpushare.max-wait`, one a line below `[gate.max_wait]`: `jupyterhub = "0s"` is '
-        "not at all. A user's line wins over the project's; without one they wait until there is room. "
-        "`gpushare run` has `--max-wait`.",
+        "not at all. A user's line wins over the project's; without one they wait for room. `gpushare run` "
+        "has `--max-wait`.",
     )
     creates_per_user: int = setting(
         256,
         Whole(1, 65_536),
-        "How many containers of a user may be being created, those that wait for a GPU too.",
+        "A user's containers that are being created, those that wait for a GPU too.",
     )

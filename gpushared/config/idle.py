@@ -90,18 +90,17 @@ class IdleConfig:
     warn_seconds: int = setting(
         1800,
         _IDLE_SECONDS,
-        "A lease that was idle for so long is told so, with what will follow; 0 is never.",
+        "A lease that is idle for so long is told so, with what will follow; 0: never.",
     )
     lower_seconds: int = setting(
         3600,
         _IDLE_SECONDS,
-        "One that was idle for so long is not protected from giving way any more; 0 is never.",
+        "One that is idle for so long is the first to give way; 0: never.",
     )
     action: IdleAction = setting(
         IdleAction.NONE,
         Choice(IdleAction),
-        "`suspend` takes it off its GPUs until somebody resumes it, or ends it where that does not work; "
-        "`stop` ends it.",
+        "`suspend` takes it off its GPUs until somebody resumes it, or else ends it; `stop` ends it.",
     )
     build: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `build`.")
     train: str = setting("", _IDLE_ACTION_OR_EMPTY, "Another action for the class `train`.")
@@ -109,8 +108,8 @@ class IdleConfig:
     action_seconds: int = setting(
         7200,
         _IDLE_ACTION_SECONDS,
-        "The action comes when it was idle for so long, "
-        "and at least `queue.preempt_notice_seconds` after it was told.",
+        "The idle time before the action, which comes at least `queue.preempt_notice_seconds` after the lease "
+        "was told.",
     )
 
 
@@ -134,11 +133,9 @@ class IdleQuietConfig(QuietTimesConfig):
     """Nights and weekends, in which other times hold for idle leases; by the clock of the machine."""
 
     hours: str = setting(
-        "", Text("hours like `20:00-07:00`, or empty", is_hours), "Quiet hours of every day; empty is none."
+        "", Text("hours like `20:00-07:00`, or empty", is_hours), "Quiet hours of every day."
     )
-    days: str = setting(
-        "", Text("days like `sat,sun`, or empty", is_days), "Days that are quiet from midnight to midnight."
-    )
+    days: str = setting("", Text("days like `sat,sun`, or empty", is_days), "Days that are quiet as a whole.")
 
 
 def idle_with(general: IdleConfig, said: Mapping[str, Any]) -> IdleConfig:

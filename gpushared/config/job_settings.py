@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
 class AuditConfig:
     """The audit records who changed what, and who was refused what: `gpushare audit`."""
 
-    keep_days: int = setting(90, Whole(1, 3650), "Lines that are older are forgotten.")
+    keep_days: int = setting(90, Whole(1, 3650), "Older lines are forgotten.")
     max_rows: int = setting(
         500_000,
         Whole(1000, 50_000_000),
@@ -53,7 +53,7 @@ class JobsConfig:
     keep_containers_seconds: int = setting(
         24 * HOUR_SECONDS,
         Seconds(0, 30 * 24 * HOUR_SECONDS),
-        "How long the container of a job that is over stays, and its logs with it.",
+        "How long the container of an ended job stays, with its logs.",
         key="keep_containers",
     )
     max_kept_containers: int = setting(
@@ -63,7 +63,7 @@ class JobsConfig:
     pull_seconds: int = setting(
         HOUR_SECONDS,
         Seconds(1, 7 * 24 * HOUR_SECONDS),
-        "How long pulling a job's image may take, its wait for others' included.",
+        "How long a job's pull may take, its wait for others' included.",
         key="pull_timeout",
     )
 
@@ -75,28 +75,28 @@ class PoolConfig:
     coordinator: str = setting(
         "",
         Text("`HOST:PORT`, or empty", lambda text: not text or _is_address(text)),
-        "The pool's coordinator; empty is what the node was told when it joined.",
+        "The pool's coordinator; empty: as the node was told when it joined.",
     )
     state_dir: str = setting(
         "",
         Text("an absolute path, or empty", lambda text: not text or is_absolute(text)),
-        "The node's key and certificate, and whom it trusts; empty is `pool` in `node.state_dir`.",
+        "The node's key, certificate and trust anchors; empty: `pool` in `node.state_dir`.",
     )
     realm: str = setting(
         "",
         Text("the name of a realm, or empty", lambda text: not text or is_realm(text)),
-        "Whose accounts the users of this node have: nodes with the same accounts may share a realm. "
-        "Empty is the node's name.",
+        "Whose accounts the node's users have; nodes with the same accounts may share a realm. Empty: the "
+        "node's name.",
     )
     trusted_realms: tuple[str, ...] = setting(
         (),
         TextList(Text("the name of a realm", is_realm)),
-        "Other realms whose users are the local accounts of the same names here.",
+        "Other realms whose users are the local accounts of the same names.",
     )
     accounts: tuple[tuple[str, str], ...] = setting(
         (),
         Table(_OWNER, _ACCOUNT),
-        'Local accounts of people of the pool, one a line below `[pool.accounts]`: `"ada@lab" = "ada"`. '
-        "A principal's line wins over its person's. Who has no account here runs no job here. An account of "
-        "the system (a number below UID_MIN of /etc/login.defs) is somebody's only by such a line.",
+        'Local accounts of people of the pool, one a line below `[pool.accounts]`: `"ada@lab" = '
+        "\"ada\"`. A principal's line wins over its person's. Who has no account here runs no job here. "
+        "System accounts (below UID_MIN of /etc/login.defs) need such a line.",
     )

@@ -76,16 +76,16 @@ class NodeConfig:
     runtime_dir: str = setting(
         "/run/gpushared",
         PATH,
-        "Sockets and what containers mount. Keep it short: socket paths are limited to about 100 bytes.",
+        "Sockets and what containers mount. Keep it short: socket paths have at most about 100 bytes.",
     )
-    state_dir: str = setting("/var/lib/gpushared", PATH, "The journal. On a local disk, not on NFS.")
+    state_dir: str = setting("/var/lib/gpushared", PATH, "The journal, on a local disk (not NFS).")
     socket_mode: int = setting(
         0o666,
         FileMode(),
-        "Permissions of the socket. Who connects is known from the kernel, so everybody may.",
+        "Permissions of the socket. The kernel tells who connects, so everybody may.",
     )
     keep_ended_leases: int = setting(
-        100_000, Whole(0, 10_000_000), "How many leases that are over stay in the journal, stories included."
+        100_000, Whole(0, 10_000_000), "How many ended leases stay in the journal, with their stories."
     )
 
 
@@ -97,7 +97,7 @@ class EngineConfig:
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
-        "How long a container that must go has between the stop signal and being killed.",
+        "The time between a container's stop signal and its kill.",
     )
 
 
@@ -108,14 +108,13 @@ class GpusConfig:
     simulate: str = setting(
         "",
         Text(),
-        "Serve simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; "
-        "`a100/4x1g.10gb+3g.40gb` is one that MIG splits, `h100:8@4` joins each four by NVLink; empty is "
-        "real.",
+        "Simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; `a100/4x1g.10gb+3g.40gb` is "
+        "split by MIG, `h100:8@4` joins each four by NVLink.",
     )
     mps_reserve_bytes: int = setting(
         300 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "Memory of each GPU that is not leased, because an MPS server and the driver need it.",
+        "Memory of each GPU that is not leased: an MPS server and the driver need it.",
         key="mps_reserve",
     )
     checkpoints: CheckpointMode = setting(
@@ -128,10 +127,10 @@ class GpusConfig:
         (),
         GpuNames(),
         "GPUs in the compute mode EXCLUSIVE_PROCESS while shared leases are on them: [what that "
-        "closes](../explanation/how-sharing-isolates.md#who-leaves-mps). Needs root and an MPS that "
-        "serves several users (driver 580).",
+        "closes](../explanation/how-sharing-isolates.md#who-leaves-mps). Needs root and an MPS for several "
+        "users (driver 580).",
     )
-    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is looked at.")
+    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is sampled.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +140,22 @@ class SharingConfig:
     mps: MpsMode = setting(
         MpsMode.AUTO,
         Choice(MpsMode),
-        "`auto` uses MPS where its program is installed, `required` refuses shared leases without it, "
-        "`off` never uses it: then nothing but the watchdog holds parts of GPUs.",
+        "`auto` uses MPS where it is installed, `required` refuses shared leases without it, `off` never "
+        "uses it: then only the watchdog holds parts of GPUs.",
     )
     mps_binary: str = setting(
-        "", PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty is the one on the daemon's PATH."
+        "", PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty: from the daemon's PATH."
     )
     canary_seconds: float = setting(
         60.0,
         Number(0.0, 86400.0),
-        "How often a small CUDA program tries the MPS servers that have leases; 0 is never.",
+        "How often a small CUDA program tries the MPS servers with leases; 0: never.",
     )
     fault_patience_seconds: float = setting(
         30.0,
         Number(1.0, 3600.0),
-        "A container that holds on for so long to an MPS server that met a fault is ended, because nobody "
-        "gets anything of it before all have left.",
+        "A container that stays on a faulted MPS server for so long is ended: nobody can use the server "
+        "before all have left.",
     )
 
 
@@ -167,8 +166,7 @@ class WatchdogConfig:
     action: Action = setting(
         Action.KILL,
         Choice(Action),
-        "`kill` ends it at once, as Slurm and Kubernetes do with main memory; `stop` gives it "
-        "`engine.stop_grace_seconds`; `warn` only says so.",
+        "`kill` ends it at once; `stop` gives it `engine.stop_grace_seconds`; `warn` only says so.",
     )
     build: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `build`.")
     train: str = setting("", _ACTION_OR_EMPTY, "Another action for the class `train`.")
@@ -176,11 +174,11 @@ class WatchdogConfig:
     tolerance_bytes: int = setting(
         256 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "So much more on a GPU is no overuse: a CUDA context counts too, and drivers round.",
+        "So much more on a GPU is no overuse: CUDA contexts count, and drivers round.",
         key="tolerance",
     )
     patience_seconds: float = setting(
-        0.0, Number(0.0, 3600.0), "How long it may last before something is done."
+        0.0, Number(0.0, 3600.0), "How long overuse may last before the action."
     )
 
 
@@ -191,22 +189,22 @@ class QueueConfig(QueueOrderConfig):
     claim_seconds: int = setting(
         60,
         Seconds(5, HOUR_SECONDS),
-        "A granted lease that no container has claimed for so long is given to the next; at once, where the "
-        "process that holds it has ended.",
+        "A granted lease that no container has claimed for so long goes to the next; at once if its "
+        "holder's process has ended.",
     )
     orphan_seconds: int = setting(
         30,
         Seconds(1, 24 * HOUR_SECONDS),
-        "A queued request that nobody has asked for so long leaves the queue; at once, where the process "
-        "that holds it has ended.",
+        "A queued request that nobody has asked for so long leaves the queue; at once if its holder's "
+        "process has ended.",
     )
     notice_seconds: int = setting(
         300,
         Seconds(0, 24 * HOUR_SECONDS),
-        "How long before its end a program is told of it, in `/run/gpushare/notice.json`.",
+        "How long before its end a program is told, in `/run/gpushare/notice.json`.",
     )
-    max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0 lets nobody wait.")
-    max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many requests of one user may wait.")
+    max_queued: int = setting(1000, Whole(0, 100_000), "How many requests may wait; 0: none.")
+    max_queued_per_user: int = setting(100, Whole(0, 100_000), "How many of one user may wait.")
 
 
 class HostMode(StrEnum):
@@ -228,14 +226,13 @@ class PlacementConfig:
     together: Together = setting(
         Together.OFF,
         Choice(Together),
-        "`project`: [leases of one project "
-        "together](../how-to/placement.md#leases-of-one-project-together); `off` places each for itself.",
+        "`project`: [leases of one project together](../how-to/placement.md#leases-of-one-project-together).",
     )
     host: HostMode = setting(
         HostMode.AUTO,
         Choice(HostMode),
         "`auto` counts docker's `--cpus` and `--memory` [of containers with "
-        "leases](../how-to/placement.md#cpu-and-memory-of-the-machine); `off` does not.",
+        "leases](../how-to/placement.md#cpu-and-memory-of-the-machine).",
     )
 
 
@@ -243,7 +240,7 @@ class PlacementConfig:
 class LogConfig:
     """The daemon's log, on standard error."""
 
-    level: LogLevel = setting(LogLevel.INFO, Choice(LogLevel), "From which weight on lines are logged.")
+    level: LogLevel = setting(LogLevel.INFO, Choice(LogLevel), "The lowest level that is logged.")
     format: LogFormat = setting(
         LogFormat.TEXT, Choice(LogFormat), "`text` for people and journald, `json` for collectors."
     )
@@ -260,10 +257,10 @@ class Preset:
     time: str = setting("", Text(), "As `--time`: `8h`.")
     isolation: str = setting("", Text(), "As `--isolation`: `shared`, `separate`, `exclusive` or `mig`.")
     priority: str = setting("", Text(), "As `--priority`: `10`.")
-    project: str = setting("", Text(), "As `--project`; whoever is not in it cannot use the preset.")
+    project: str = setting("", Text(), "As `--project`; only its members can use the preset.")
     restart_on_fault: str = setting("", Text(), "As `--restart-on-fault`: `3`.")
     model: str = setting("", Text(), "As `--model`: `h100` or `h100,a100`.")
-    description: str = setting("", Text(), "One line for whoever has to choose.")
+    description: str = setting("", Text(), "One line for whoever chooses.")
 
     @property
     def ask(self) -> RequestSpec:

@@ -81,13 +81,13 @@ class CoordinatorSection:
             "up to 32 small letters, digits and dashes, or empty",
             lambda text: _POOL_NAME.fullmatch(text) is not None,
         ),
-        "The pool's name; empty is what `gpushare pool init` was told.",
+        "The pool's name; empty: as `gpushare pool init` was told.",
     )
     listen: str = setting(
         "[::]:7440",
         _LISTEN,
-        "Where users with tokens reach it, and machines that join, by TLS. `[::]` is all addresses, those of "
-        "IPv4 too; port 0 is any.",
+        "Where users with tokens and joining machines reach it, by TLS. `[::]` is all addresses, IPv4 too; "
+        "port 0 is any.",
     )
     listen_nodes: str = setting(
         "[::]:7441", _LISTEN, "Where its nodes reach it, by TLS with their certificates."
@@ -95,25 +95,23 @@ class CoordinatorSection:
     state_dir: str = setting(
         "/var/lib/gpushared-pool",
         PATH,
-        "The store, keys and certificates. On a local disk, not on NFS. Everything to be backed up is here.",
+        "The store, keys and certificates: all that needs a backup. On a local disk (not NFS).",
     )
     runtime_dir: str = setting("/run/gpushared-pool", PATH, "The socket for administrators of this machine.")
     socket_mode: int = setting(
         0o666,
         FileMode(),
-        "Permissions of that socket. Who connects is known from the kernel: "
-        "root and the coordinator's own user are administrators.",
+        "Permissions of that socket. The kernel tells who connects: root and the coordinator's user are "
+        "administrators.",
     )
     trusted_groups: tuple[str, ...] = setting(
         (), TextList(GROUP), "Their members on this machine are administrators of the pool, too."
     )
-    keep_ended_jobs: int = setting(
-        100_000, Whole(0, 10_000_000), "How many jobs that are over are still listed."
-    )
+    keep_ended_jobs: int = setting(100_000, Whole(0, 10_000_000), "How many ended jobs are still listed.")
     keep_ended_seconds: int = setting(
         90 * DAY_SECONDS,
         Seconds(DAY_SECONDS, 10 * 366 * DAY_SECONDS),
-        "How long they are, at most.",
+        "How long they are listed, at most.",
         key="keep_ended",
     )
 
@@ -123,23 +121,22 @@ class NodesConfig:
     """These settings hold for the nodes of the pool."""
 
     beat_seconds: float = setting(
-        5.0, Number(0.5, 60.0), "How often a node says that it lives and what is free on it."
+        5.0, Number(0.5, 60.0), "How often a node sends a heartbeat with what is free on it."
     )
     beats_per_second: float = setting(
         50.0,
         Number(1.0, 1000.0),
-        "So many beats a second are taken of all nodes together; where there would be more, each node says "
-        "so less often.",
+        "The most heartbeats a second of all nodes; beyond that nodes send them less often.",
     )
     settle_seconds: int = setting(
         60,
         Seconds(1, HOUR_SECONDS),
-        "After a start, jobs from before it are placed when all nodes have reported, or after so long.",
+        "After a start, older jobs are placed when all nodes have reported, or after so long.",
     )
     reserve_seconds: int = setting(
         60,
         Seconds(10, HOUR_SECONDS),
-        "How long the nodes of a job that needs several at once keep their parts, until all have theirs.",
+        "How long the nodes of a job on several nodes keep their parts, until all have theirs.",
     )
 
 
@@ -151,19 +148,19 @@ class PoolQueueConfig(QueueOrderConfig):
     max_queued_bytes: int = setting(
         2048 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "How much the jobs that wait or run may take of the store and the memory.",
+        "What these may take of store and memory.",
         key="max_queued_size",
     )
     max_queued_per_realm: int = setting(
         150_000,
         Whole(0, 1_000_000),
-        "How many jobs of the users of one realm may wait or run. A two-hundredth of what the pool may have "
-        "each realm may have always, as full as the pool may be.",
+        "How many jobs of one realm's users may wait or run. Each realm may always have a two-hundredth of "
+        "what the pool may have.",
     )
     max_queued_bytes_per_realm: int = setting(
         1024 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "How much these jobs may take of the store and the memory.",
+        "What these may take of store and memory.",
         key="max_queued_size_per_realm",
     )
     max_queued_per_person: int = setting(
@@ -172,14 +169,13 @@ class PoolQueueConfig(QueueOrderConfig):
     max_queued_bytes_per_person: int = setting(
         512 * MIB,
         ByteSize(64 * 1024 * MIB),
-        "How much one person's waiting jobs may take of the store and the memory; nearly all of that are "
-        "their create bodies.",
+        "What these may take of store and memory, nearly all for their create bodies.",
         key="max_queued_size_per_person",
     )
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
-        "How long a container that must go has between the stop signal and being killed.",
+        "As a node's `engine.stop_grace_seconds`.",
     )
 
 
@@ -190,13 +186,13 @@ class PoolPlacementConfig:
     policy: PolicyName = setting(
         PolicyName.FRAGMENTATION,
         Choice(PolicyName),
-        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job as few "
-        "neighbours as possible; `fragmentation` leaves the rests that fit what is asked for in this pool.",
+        "`pack` fills GPUs in use first and keeps whole GPUs whole; `spread` gives each job few "
+        "neighbours; `fragmentation` leaves rests that fit what this pool asks for.",
     )
     host: HostMode = setting(
         HostMode.AUTO,
         Choice(HostMode),
-        "`auto` counts what jobs ask of CPU and memory; `off` does not.",
+        "`auto` counts what jobs ask of CPU and memory.",
     )
 
 

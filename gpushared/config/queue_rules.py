@@ -45,12 +45,10 @@ class QuotaConfig:
     """A quota of its own for the GPUs of one model, as NVML names it."""
 
     guaranteed: int = setting(
-        0, GpuAmount(), "So many GPUs of this model it gets whenever it asks, instead of the general ones."
+        0, GpuAmount(), "GPUs of this model that it gets whenever it asks, instead of the general ones."
     )
-    limit: int | None = setting(None, GpuAmount(optional=True), "So many of this model it never exceeds.")
-    fixed: int = setting(
-        0, GpuAmount(), "So many of this model are kept free for its `build` work, besides the guaranteed."
-    )
+    limit: int | None = setting(None, GpuAmount(optional=True), "GPUs of this model that it never exceeds.")
+    fixed: int = setting(0, GpuAmount(), "GPUs of this model kept free for its `build` work, besides.")
 
     @property
     def quota(self) -> Quota:
@@ -62,20 +60,18 @@ class ProjectConfig:
     """A group of users that shares a quota."""
 
     users: tuple[str, ...] = setting(
-        (), _USERS, "Whose requests count to it. Who is in several says which: `--project`."
+        (), _USERS, "Whose requests count to it; members of several name one by `--project`."
     )
     weight: float = setting(
         1.0,
         Number(MIN_WEIGHT, MAX_WEIGHT),
-        "Its part of what is not guaranteed to anybody, beside the others'.",
+        "Its part of what nobody is guaranteed, beside the others'.",
     )
     guaranteed: int = setting(
-        0, GpuAmount(), "So many GPUs it gets whenever it asks; what it does not use is lent to others."
+        0, GpuAmount(), "GPUs that it gets whenever it asks; what it does not use is lent."
     )
-    limit: int | None = setting(None, GpuAmount(optional=True), "So many GPUs it never exceeds.")
-    fixed: int = setting(
-        0, GpuAmount(), "So many GPUs are kept free for its `build` work, besides, and never lent."
-    )
+    limit: int | None = setting(None, GpuAmount(optional=True), "GPUs that it never exceeds.")
+    fixed: int = setting(0, GpuAmount(), "GPUs kept free for its `build` work, besides, and never lent.")
     models: Mapping[str, QuotaConfig] = field(default_factory=dict)
     idle: IdleConfig | None = None
     """The settings of the project's idle leases, completed from ``[idle]``; None: those of ``[idle]``."""
@@ -96,38 +92,36 @@ class QueueOrderConfig:
     preempt_notice_seconds: int = setting(
         60,
         Seconds(0, HOUR_SECONDS),
-        "How long before it is stopped a program is told that it has to give way to others.",
+        "How long before its stop a program is told that it gives way.",
     )
     preemption: PreemptionSetting = setting(
         PreemptionSetting.AUTO,
         Choice(PreemptionSetting),
-        "`on` lets leases give way where projects, classes and fair share say so, `off` never does; "
-        "`auto` is on where there are projects, here or set by `gpushare project set`, and elsewhere lets only "
-        "those give way that lose nothing, which no job of a pool does.",
+        "`on` lets leases give way where projects, classes and fair share say so, `off` never; `auto` is "
+        "on where there are projects, here or by `gpushare project set`, and elsewhere takes only from "
+        "leases that lose nothing, which no job of a pool does.",
     )
     half_life_seconds: int = setting(
         24 * HOUR_SECONDS,
         Seconds(60, YEAR_SECONDS),
-        "What a project used so long ago counts half for its fair share.",
+        "Use so long ago counts half for fair share.",
     )
     patience_seconds: int = setting(
         2 * HOUR_SECONDS,
         Seconds(1, YEAR_SECONDS),
-        "A request that waits longer may be its project's next turn, whatever its priority; so often there "
-        "is one.",
+        "A request that waits longer may be its project's next turn, whatever its priority; turns come so "
+        "often.",
     )
     turn_seconds: int = setting(
         HOUR_SECONDS,
         Seconds(0, YEAR_SECONDS),
-        "So long a lease has held its GPUs before such a turn may take them, and so long a turn lasts.",
+        "So long a lease keeps its GPUs before a turn may take them, and so long a turn lasts.",
     )
-    reservations: int = setting(
-        4, Whole(1, 1000), "For so many requests that wait for room GPUs may be kept at a time."
-    )
+    reservations: int = setting(4, Whole(1, 1000), "GPUs are kept for at most so many waiting requests.")
     drain_seconds: int = setting(
         4 * 24 * HOUR_SECONDS,
         Seconds(1, YEAR_SECONDS),
-        "The request that has waited longest, if longer than this, has GPUs drained for it though no time "
+        "GPUs are drained for the request that has waited longest, if longer than this, even where no time "
         "limit tells its start.",
     )
 
@@ -141,20 +135,20 @@ class ClassConfig:
     gives_way: GivesWay = setting(
         GivesWay.OVER_QUOTA,
         Choice(GivesWay),
-        "`over_quota`: while its project holds more than it is guaranteed; `always`: besides, to every class "
-        "that goes before; `never`: not at all, and so it is granted only what its project is guaranteed.",
+        "`over_quota`: while its project holds more than it is guaranteed; `always`: besides, to every "
+        "class that goes before; `never`: not at all, so it gets only what its project is guaranteed.",
     )
     min_run_seconds: int = setting(
-        600, Seconds(0, YEAR_SECONDS), "A lease runs at least so long before it may have to give way."
+        600, Seconds(0, YEAR_SECONDS), "A lease runs at least so long before it gives way."
     )
     time_limit_seconds: int = setting(
-        0, Seconds(0, YEAR_SECONDS), "The `--time` of requests that name none; 0 is no limit."
+        0, Seconds(0, YEAR_SECONDS), "The `--time` of requests without one; 0: no limit."
     )
     long_run_seconds: int = setting(
         HOUR_SECONDS,
         Seconds(0, YEAR_SECONDS),
-        "A lease that has held its GPUs for so long sinks below the others of its project, and again at four "
-        "times as long; 0 is never.",
+        "A lease that has held its GPUs for so long sinks below the others of its project, and again at "
+        "four times as long; 0: never.",
     )
 
     @property
@@ -204,9 +198,9 @@ class UserConfig:
     principals: tuple[str, ...] = setting(
         (),
         TextList(Text("a principal such as `ada@lab`", is_principal)),
-        "Who on the nodes is this person: user names with the realm (a node's own name, or one that several "
-        'nodes share). In `[users."*"]`: `*@REALM`, whose users are the persons of the same names.',
+        "The user names of this person, with the realm (a node's name, or one that several nodes share). "
+        'In `[users."*"]`: `*@REALM`, whose users are the persons of the same names.',
     )
     admin: bool = setting(
-        False, YesOrNo(), "May see and end everybody's jobs, drain nodes, and make and revoke tokens."
+        False, YesOrNo(), "May see and end everybody's jobs, drain nodes, make and revoke tokens."
     )

@@ -166,6 +166,9 @@ _SHORT = {
     "size like `300MiB`": "size",
     "GPUs like `2` or `1.5`": "GPUs",
     "whole number": "integer",
+    "an absolute path": "path",
+    "` or `": "`, `",
+    "list, each `": "list of `",
     ', or `"preset"`': "",
 }
 """How the page's introduction abbreviates kinds of values."""
@@ -176,6 +179,7 @@ def _row(names: Sequence[str], same: Sequence[Key]) -> str:
     words, doc = same[0].kind.words, same[0].doc
     for kind, short in _SHORT.items():
         words = words.replace(kind, short)
+    words = re.sub(r", ([0-9.]+) to ([0-9.]+)", r" \1..\2", words)
     defaults = [f"`{key.kind.write(key.default)}`" for key in same]
     shown = defaults if len(set(defaults)) > 1 else defaults[:1]
     *most, last = quoted = [f"`{name}`" for name in names]

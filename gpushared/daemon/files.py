@@ -22,18 +22,23 @@ def make_private_folder(folder: Path) -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace the file at once and durably; only its owner may read it. Raises Unavailable."""
-    temporary = path.with_name(f".{path.name}.new")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, PRIVATE)
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-        sync_folder(path.parent)
+        write_durably(path, data)
     except OSError as error:
         raise Unavailable(f"{path} cannot be written: {error.strerror}", hint="is the disk full?") from error
+
+
+def write_durably(path: Path, data: bytes, mode: int = PRIVATE) -> None:
+    """Replace the file at once; it is on disk when the call returns. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    temporary.replace(path)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

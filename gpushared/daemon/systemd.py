@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpushared.daemon.programs import run_program
+
 FIRST_PASSED_FD = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 ASK_SECONDS = 2.0
@@ -73,25 +75,10 @@ def passed_socket() -> socket.socket | None:
 async def is_machine_going_down() -> bool:
     """Return True if systemd shuts the machine down, also for a reboot; False without a timely answer."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            "systemctl",
-            "is-system-running",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        done = await run_program(["systemctl", "is-system-running"], seconds=ASK_SECONDS)
     except OSError:
         return False
-    try:
-        async with asyncio.timeout(ASK_SECONDS):
-            said, _ = await process.communicate()
-    except TimeoutError:
-        return False
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return said.strip() == b"stopping"
+    return done.output.strip() == "stopping"
 
 
 async def feed_watchdog(notifier: Notifier) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
@@ -25,6 +26,7 @@ from gpushared.domain.jobs.job import Job, Owner
 from gpushared.domain.jobs.job_commands import check_whose
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.protocol import CancelPart
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
@@ -59,6 +61,8 @@ MAX_PENDING_SUBMITTED = 3072
 being heard."""
 MAX_BATCH = 256
 RETRY_SECONDS = 1.0
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 8.0
 DAY_TIME_SECONDS = 1.0
 PASS_SHARE = 4
 """Between two passes over the queue is so much more time than a pass takes, where that is not long;"""
@@ -514,3 +518,19 @@ class StepWriter:
 def _as_it_is(state: PoolState, job: JobId) -> Changes:
     found = state.jobs.get(job) or state.ended.get(job)
     return job_changes(found) if found is not None else {JOB + job: None}
+
+
+async def send_until_taken(
+    send: Callable[[m.PoolEvent], Awaitable[object]], event: m.PoolEvent, by: str
+) -> None:
+    """Send an event until it is written, because nobody sends it again. Raises the errors that do not pass."""
+    for failures in itertools.count(1):
+        try:
+            await send(event)
+        except (Unavailable, TimedOut, LimitReached) as error:
+            log.info("an event of %s is not taken yet: %s", by, error)
+            await asyncio.sleep(
+                backoff_seconds(failures, first=FIRST_RETRY_SECONDS, longest=LAST_RETRY_SECONDS)
+            )
+        else:
+            return

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gpushared.daemon.files import write_private
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import ConfigError, Unavailable
+from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.jobs.job_records import (
@@ -237,12 +237,4 @@ def read_high_water(path: Path) -> HighWater:
 
 def write_high_water(path: Path, mark: HighWater) -> None:
     """Whole or not at all, and durably. Raises Unavailable."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w") as file:
-            json.dump(asdict(mark), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be written: {error.strerror}") from error
+    write_private(path, json.dumps(asdict(mark)).encode())

@@ -5,13 +5,13 @@ The control daemon answers its questions even while its server lets every new cl
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpushared.daemon.programs import run_program
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ _FAILURES = {
 """These results of ``cuInit`` (driver_types of CUDA) tell of a fault of the server. All others do not: 808
 and 809 are those of a server that is full, 100 of a machine without a GPU."""
 _WORD = [sys.executable, "-I", "-m", "gpushared.sharing.canary"]
-_KILL_SECONDS = 2.0
 _NOBODY = 65534
 """This group gives its user no right to trace the canary."""
 
@@ -86,34 +85,30 @@ class CanaryWatch:
         if complaint is not None:
             _log.warning("mps.canary failures=%d server=%d new ones %s", self._failures, server, complaint)
 
+    def _started(self, pid: int) -> None:
+        self.pids = frozenset({pid})
+
     async def _fate(self, uid: int) -> str | None:
         """Return the server's fault that a canary met; None if it met none, or nobody can tell."""
         try:
-            canary = await asyncio.create_subprocess_exec(
-                *self._words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
+            canary = await run_program(
+                self._words,
+                seconds=self.timing.timeout_seconds,
+                started=self._started,
                 env=self._env,
                 cwd="/",
-                start_new_session=True,
                 user=uid,
                 group=_NOBODY if uid else 0,
                 extra_groups=(),
             )
+        except TimeoutError:
+            return f"hang for more than {self.timing.timeout_seconds:g} s"
         except OSError as error:
             _log.info("mps.canary cannot be run as uid %d: %s", uid, error)
             return None
-        self.pids = frozenset({canary.pid})
-        try:
-            async with asyncio.timeout(self.timing.timeout_seconds):
-                output, _ = await canary.communicate()
-        except TimeoutError:
-            return f"hang for more than {self.timing.timeout_seconds:g} s"
         finally:
-            await _end(canary)
             self.pids = frozenset()
-        result = output.decode(errors="replace").strip()
+        result = canary.output.strip()
         return _FAILURES.get(int(result)) if result.isdecimal() else None
 
 
@@ -123,13 +118,3 @@ def _owner(pid: int) -> int | None:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
-
-
-async def _end(canary: asyncio.subprocess.Process) -> None:
-    """Kill a canary. One that hangs inside the driver may outlive its kill; nobody waits longer for it."""
-    if canary.returncode is None:
-        with suppress(ProcessLookupError):
-            canary.kill()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_KILL_SECONDS):
-                await canary.wait()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpushared.daemon.programs import run_program
 from gpushared.domain.model.errors import RequestError, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts
 
@@ -56,25 +57,15 @@ async def tell_systemd(systemctl: str, verb: str, unit: str, *words: str) -> Non
     """Run ``systemctl VERB UNIT WORDS``. Errors: ``SharingUnavailable``."""
     options = ("--runtime",) if verb == "set-property" else ()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(systemctl, "--quiet", *options, verb, unit, *words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+        done = await run_program(
+            [systemctl, "--quiet", *options, verb, unit, *words], seconds=SYSTEMCTL_SECONDS
         )
-    except OSError as error:
-        raise SharingUnavailable(f"{systemctl} cannot be run: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(SYSTEMCTL_SECONDS):
-            _, said = await process.communicate()
     except TimeoutError:
         raise SharingUnavailable(f"systemd did not {verb} {unit} in time") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise SharingUnavailable(f"systemd did not {verb} {unit}: {said.decode(errors='replace').strip()}")
+    except OSError as error:
+        raise SharingUnavailable(f"{systemctl} cannot be run: {error.strerror}") from error
+    if done.status != 0:
+        raise SharingUnavailable(f"systemd did not {verb} {unit}: {done.errors.strip()}")
 
 
 _log = logging.getLogger(__name__)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
+from gpushared.daemon.programs import run_program
 from gpushared.domain.model.errors import SharingUnavailable, TimedOut
 
 PROBE_SECONDS = 20.0
@@ -49,34 +48,19 @@ class CudaCheckpoints:
     async def _run(self, command: str, pids: Collection[int], timeout_seconds: float) -> str:
         words = [*_WORDS, command, *map(str, sorted(pids))]
         try:
-            worker = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environ,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SharingUnavailable(f"{words[0]} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                output, complaint = await worker.communicate()
+            done = await run_program(words, seconds=timeout_seconds, env=self._environ)
         except TimeoutError:
             raise TimedOut(f"CUDA did not {command} in {timeout_seconds:.0f} s") from None
-        finally:
-            if worker.returncode is None:
-                with suppress(ProcessLookupError):
-                    worker.kill()
-                await worker.wait()
-        return _trouble(output, complaint)
+        except OSError as error:
+            raise SharingUnavailable(f"{words[0]} cannot be run: {error.strerror}") from error
+        return _trouble(done.output, done.errors)
 
 
-def _trouble(output: bytes, complaint: bytes) -> str:
+def _trouble(output: str, complaint: str) -> str:
     try:
         return str(json.loads(output)["trouble"])
     except (ValueError, KeyError, TypeError):
-        last = complaint.decode(errors="replace").strip().splitlines()[-1:]
+        last = complaint.strip().splitlines()[-1:]
         raise SharingUnavailable(f"the checkpoint program failed: {' '.join(last) or 'no word'}") from None
 
 

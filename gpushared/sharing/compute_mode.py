@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from gpushared.daemon.files import sync_folder, write_durably
 from gpushared.domain.model.errors import GpusUnavailable, SharingUnavailable, TimedOut
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.ports import ComputeModes
@@ -205,16 +206,7 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
         text = json.dumps(
             {gpu: {"before": one.before, "leases": sorted(one.leases)} for gpu, one in ledger.items()}
         )
-        part = path.with_name(f"{path.name}.part")
-        with part.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_durably(path, text.encode())
     else:
         path.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        sync_folder(path.parent)

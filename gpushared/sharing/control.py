@@ -18,12 +18,14 @@ import asyncio
 import os
 import re
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from gpushared.daemon.programs import run_program
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
@@ -36,8 +38,7 @@ from gpushared.sharing.server_watch import client_pids
 
 _SENTINEL = "get_default_active_thread_percentage"
 _PERCENTAGE = re.compile(r"\d+(\.\d+)?")
-_FIRST_RETRY_SECONDS = 0.01
-_LONGEST_RETRY_SECONDS = 0.25
+_pause_seconds = partial(backoff_seconds, first=0.01, longest=0.25)
 
 
 class Dropped(Exception):
@@ -62,7 +63,6 @@ class Sessions:
 
     async def exchange(self, commands: Sequence[str]) -> list[str]:
         """Return the lines of a whole session, the default thread percentage last."""
-        pause = _FIRST_RETRY_SECONDS
         for attempt in range(1, self._attempts + 1):
             try:
                 return await self.once(commands)
@@ -71,8 +71,7 @@ class Sessions:
                     raise SharingUnavailable(
                         f"the MPS control daemon does not answer: {dropped}"
                     ) from dropped
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
+            await asyncio.sleep(_pause_seconds(attempt))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def once(self, commands: Sequence[str]) -> list[str]:
@@ -91,29 +90,16 @@ class Sessions:
     async def _run(self, text: str) -> str:
         """Run the binary as a client of the daemon, with these commands on its standard input."""
         try:
-            client = await asyncio.create_subprocess_exec(
-                self._binary,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._env,
-                start_new_session=True,
+            done = await run_program(
+                [self._binary], seconds=self._command_seconds, text=text, with_errors=True, env=self._env
             )
-        except OSError as error:
-            raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(self._command_seconds):
-                output, _ = await client.communicate(text.encode())
         except TimeoutError:
             first = text.split("\n", 1)[0]
             seconds = self._command_seconds
             raise TimedOut(f"the MPS control daemon did not answer `{first}` in {seconds:g} s") from None
-        finally:
-            if client.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(client.pid, signal.SIGKILL)
-                await client.wait()
-        return output.decode(errors="replace")
+        except OSError as error:
+            raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
+        return done.output
 
 
 PIPE_PATH_LIMIT_BYTES = 87
@@ -127,8 +113,6 @@ _LOG_LIMIT_BYTES = 1024 * 1024
 _LOG_TAIL_BYTES = 16 * 1024
 _SERVER_LOG = "server.log"
 _SERVERS_LINE = re.compile(r"^\[[^]]* Server +\d+\]")
-_FIRST_PAUSE_SECONDS = 0.01
-_LONGEST_PAUSE_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,12 +341,12 @@ class MpsControl:
             ) from None
 
     async def _first_answer(self, process: DaemonProcess) -> None:
-        pause = _FIRST_PAUSE_SECONDS
-        while not await process.exits_within(pause):
+        tries = 1
+        while not await process.exits_within(_pause_seconds(tries)):
             with suppress(Dropped, TimedOut):
                 await self._sessions.once(())
                 return
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            tries += 1
         status = f"status {process.exit_status}: {self._last_words()}"
         raise SharingUnavailable(f"the MPS control daemon ended at its start with {status}")
 

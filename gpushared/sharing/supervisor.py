@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import GpushareError, SharingUnavailable, TimedOut
 from gpushared.ports import ServerFault
 from gpushared.sharing.canary_watch import CanaryWatch
@@ -18,18 +20,12 @@ from gpushared.sharing.server_watch import RECYCLE_SECONDS, ServerWatch
 
 _log = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_SECONDS = 0.1
-_LONGEST_BACKOFF_SECONDS = 60.0
 _QUIET_FAILURES = 3
 """So many quick restarts are tried before waiting leases are told that the daemon does not work."""
 
 
-def backoff_seconds(failures: int) -> float:
-    """Return the seconds until the next start, after so many failures in a row."""
-    if failures <= 0:
-        return 0.0
-    doublings = min(failures - 1, 32)
-    return min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**doublings)
+restart_seconds = partial(backoff_seconds, first=0.1, longest=60.0)
+"""The seconds until the next start, by the number of failures in a row."""
 
 
 class Supervisor:
@@ -48,7 +44,7 @@ class Supervisor:
         *,
         poll_seconds: float,
         steady_seconds: float = 60.0,
-        backoff: Callable[[int], float] = backoff_seconds,
+        backoff: Callable[[int], float] = restart_seconds,
         canary: CanaryWatch | None = None,
         recycle_seconds: float = RECYCLE_SECONDS,
     ) -> None:

@@ -9,12 +9,12 @@ import asyncio
 import errno
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpushared.daemon.files import write_durably
 from gpushared.domain.model.errors import GpushareError, LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts, UserBounds, UserUse
 from gpushared.sharing.cgroups import SYSTEMCTL, CgroupPlace, tell_systemd
@@ -242,12 +242,7 @@ class UserCgroups:
 
     def _write(self, ledger: Path, uids: Iterable[int], kind: _Kind) -> None:
         text = json.dumps({"cgroup_driver": kind.driver, "cgroup_version": kind.version, "uids": list(uids)})
-        new = ledger.with_name(f".{ledger.name}")
-        with new.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(ledger)
+        write_durably(ledger, text.encode())
 
     def _read(self) -> tuple[_Kind | None, list[int]]:
         if self._ledger is None or not self._ledger.exists():

@@ -122,9 +122,9 @@ def test_set_may_leave_a_project_without_members(gpushare: Gpushare, standin: St
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "nothing to set was said"),
-        (("--model", "NVIDIA L4"), "nothing to set was said"),
-        (("--unset", "--limit", "2"), "--unset takes back"),
+        ((), "no option says what to set"),
+        (("--model", "NVIDIA L4"), "no option says what to set"),
+        (("--unset", "--limit", "2"), "--unset goes with no option"),
         (("--user", "alice", "--no-users"), "--user and --no-users exclude each other"),
         (("--weight", "much"), "'much' is not a valid float"),
     ],

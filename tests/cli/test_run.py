@@ -233,7 +233,7 @@ def test_privileged_is_refused_before_anything_is_asked_for(
     finding = {"field": "HostConfig.Privileged", "verdict": "refused", "hint": "ask for --gpus 1"}
     standin.answers["Policy/Explain"] = ok({"findings": [finding]})
     refused = (
-        "gpushare: --privileged is not given to you on this node\n"
+        "gpushare: you may not use --privileged on this node\n"
         "  hint: GPUs need no privileges here: leave it out\n"
     )
     done = gpushare(command, "--privileged", "busybox")
@@ -250,7 +250,7 @@ def test_what_no_container_of_a_pool_gets_is_refused_before_anything_is_asked_fo
     words = [f"--{option}"] if option in DOCKER_SWITCHES else [f"--{option}", "x"]
     done = gpushare(*where, *words, "busybox")
     assert done.returncode == 125
-    assert f"--{option} is given to no container of a pool" in done.stderr
+    assert f"--{option} is not allowed for a container of a pool" in done.stderr
     assert "warning" not in done.stderr
     assert all("Jobs/" not in call.target for call in standin.calls)
 

@@ -181,7 +181,7 @@ def test_a_terminal_waits_for_somebody_as_with_docker_run_detached(
         (["--requeue", "--no-requeue", "busybox"], "exclude each other", 2),
         (["--max-wait", "3", "busybox"], "unknown flag: --max-wait", 125),
         (["--array"], "--array needs a value", 2),
-        (["--pool", "--nodes", "0", "busybox"], "0 nodes", 2),
+        (["--pool", "--nodes", "0", "busybox"], "at least one node", 2),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_daemon_is_asked(
@@ -236,7 +236,7 @@ def test_jobs_are_near_or_away_from_others_by_their_names(gpushare: Gpushare, st
     assert near == [here, here, in_pool]
     standin.answers["Leases/Get"] = lambda call: ok(alone)
     refused = gpushare("submit", "--pool", "--near", "alone", "busybox")
-    assert (refused.returncode, "'alone' is the lease of no job" in refused.stderr) == (125, True)
+    assert (refused.returncode, "'alone' is a lease without a job" in refused.stderr) == (125, True)
 
 
 def test_an_array_is_named_by_its_own_id(gpushare: Gpushare, standin: StandIn) -> None:
@@ -527,7 +527,7 @@ def test_a_node_that_is_cut_off_is_named_and_not_taken_for_this_one_s_daemon(
         done = gpushare("logs", JOB, **ASK_ONCE)
         there.close()
     assert done.returncode == 125
-    assert f"node ws4, where job {JOB} is, is not reached" in done.stderr
+    assert f"node ws4, where job {JOB} is, cannot be reached" in done.stderr
     assert "systemctl" not in done.stderr
 
 

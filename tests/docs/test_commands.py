@@ -43,6 +43,8 @@ def commands(group: click.Group, above: str = "gpushare") -> Iterator[tuple[str,
 
 
 COMMANDS = dict(commands(cli))
+LISTINGS = PAGE.partition("### Listings\n")[2].partition("\n#")[0]
+WITH_LISTING_OPTIONS = re.findall(r"`([a-z ]+)`", LISTINGS.partition(" have the ")[0])
 
 
 def section(path: str) -> str:
@@ -55,7 +57,8 @@ def section(path: str) -> str:
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_a_command_is_documented_with_all_its_options(path: str) -> None:
-    text = section(path)
+    is_listing = path.removeprefix("gpushare ") in WITH_LISTING_OPTIONS
+    text = section(path) + (LISTINGS if is_listing else "")
     for param in COMMANDS[path].params:
         for option in param.opts if isinstance(param, click.Option) else ():
             assert re.search(rf"`{option}[` ]", text), f"{option} of {path} is not documented"

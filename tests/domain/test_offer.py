@@ -8,7 +8,9 @@ import pytest
 
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.explain import Waiting, waiting
 from gpushared.domain.leases.forecast import starts
+from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState
@@ -289,3 +291,40 @@ def test_a_request_after_others_starts_when_they_are_over() -> None:
     assert never.start_to is None
     assert never.waiting is not None
     assert "start unknown: 1 lease has no time limit" in never.waiting.text
+
+
+# --- a node as it is installed -------------------------------------------------------------------------
+
+
+def installed(no_checkpoint: str) -> tuple[Node, Lease, Lease]:
+    """Return a node without any configuration, whose GPU Alice fills without end, and on which Bob waits."""
+    node = Node(by=Rules())
+    node.send(m.MeansKnown(m.Means(no_checkpoint=no_checkpoint, checkpoint_with_mps=True)))
+    return node, node.run("1"), node.ask("1", BOB)
+
+
+def why_it_waits(node: Node) -> Waiting:
+    decided = decisions(node.state, node.now)
+    (one,) = decided
+    return waiting(one, node.state, 1, node.now, starts(node.state, node.now, decided))
+
+
+def test_who_waits_for_a_lease_that_can_be_paused_is_told_the_rule_and_the_time() -> None:
+    node, victim, _ = installed(no_checkpoint="")
+    told = why_it_waits(node)
+    by = node.state.rules
+    assert told.start_to == NOW + by.policy.patience_seconds / 4 + by.preempt_notice_seconds
+    assert told.text.endswith(
+        f"; {victim.id} of alice gives way then, because others hold more than their share, and lose nothing "
+        "by waiting"
+    )
+
+
+def test_who_waits_for_a_lease_that_would_lose_its_work_is_told_so_and_what_an_admin_may_do() -> None:
+    node, holder, waits = installed(no_checkpoint="none here")
+    told = why_it_waits(node)
+    assert (told.start_to, "1 lease has no time limit" in told.text) == (None, True)
+    assert node.told(waits) == (
+        f"{holder.id} of alice has no time limit and would lose its work by giving way; an administrator may "
+        "set `time_limit_seconds` of a class, or let leases give way with `preemption`"
+    )

@@ -261,6 +261,17 @@ def test_a_raise_leaves_what_is_fixed_for_a_project_s_build_work() -> None:
     assert grown(node, lease, gpu="0.1..1").compute_permille == 500
 
 
+@pytest.mark.parametrize("model", ["", "H100"])
+def test_a_raise_leaves_the_project_within_its_limits(model: str) -> None:
+    node = Node()
+    node.send(m.ProjectSet("vision", ROOT, users=("alice",), model=model, limit=600))
+    lease, other = node.run(part(250)), node.run(part(100))
+    with pytest.raises(LimitReached, match=r"project vision holds 0\.35 GPUs; its limit is 0\.6 GPUs"):
+        node.resize(lease, gpu="0.75")
+    node.resize(lease, gpu="0.5")
+    assert grown(node, other, gpu="0.1..1").compute_permille == 100
+
+
 def test_build_work_of_the_project_may_be_raised_into_it() -> None:
     node = Node()
     node.send(m.ProjectSet("lab", ROOT, users=("bob",), fixed=500))

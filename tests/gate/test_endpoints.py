@@ -34,36 +34,36 @@ SCOPES: Mapping[RouteAction, str] = {
     RouteAction.REFUSE: "nobody",
     RouteAction.TRUSTED: "trusted callers",
     RouteAction.BUILD: "trusted callers, and nobody where everybody is confined",
-    RouteAction.INFO: "everybody, with NVIDIA's runtime where GPUs are leased; numbers of one's own containers, "
+    RouteAction.INFO: "everybody, with NVIDIA's runtime where GPUs are leased; numbers of own containers, "
     "no passwords of proxies, no names of leases",
-    RouteAction.EVENTS: "events of one's own containers",
-    RouteAction.CREATE: "everybody, by the site's policy",
-    RouteAction.START: "own containers; what they name is looked at again",
-    RouteAction.RESTART: "own containers; what they name is looked at again",
+    RouteAction.EVENTS: "own containers",
+    RouteAction.CREATE: "everybody, by policy",
+    RouteAction.START: "own containers; their mounts, networks and volumes are judged again",
+    RouteAction.RESTART: "own containers; their mounts, networks and volumes are judged again",
     RouteAction.END: "own containers",
-    RouteAction.UPDATE: "own containers, by the site's policy",
+    RouteAction.UPDATE: "own containers, by policy",
     RouteAction.RENAME: "own containers",
-    RouteAction.TOP: "own containers; options of `ps` that show one's own processes only",
+    RouteAction.TOP: "own containers; options of `ps` below",
     RouteAction.CONTAINER: "own containers",
     RouteAction.ATTACH: "own containers",
     RouteAction.ARCHIVE: "own containers; see below",
     RouteAction.CONTAINER_LIST: "own containers",
     RouteAction.CONTAINER_PRUNE: "own containers",
-    RouteAction.EXEC_CREATE: "own containers, by the site's policy",
-    RouteAction.EXEC: "programs in one's own containers",
-    RouteAction.IMAGE: "everybody, without the ids of its containers",
-    RouteAction.IMAGE_LIST: "everybody, without the numbers and ids of containers",
-    RouteAction.PULL: "everybody; no tag of an image that was made on this machine",
-    RouteAction.REGISTRY: "everybody, where the site's policy lets the engine ask registries",
-    RouteAction.NETWORK: "own networks that no container of one's own needs",
+    RouteAction.EXEC_CREATE: "own containers, by policy",
+    RouteAction.EXEC: "own containers",
+    RouteAction.IMAGE: "everybody, without containers' ids",
+    RouteAction.IMAGE_LIST: "everybody, without containers' numbers and ids",
+    RouteAction.PULL: "everybody; no tag of an image made here",
+    RouteAction.REGISTRY: "everybody, where the policy lets the engine ask registries",
+    RouteAction.NETWORK: "own networks that no own container needs",
     RouteAction.NETWORK_LIST: "own networks and the engine's",
-    RouteAction.NETWORK_INSPECT: "own networks and the engine's, of which one's own containers are shown",
-    RouteAction.NETWORK_CREATE: "everybody, by the site's policy",
-    RouteAction.NETWORK_CONNECT: "own networks and own containers, by the site's policy",
-    RouteAction.NETWORK_PRUNE: "own networks that no container of one's own needs",
+    RouteAction.NETWORK_INSPECT: "own networks and the engine's, with own containers only",
+    RouteAction.NETWORK_CREATE: "everybody, by policy",
+    RouteAction.NETWORK_CONNECT: "own networks and own containers, by policy",
+    RouteAction.NETWORK_PRUNE: "own networks that no own container needs",
     RouteAction.VOLUME: "own volumes",
     RouteAction.VOLUME_LIST: "own volumes",
-    RouteAction.VOLUME_CREATE: "everybody, by the site's policy",
+    RouteAction.VOLUME_CREATE: "everybody, by policy",
     RouteAction.VOLUME_PRUNE: "own volumes",
     RouteAction.PLUGIN: "trusted callers; there is none for others",
 }
@@ -318,10 +318,15 @@ def test_an_images_manifests_do_not_name_the_containers_that_use_them() -> None:
     assert shown_image({"Id": "b", "Manifests": None}) == {"Id": "b", "Manifests": None}
 
 
-def row(route: Route) -> str:
-    methods = " ".join(route.methods)
-    parameters = " ".join(f"`{name}`" for name in sorted(route.query))
-    return f"| `{methods} {route.path}` | {SCOPES[route.action]} | {parameters} |"
+def rows_of_routes() -> list[str]:
+    """Return a row for each scope and set of parameters, with the endpoints that have both."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for route in ROUTES:
+        if route.action not in CLOSED | {RouteAction.BUILD}:
+            parameters = " ".join(f"`{name}`" for name in sorted(route.query))
+            endpoint = f"`{' '.join(route.methods)} {route.path}`"
+            alike.setdefault((SCOPES[route.action], parameters), []).append(endpoint)
+    return [f"| {', '.join(endpoints)} | {scope} | {names} |" for (scope, names), endpoints in alike.items()]
 
 
 def refusals(*actions: RouteAction) -> list[str]:
@@ -336,7 +341,7 @@ def refusals(*actions: RouteAction) -> list[str]:
 
 def test_the_reference_page_has_every_route_as_it_is() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert rows == [row(route) for route in ROUTES if route.action not in CLOSED | {RouteAction.BUILD}]
+    assert rows == rows_of_routes()
 
 
 def test_the_reference_page_has_every_closed_route_with_its_words() -> None:

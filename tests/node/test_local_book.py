@@ -19,7 +19,7 @@ from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.jobs import local_jobs as module
+from gpushared.jobs import coordinator_loop as module
 from gpushared.node.jobs.local_jobs import LocalJobs
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.ports.job_store import StoreUnavailable

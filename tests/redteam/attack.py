@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class Threat(StrEnum):
-    """What an attack is after. The words stand in the headings of docs/explanation/security.md."""
+    """What an attack is after. The words stand in the table of docs/explanation/security.md."""
 
     ROOT = "become root"
     FILES = "others' files"
@@ -69,7 +69,7 @@ class Attack:
     """
 
     name: str
-    """In kebab-case; it stands in a table of docs/explanation/security.md."""
+    """In kebab-case."""
     threat: Threat
     how: How
     refused: str = ""

@@ -14,7 +14,7 @@ import pytest
 from gpushared.domain.model.errors import RequestError, SharingUnavailable, TimedOut
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl
 from gpushared.sharing.lease_directories import LeaseDirectories
-from gpushared.sharing.supervisor import Supervisor, backoff_seconds
+from gpushared.sharing.supervisor import Supervisor, restart_seconds
 from tests.sharing import daemons
 from tests.sharing.daemons import names_in, until
 from tests.sharing.worlds import FIRST, PlayedControl, program
@@ -227,7 +227,7 @@ async def test_the_clients_of_a_daemon_that_died_are_not_known(
     ("failures", "seconds"), [(0, 0.0), (1, 0.1), (2, 0.2), (5, 1.6), (10, 51.2), (11, 60.0), (10**6, 60.0)]
 )
 def test_pauses_double_up_to_a_minute(failures: int, seconds: float) -> None:
-    assert backoff_seconds(failures) == pytest.approx(seconds)
+    assert restart_seconds(failures) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "../x", "a\0b", "a" * 129, "l-1\n"])

@@ -22,18 +22,18 @@ class AuditLine(Message):
     endpoint: str = ""
     # The container's full id.
     container: str = ""
-    # What the request named.
+    # The request named this.
     name: str = ""
     # SHA-256 of the body as it went on, or as it was read where it was refused.
     digest: str = ""
-    # Of the answer; 0 = there was none.
+    # The status of the answer; 0 = there was none.
     status: int = 0
-    # Where the daemon refused: invalid_argument, permission_denied...; not-http, framing... for what is no
+    # A refusal has a code: invalid_argument, permission_denied...; not-http, framing... for what is not a
     # proper request (docs/reference/reasons.md).
     code: str = ""
     # The refusal's sentence.
     text: str = ""
-    # How many more like it this line stands for.
+    # The line stands for so many more like it.
     more: int = 0
 
 
@@ -41,9 +41,9 @@ class AuditPage(Message):
     """Hold the answer of ``Audit.List``."""
 
     lines: tuple[AuditLine, ...] = ()
-    # The number of the newest line that was looked at: what the next page's "after" is.
+    # The newest line that was looked at has this number; it is "after" for the next page.
     newest: int = 0
-    # What is wrong with the audit itself; empty if nothing.
+    # The audit itself has this trouble; empty = none.
     trouble: str = ""
     simulated: bool = False
 
@@ -51,29 +51,29 @@ class AuditPage(Message):
 class PolicyFinding(Message):
     """A finding judges one field of a create body."""
 
-    # Of the create body, as "HostConfig.IpcMode"; empty = the body as a whole.
+    # The field of the create body, such as "HostConfig.IpcMode"; empty = the body as a whole.
     field: str = ""
-    # The option of docker run that sets it, where there is one.
+    # This option of docker run sets the field; empty = there is none.
     option: str = ""
     # allowed, set, dropped, refused
     verdict: str = ""
-    # In JSON, empty where nothing was said.
+    # The value in the request, in JSON; empty = there was none.
     asked: str = ""
-    # In JSON, empty where nothing is sent.
+    # The value that would be sent to the engine, in JSON; empty = there is none.
     given: str = ""
     why: str = ""
     hint: str = ""
-    # Refused by what the engine and the system say at this moment, such as a directory that is missing.
+    # The refusal depends on the present state of the engine and the system, such as a missing directory.
     may_change: bool = False
 
 
 class PolicyExplanation(Message):
     """Hold the answer of ``Policy.Explain``."""
 
-    # Whether the container would be created.
+    # The container would be created.
     passes: bool = False
     findings: tuple[PolicyFinding, ...] = ()
-    # Whether the caller's containers are judged at all.
+    # The caller's containers are judged at all.
     judged: bool = False
     # open, lab, strict
     preset: str = ""
@@ -97,7 +97,7 @@ class PolicyRules(Message):
     # open, lab, strict
     preset: str = ""
     rules: tuple[PolicyRule, ...] = ()
-    # Whether the caller's containers are judged at all.
+    # The caller's containers are judged at all.
     judged: bool = False
 
 

@@ -73,9 +73,9 @@ class ListAuditResponse(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
     newest: _builtins.int
-    """The number of the newest line that was looked at: what the next page's "after" is."""
+    """The newest line that was looked at has this number; it is "after" for the next page."""
     trouble: _builtins.str
-    """What is wrong with the audit itself; empty if nothing."""
+    """The audit itself has this trouble; empty = none."""
     simulated: _builtins.bool
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditLine]: ...
@@ -131,19 +131,19 @@ class AuditLine(_message.Message):
     container: _builtins.str
     """The container's full id."""
     name: _builtins.str
-    """What the request named."""
+    """The request named this."""
     digest: _builtins.str
     """SHA-256 of the body as it went on, or as it was read where it was refused."""
     status: _builtins.int
-    """Of the answer; 0 = there was none."""
+    """The status of the answer; 0 = there was none."""
     code: _builtins.str
-    """Where the daemon refused: invalid_argument, permission_denied...; not-http, framing... for what is no proper
+    """A refusal has a code: invalid_argument, permission_denied...; not-http, framing... for what is not a proper
     request (docs/reference/reasons.md).
     """
     text: _builtins.str
     """The refusal's sentence."""
     more: _builtins.int
-    """How many more like it this line stands for."""
+    """The line stands for so many more like it."""
     def __init__(
         self,
         *,

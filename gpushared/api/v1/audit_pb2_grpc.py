@@ -45,7 +45,7 @@ class AuditServicer:
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """A page of lines, oldest first. Trusted callers see all, others their own.
+        """Lists a page of lines, oldest first. Trusted callers see all, others their own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,13 +32,13 @@ class AuditStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AuditAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]
-    """A page of lines, oldest first. Trusted callers see all, others their own."""
+    """Lists a page of lines, oldest first. Trusted callers see all, others their own."""
 
 @_typing.type_check_only
 class AuditAsyncStub(AuditStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]  # type: ignore[assignment]
-    """A page of lines, oldest first. Trusted callers see all, others their own."""
+    """Lists a page of lines, oldest first. Trusted callers see all, others their own."""
 
 class AuditServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -47,6 +47,6 @@ class AuditServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.ListAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.ListAuditResponse, _abc.Awaitable[_audit_pb2.ListAuditResponse]]:
-        """A page of lines, oldest first. Trusted callers see all, others their own."""
+        """Lists a page of lines, oldest first. Trusted callers see all, others their own."""
 
 def add_AuditServicer_to_server(servicer: AuditServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -83,7 +83,7 @@ class DrainAnswer(_message.Message):
     GPUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]:
-        """The GPUs that were named, as they are now."""
+        """These are the named GPUs as they are now."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ Global___DrainAnswer: _TypeAlias = DrainAnswer  # noqa: Y015
 
 @_typing.final
 class Drained(_message.Message):
-    """Why a GPU gets no new leases until it is undrained."""
+    """A drained GPU gets no new leases, for this reason, until it is undrained."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -109,12 +109,12 @@ class Drained(_message.Message):
     BY_FIELD_NUMBER: _builtins.int
     SICK_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """What a sick GPU did ("fell off the bus (XID 79)"), or an admin's reason."""
+    """This tells what a sick GPU did ("fell off the bus (XID 79)"), or is an admin's reason."""
     since: _builtins.float
     by: _builtins.str
     """The admin's name, or "gpushared"."""
     sick: _builtins.bool
-    """The daemon found that it must not be used: leases there end too."""
+    """The daemon found that the GPU must not be used: leases there end too."""
     def __init__(
         self,
         *,
@@ -145,7 +145,7 @@ class ListGpusResponse(_message.Message):
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]: ...
     @_builtins.property
     def troubles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is wrong now with a part the daemon needs, a sentence each."""
+        """A sentence tells what is wrong now with each part that the daemon needs."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Gpu(_message.Message):
     """free, shared, exclusive; mig for a GPU that is split by MIG, whose instances follow it; drained or unhealthy where it gets no new leases"""
     memory_total_bytes: _builtins.int
     memory_leasable_bytes: _builtins.int
-    """What shares are shares of: the total less what driver and MPS server hold, in whole MiB."""
+    """Shares are shares of this: the total less what the driver and the MPS server hold, in whole MiB."""
     memory_used_bytes: _builtins.int
     memory_free_bytes: _builtins.int
     compute_free_permille: _builtins.int
@@ -207,25 +207,25 @@ class Gpu(_message.Message):
     power_watts: _builtins.float
     leases: _builtins.int
     memory_unmanaged_bytes: _builtins.int
-    """GPU memory of processes without a lease."""
+    """Processes without a lease hold so much GPU memory."""
     sharing: _builtins.str
     """mps, none"""
     trouble: _builtins.str
-    """Why it takes no new leases, or what is wrong with its sharing; empty = healthy."""
+    """The GPU takes no new leases, or its sharing fails, for this reason; empty = healthy."""
     sampled_at: _builtins.float
-    """When the figures were read."""
+    """The figures were read then."""
     parent_uuid: _builtins.str
-    """Of a MIG instance: its GPU, and its profile, such as 1g.10gb; both empty for a GPU."""
+    """A MIG instance has its GPU and its profile here, such as 1g.10gb; both are empty for a GPU."""
     mig_profile: _builtins.str
     label: _builtins.str
-    """For people: 0, and 0:1 for a MIG instance."""
+    """People read this label: 0, and 0:1 for a MIG instance."""
     link_group: _builtins.int
-    """GPUs of one group reach each other fast, by NVLink or else on one NUMA node: the lowest index among them. Unset where
-    the driver does not tell.
+    """GPUs of one group reach each other fast, by NVLink or else on one NUMA node; this is the lowest index among
+    them. It is unset if the driver does not tell.
     """
     @_builtins.property
     def drained(self) -> Global___Drained:
-        """Unset where it is not drained."""
+        """It is unset if the GPU is not drained."""
 
     def __init__(
         self,

@@ -61,14 +61,14 @@ class GpusServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Gives no new leases on a GPU; leases there run on. Only for trusted callers, as Undrain.
+        """Gives no new leases on a GPU; leases there run on. This is only for trusted callers, as is Undrain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Undrain(self, request, context):
-        """Gives leases there again; refused for a GPU that is still lost.
+        """Gives leases there again; a GPU that is still lost is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

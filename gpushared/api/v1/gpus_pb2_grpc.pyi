@@ -33,18 +33,18 @@ class GpusStub:
     def __new__(cls, channel: _aio.Channel) -> GpusAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_gpus_pb2.ListGpusRequest, _gpus_pb2.ListGpusResponse]
     Drain: _grpc.UnaryUnaryMultiCallable[_gpus_pb2.DrainRequest, _gpus_pb2.DrainAnswer]
-    """Gives no new leases on a GPU; leases there run on. Only for trusted callers, as Undrain."""
+    """Gives no new leases on a GPU; leases there run on. This is only for trusted callers, as is Undrain."""
     Undrain: _grpc.UnaryUnaryMultiCallable[_gpus_pb2.UndrainRequest, _gpus_pb2.DrainAnswer]
-    """Gives leases there again; refused for a GPU that is still lost."""
+    """Gives leases there again; a GPU that is still lost is refused."""
 
 @_typing.type_check_only
 class GpusAsyncStub(GpusStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_gpus_pb2.ListGpusRequest, _gpus_pb2.ListGpusResponse]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_gpus_pb2.DrainRequest, _gpus_pb2.DrainAnswer]  # type: ignore[assignment]
-    """Gives no new leases on a GPU; leases there run on. Only for trusted callers, as Undrain."""
+    """Gives no new leases on a GPU; leases there run on. This is only for trusted callers, as is Undrain."""
     Undrain: _aio.UnaryUnaryMultiCallable[_gpus_pb2.UndrainRequest, _gpus_pb2.DrainAnswer]  # type: ignore[assignment]
-    """Gives leases there again; refused for a GPU that is still lost."""
+    """Gives leases there again; a GPU that is still lost is refused."""
 
 class GpusServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,7 +60,7 @@ class GpusServicer(metaclass=_abc_1.ABCMeta):
         request: _gpus_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gpus_pb2.DrainAnswer, _abc.Awaitable[_gpus_pb2.DrainAnswer]]:
-        """Gives no new leases on a GPU; leases there run on. Only for trusted callers, as Undrain."""
+        """Gives no new leases on a GPU; leases there run on. This is only for trusted callers, as is Undrain."""
 
     @_abc_1.abstractmethod
     def Undrain(
@@ -68,6 +68,6 @@ class GpusServicer(metaclass=_abc_1.ABCMeta):
         request: _gpus_pb2.UndrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gpus_pb2.DrainAnswer, _abc.Awaitable[_gpus_pb2.DrainAnswer]]:
-        """Gives leases there again; refused for a GPU that is still lost."""
+        """Gives leases there again; a GPU that is still lost is refused."""
 
 def add_GpusServicer_to_server(servicer: GpusServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -47,35 +47,35 @@ class SubmitRequest(_message.Message):
     OR_HERE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     create_body: _builtins.bytes
-    """The JSON body of Docker's POST /containers/create; empty for an interactive job."""
+    """This is the JSON body of Docker's POST /containers/create; empty = the job is interactive."""
     image: _builtins.str
     platform: _builtins.str
     name: _builtins.str
-    """Of the container; empty = made from the job's id."""
+    """The container has this name; empty = one made from the job's id."""
     pull: _builtins.str
     """missing (default), always, never"""
     interactive: _builtins.bool
-    """The container is created by the client, through a tunnel."""
+    """The client creates the container, through a tunnel."""
     pool: _builtins.bool
-    """Anywhere in the pool; false = on this node."""
+    """The job may run anywhere in the pool; false = on this node."""
     node: _builtins.str
-    """Only on this node; implies `pool` where it is another one."""
+    """The job runs only on this node; that implies `pool` if it is another one."""
     nodes: _builtins.int
     span: _builtins.bool
     retries: _builtins.int
     requeue: _builtins.bool
     """Unset = true."""
     stop_after_seconds: _builtins.int
-    """Its node stops it when it has not heard from the coordinator for so long; 0 = it is kept."""
+    """The node stops the job after so long without the coordinator; 0 = it runs on."""
     array: _builtins.str
     """"0-99", "1,3,5-9"; "0-99%4" = at most 4 of them run at once; empty = one job."""
     remove: _builtins.bool
-    """Remove the container, and its output with it, once its end is known."""
+    """The container is removed, and its output with it, once its end is known."""
     or_here: _builtins.bool
-    """With `pool`: on this node, where the node is in no pool, instead of a refusal."""
+    """With `pool`, a node in no pool runs the job itself instead of refusing it."""
     @_builtins.property
     def lease(self) -> _leases_pb2.LeaseRequest:
-        """What the GPU part is; `immediate` and `held` count here too."""
+        """The request for GPUs; `immediate` and `held` count here too."""
 
     @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobAfter]: ...
@@ -120,7 +120,7 @@ class JobAfter(_message.Message):
     OK_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     ok: _builtins.bool
-    """Only if it succeeded; otherwise however it ends."""
+    """The other job must have succeeded; false = it may end in any way."""
     def __init__(
         self,
         *,
@@ -145,14 +145,14 @@ class SubmitAnswer(_message.Message):
     ARRAY_ID_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     array_id: _builtins.str
-    """The array's own id, empty for a single job."""
+    """This is the array's own id; empty = it is a single job."""
     @_builtins.property
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """One, or an array's jobs in the order of their numbers."""
+        """There is one id, or those of an array in the order of their numbers."""
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For people: where it is kept, and what is to be expected."""
+        """Sentences tell people where the job is kept, and what to expect."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class JobRef(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """An id, an unmistakable beginning of one, or the name of the job's container."""
+    """This is an id, an unambiguous beginning of one, or the name of the job's container."""
     def __init__(
         self,
         *,
@@ -298,16 +298,16 @@ class Job(_message.Message):
     """ada@lab"""
     project: _builtins.str
     asks: _builtins.str
-    """What the GPU request is, in words: "1 x 0.5"."""
+    """This is the request for GPUs in words: "1 x 0.5"."""
     submitted_at: _builtins.float
     started_at: _builtins.float
-    """When the attempt that runs began, or of one that is over the last; 0 where none ran. When it ended."""
+    """The running attempt, or else the last one, began and ended then; 0 = it did not."""
     ended_at: _builtins.float
     attempt: _builtins.int
     exit_code: _builtins.int
-    """Set when it is over and there was one."""
+    """It is set if the job is over and its container had one."""
     reason: _builtins.str
-    """Why it waits, is not known, or failed."""
+    """The job waits, is in an unknown state, or failed for this reason."""
     hint: _builtins.str
     token: _builtins.str
     array_id: _builtins.str
@@ -315,13 +315,13 @@ class Job(_message.Message):
     pool: _builtins.bool
     interactive: _builtins.bool
     position: _builtins.int
-    """Where it stands in its queue, 1 = next; 0 = not waiting or not known."""
+    """The job has this place in its queue, 1 = next; 0 = it does not wait, or nobody knows."""
     priority: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPart]: ...
     @_builtins.property
     def tries(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobTry]:
-        """Earlier attempts that ran, the newest last. Of many only the newest are kept."""
+        """These earlier attempts ran, the newest last. Of many only the newest are kept."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
 class JobTry(_message.Message):
-    """An attempt that ran, and that is over."""
+    """A try is an attempt that ran, and that is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -376,12 +376,12 @@ class JobTry(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
-    """The number of the attempt. Those that no node took have numbers too, so there may be gaps."""
+    """This is the number of the attempt. Attempts that no node took have numbers too, so there may be gaps."""
     started_at: _builtins.float
     ended_at: _builtins.float
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPart]:
-        """Where it ran, and how it ended there."""
+        """The parts tell where it ran, and how it ended there."""
 
     def __init__(
         self,
@@ -420,7 +420,7 @@ class JobPart(_message.Message):
     reason: _builtins.str
     exit_code: _builtins.int
     silent_since: _builtins.float
-    """Since when the node is silent; 0 = it is not."""
+    """The node has been silent since then; 0 = it is not."""
     def __init__(
         self,
         *,
@@ -452,14 +452,14 @@ class ListJobsRequest(_message.Message):
     ARRAY_ID_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
-    """Also those that are over, newest first."""
+    """The answer also has jobs that are over, newest first."""
     limit: _builtins.int
     all: _builtins.bool
-    """Of everybody, where the caller may."""
+    """The answer has everybody's jobs that the caller may see."""
     array_id: _builtins.str
-    """Those of one array, by its id or name."""
+    """The answer has only the jobs of this array, by its id or name."""
     page_token: _builtins.str
-    """Where the last page ended; empty = from the beginning."""
+    """The last page ended there; empty = from the beginning."""
     def __init__(
         self,
         *,
@@ -492,7 +492,7 @@ class ListJobsResponse(_message.Message):
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Job]: ...
     @_builtins.property
     def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What whoever reads this should know: a pool that does not answer, a recovery that is under way."""
+        """Sentences tell the reader of a pool that does not answer, or a recovery that is under way."""
 
     def __init__(
         self,
@@ -679,11 +679,11 @@ class LogsRequest(_message.Message):
     job_id: _builtins.str
     follow: _builtins.bool
     tail: _builtins.int
-    """The last so many lines; 0 = all."""
+    """The answer has the last so many lines; 0 = all."""
     rank: _builtins.int
-    """Which part of a gang."""
+    """The number of the part of a gang."""
     attempt: _builtins.int
-    """Which attempt; 0 = the newest that has run."""
+    """The number of the attempt; 0 = the newest that has run."""
     def __init__(
         self,
         *,
@@ -709,7 +709,7 @@ class LogChunk(_message.Message):
     STDERR_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     stderr: _builtins.bool
-    """Else of stdout."""
+    """The data is of stderr; false = of stdout."""
     def __init__(
         self,
         *,
@@ -785,9 +785,9 @@ class DoorRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     rank: _builtins.int
-    """Which part of a gang."""
+    """The number of the part of a gang."""
     attempt: _builtins.int
-    """To where an earlier attempt ran; 0 = to where the job is now."""
+    """The endpoint leads to where this earlier attempt ran; 0 = to where the job is now."""
     def __init__(
         self,
         *,
@@ -814,9 +814,9 @@ class DoorAnswer(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     HERE_FIELD_NUMBER: _builtins.int
     host: _builtins.str
-    """For DOCKER_HOST: unix:///..."""
+    """This is for DOCKER_HOST: unix:///..."""
     lease_id: _builtins.str
-    """The lease of the job on its node, which its container claims or has."""
+    """The job has this lease on its node, which its container claims or has."""
     node: _builtins.str
     here: _builtins.bool
     def __init__(
@@ -871,15 +871,15 @@ class ReserveAnswer(_message.Message):
     DOOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___Job:
-        """As it is now."""
+        """This is the job as it is now."""
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As of SubmitAnswer."""
+        """These are as in SubmitAnswer."""
 
     @_builtins.property
     def door(self) -> Global___DoorAnswer:
-        """Unset while it has no lease."""
+        """It is unset while the job has no lease."""
 
     def __init__(
         self,
@@ -919,7 +919,7 @@ class NodesResponse(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
-    """Of this pool; empty where the node is in none."""
+    """The nodes are of this pool; empty = the node is in none."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolNode]: ...
     @_builtins.property
@@ -962,7 +962,7 @@ class PoolNode(_message.Message):
     presence: _builtins.str
     """ready, suspect, unknown, drained, never-seen"""
     heard_at: _builtins.float
-    """When it was last heard of, and since when it is silent."""
+    """The node last reported then, and has been silent since then; 0 = it is not."""
     silent_since: _builtins.float
     drain_reason: _builtins.str
     drained_by: _builtins.str
@@ -970,7 +970,7 @@ class PoolNode(_message.Message):
     address: _builtins.str
     simulated: _builtins.bool
     waiting: _builtins.int
-    """In the node's own queue."""
+    """So many leases wait in the node's own queue."""
     running: _builtins.int
     enrolled_at: _builtins.float
     @_builtins.property

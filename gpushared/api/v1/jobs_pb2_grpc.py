@@ -115,15 +115,15 @@ class JobsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Submit(self, request, context):
-        """Comes back when the job (or all jobs of an array) is durably kept. Asking twice with the same
-        `request_id` gives the same job.
+        """Returns when the job (or all jobs of an array) is durably kept. Asking twice with the same `request_id` gives
+        the same job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitBatch(self, request, context):
-        """At most 64 at once, each for itself.
+        """Submits at most 64 jobs, each for itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,14 +142,14 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Wait(self, request, context):
-        """Comes back when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60).
+        """Returns when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Tells each change until the job is over.
+        """Reports each change until the job is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,21 +175,21 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why it waits or what became of it, with its story.
+        """Tells why a job waits or how it ended, with its story.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Logs(self, request, context):
-        """What its container writes, from the beginning; with `follow` until it ends.
+        """Sends the output of the job's container from the beginning; with `follow` until it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tunnel(self, request_iterator, context):
-        """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
+        """Carries the bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
         The first message names the job. A half-close is the end of one direction.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -197,24 +197,24 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Door(self, request, context):
-        """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
-        serve this. It is the node's own socket where the job runs here.
+        """Opens a Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+        serve this. The endpoint is the node's own socket if the job runs here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
-        after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
-        serve this.
+        """Does Submit and Door in one, for a job that somebody waits for: returns when the job has its lease, when it is
+        over, or after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job;
+        only nodes serve this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Nodes(self, request, context):
-        """What the pool has, and what of it is free; of a node in no pool, the node itself.
+        """Lists the nodes of the pool with their free capacity; a node in no pool lists itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,79 +35,79 @@ class JobsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     Submit: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitRequest, _jobs_pb2.SubmitAnswer]
-    """Comes back when the job (or all jobs of an array) is durably kept. Asking twice with the same
-    `request_id` gives the same job.
+    """Returns when the job (or all jobs of an array) is durably kept. Asking twice with the same `request_id` gives
+    the same job.
     """
     SubmitBatch: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitBatchRequest, _jobs_pb2.SubmitBatchAnswer]
-    """At most 64 at once, each for itself."""
+    """Submits at most 64 jobs, each for itself."""
     Get: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.Job]
     List: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
     Wait: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.WaitJobRequest, _jobs_pb2.Job]
-    """Comes back when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
+    """Returns when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
     Watch: _grpc.UnaryStreamMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.Job]
-    """Tells each change until the job is over."""
+    """Reports each change until the job is over."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]
     Hold: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]
     SetPriority: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.JobPriorityRequest, _jobs_pb2.Job]
     """Moves a waiting job among those of its project."""
     Explain: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.JobExplanation]
-    """Why it waits or what became of it, with its story."""
+    """Tells why a job waits or how it ended, with its story."""
     Logs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.LogsRequest, _jobs_pb2.LogChunk]
-    """What its container writes, from the beginning; with `follow` until it ends."""
+    """Sends the output of the job's container from the beginning; with `follow` until it ends."""
     Tunnel: _grpc.StreamStreamMultiCallable[_jobs_pb2.TunnelChunk, _jobs_pb2.TunnelChunk]
-    """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
+    """Carries the bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
     The first message names the job. A half-close is the end of one direction.
     """
     Door: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DoorRequest, _jobs_pb2.DoorAnswer]
-    """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
-    serve this. It is the node's own socket where the job runs here.
+    """Opens a Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+    serve this. The endpoint is the node's own socket if the job runs here.
     """
     Reserve: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ReserveRequest, _jobs_pb2.ReserveAnswer]
-    """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
-    after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
-    serve this.
+    """Does Submit and Door in one, for a job that somebody waits for: returns when the job has its lease, when it is
+    over, or after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job;
+    only nodes serve this.
     """
     Nodes: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]
-    """What the pool has, and what of it is free; of a node in no pool, the node itself."""
+    """Lists the nodes of the pool with their free capacity; a node in no pool lists itself."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Submit: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitRequest, _jobs_pb2.SubmitAnswer]  # type: ignore[assignment]
-    """Comes back when the job (or all jobs of an array) is durably kept. Asking twice with the same
-    `request_id` gives the same job.
+    """Returns when the job (or all jobs of an array) is durably kept. Asking twice with the same `request_id` gives
+    the same job.
     """
     SubmitBatch: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitBatchRequest, _jobs_pb2.SubmitBatchAnswer]  # type: ignore[assignment]
-    """At most 64 at once, each for itself."""
+    """Submits at most 64 jobs, each for itself."""
     Get: _aio.UnaryUnaryMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.Job]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
     Wait: _aio.UnaryUnaryMultiCallable[_jobs_pb2.WaitJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Comes back when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
+    """Returns when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
     Watch: _aio.UnaryStreamMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.Job]  # type: ignore[assignment]
-    """Tells each change until the job is over."""
+    """Reports each change until the job is over."""
     Cancel: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     Hold: _aio.UnaryUnaryMultiCallable[_jobs_pb2.HoldJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     SetPriority: _aio.UnaryUnaryMultiCallable[_jobs_pb2.JobPriorityRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Moves a waiting job among those of its project."""
     Explain: _aio.UnaryUnaryMultiCallable[_jobs_pb2.JobRef, _jobs_pb2.JobExplanation]  # type: ignore[assignment]
-    """Why it waits or what became of it, with its story."""
+    """Tells why a job waits or how it ended, with its story."""
     Logs: _aio.UnaryStreamMultiCallable[_jobs_pb2.LogsRequest, _jobs_pb2.LogChunk]  # type: ignore[assignment]
-    """What its container writes, from the beginning; with `follow` until it ends."""
+    """Sends the output of the job's container from the beginning; with `follow` until it ends."""
     Tunnel: _aio.StreamStreamMultiCallable[_jobs_pb2.TunnelChunk, _jobs_pb2.TunnelChunk]  # type: ignore[assignment]
-    """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
+    """Carries the bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
     The first message names the job. A half-close is the end of one direction.
     """
     Door: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DoorRequest, _jobs_pb2.DoorAnswer]  # type: ignore[assignment]
-    """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
-    serve this. It is the node's own socket where the job runs here.
+    """Opens a Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+    serve this. The endpoint is the node's own socket if the job runs here.
     """
     Reserve: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ReserveRequest, _jobs_pb2.ReserveAnswer]  # type: ignore[assignment]
-    """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
-    after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
-    serve this.
+    """Does Submit and Door in one, for a job that somebody waits for: returns when the job has its lease, when it is
+    over, or after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job;
+    only nodes serve this.
     """
     Nodes: _aio.UnaryUnaryMultiCallable[_jobs_pb2.NodesRequest, _jobs_pb2.NodesResponse]  # type: ignore[assignment]
-    """What the pool has, and what of it is free; of a node in no pool, the node itself."""
+    """Lists the nodes of the pool with their free capacity; a node in no pool lists itself."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -116,8 +116,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.SubmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.SubmitAnswer, _abc.Awaitable[_jobs_pb2.SubmitAnswer]]:
-        """Comes back when the job (or all jobs of an array) is durably kept. Asking twice with the same
-        `request_id` gives the same job.
+        """Returns when the job (or all jobs of an array) is durably kept. Asking twice with the same `request_id` gives
+        the same job.
         """
 
     @_abc_1.abstractmethod
@@ -126,7 +126,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.SubmitBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.SubmitBatchAnswer, _abc.Awaitable[_jobs_pb2.SubmitBatchAnswer]]:
-        """At most 64 at once, each for itself."""
+        """Submits at most 64 jobs, each for itself."""
 
     @_abc_1.abstractmethod
     def Get(
@@ -148,7 +148,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.WaitJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
-        """Comes back when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
+        """Returns when the job no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
 
     @_abc_1.abstractmethod
     def Watch(
@@ -156,7 +156,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.JobRef,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.Job], _abc.AsyncIterator[_jobs_pb2.Job]]:
-        """Tells each change until the job is over."""
+        """Reports each change until the job is over."""
 
     @_abc_1.abstractmethod
     def Cancel(
@@ -186,7 +186,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.JobRef,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.JobExplanation, _abc.Awaitable[_jobs_pb2.JobExplanation]]:
-        """Why it waits or what became of it, with its story."""
+        """Tells why a job waits or how it ended, with its story."""
 
     @_abc_1.abstractmethod
     def Logs(
@@ -194,7 +194,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.LogsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.LogChunk], _abc.AsyncIterator[_jobs_pb2.LogChunk]]:
-        """What its container writes, from the beginning; with `follow` until it ends."""
+        """Sends the output of the job's container from the beginning; with `follow` until it ends."""
 
     @_abc_1.abstractmethod
     def Tunnel(
@@ -202,7 +202,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_jobs_pb2.TunnelChunk],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.TunnelChunk], _abc.AsyncIterator[_jobs_pb2.TunnelChunk]]:
-        """The bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
+        """Carries the bytes of one connection to the Docker endpoint of the node that runs the job, as the job's owner.
         The first message names the job. A half-close is the end of one direction.
         """
 
@@ -212,8 +212,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.DoorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.DoorAnswer, _abc.Awaitable[_jobs_pb2.DoorAnswer]]:
-        """A Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
-        serve this. It is the node's own socket where the job runs here.
+        """Opens a Docker endpoint on this machine through which the caller reaches the gate of the job's node; only nodes
+        serve this. The endpoint is the node's own socket if the job runs here.
         """
 
     @_abc_1.abstractmethod
@@ -222,9 +222,9 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ReserveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ReserveAnswer, _abc.Awaitable[_jobs_pb2.ReserveAnswer]]:
-        """Submit and Door in one, for a job that somebody waits for: comes back when it has its lease, when it is over, or
-        after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job; only nodes
-        serve this.
+        """Does Submit and Door in one, for a job that somebody waits for: returns when the job has its lease, when it is
+        over, or after `timeout_seconds` (at most 60). Asking twice with the same `request_id` waits for the same job;
+        only nodes serve this.
         """
 
     @_abc_1.abstractmethod
@@ -233,6 +233,6 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.NodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.NodesResponse, _abc.Awaitable[_jobs_pb2.NodesResponse]]:
-        """What the pool has, and what of it is free; of a node in no pool, the node itself."""
+        """Lists the nodes of the pool with their free capacity; a node in no pool lists itself."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -67,44 +67,46 @@ class LeaseRequest(_message.Message):
     time: _builtins.str
     """"90s", "30m", "2h", "1d"; empty = no limit."""
     immediate: _builtins.bool
-    """Refuse instead of waiting."""
+    """The request is refused instead of waiting."""
     restart_on_fault: _builtins.int
-    """How often its container is started again after a fault that was none of its own; 0 to 100."""
+    """The container is started again at most so often after faults of others; 0 to 100."""
     begin_at: _builtins.float
-    """Not to start before; 0 = at once."""
+    """The lease does not start before this time; 0 = at once."""
     priority: _builtins.int
     """-100 to 100, higher goes first in its project."""
     notice_signal: _builtins.str
-    """SIGUSR1, ...: sent to the container when it is told that it will end; empty = none."""
+    """This signal (SIGUSR1, ...) tells the container that it will end; empty = none."""
     held: _builtins.bool
-    """It waits until it is let go."""
+    """The lease waits until it is released."""
     requeue: _builtins.bool
-    """Whether its container is started again after it gave way; unset = where nobody is attached to it."""
+    """The container is started again after the lease gave way; unset = if nobody is attached to it."""
     project: _builtins.str
-    """Whose quota it counts against; empty = the first project that names its owner, else the owner's own."""
+    """The lease counts against this project's quota; empty = the first project that names its owner, else the owner's
+    own.
+    """
     host_cpu_milli: _builtins.int
-    """What the container may take of the machine's CPU (thousandths of a core) and memory; 0 = not said."""
+    """The container may take so much of the machine's CPU (thousandths of a core) and memory; 0 = not given."""
     host_memory_bytes: _builtins.int
     ends_with_caller: _builtins.bool
-    """Given back at once when the process that asked ends before a container is created in it. Only for who
-    stays, or becomes the program that creates the container.
+    """The lease is returned at once if the process that asked ends before a container is created. This is only for a
+    process that stays, or becomes the program that creates the container.
     """
     container_name: _builtins.str
-    """What the container will be called, and its image, where that is known already: shown while the lease waits, and
-    the lease is found by the name. The container's own take their place.
+    """The container will have this name and image, as far as they are known: they are shown while the lease waits,
+    and the lease is found by the name. The container's own replace them.
     """
     image: _builtins.str
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Leases that must be over first, however they end."""
+        """These leases must be over first, however they end."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The GPU models that will do, by any part of their names: "h100"; empty = all."""
+        """Only GPUs whose models' names contain one of these will do: "h100"; empty = all."""
 
     @_builtins.property
     def near(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Leases on whose machine it is to be, and leases on whose GPUs it is not to be."""
+        """The lease must be on the machine of the first, and not on the GPUs of the second."""
 
     @_builtins.property
     def away_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -244,7 +246,9 @@ class LeaseRef(_message.Message):
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
-    """A lease id, the name of a container that is there or is waited for, or a unique beginning of a container id."""
+    """This is a lease id, the name of a container that exists or is waited for, or a unique beginning of a container
+    id.
+    """
     def __init__(
         self,
         *,
@@ -285,7 +289,7 @@ Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
 
 @_typing.final
 class ResizeRequest(_message.Message):
-    """What is empty stays as it is; at least one must be said. Per GPU, written as in LeaseRequest."""
+    """An empty field stays as it is; at least one must be set. Sizes are per GPU, written as in LeaseRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -324,7 +328,7 @@ class ResizeAnswer(_message.Message):
     def lease(self) -> Global___Lease: ...
     @_builtins.property
     def effects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For people: which part of the new size holds when, a sentence each. Never empty."""
+        """Sentences tell people which part of the new size holds when. There is at least one."""
 
     def __init__(
         self,
@@ -351,18 +355,18 @@ class ListLeasesRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
-    """Also leases that are over, newest first, at most `limit` of them (default 50, at most 1000)."""
+    """The answer also has leases that are over, newest first, at most `limit` of them (default 50, at most 1000)."""
     limit: _builtins.int
     since: _builtins.float
-    """Of those that are over only those that ended at this time or later; 0 = however long ago."""
+    """Of the leases that are over, the answer has only those that ended at this time or later; 0 = all."""
     user: _builtins.str
-    """Only those of this user, by the name in `Lease.owner`; empty = of everybody."""
+    """The answer has only this user's leases, by the name in `Lease.owner`; empty = everybody's."""
     page_token: _builtins.str
-    """Where the last page ended; such a page has leases that are over only. Empty = from the beginning."""
+    """The last page ended there; a further page has only leases that are over. Empty = from the beginning."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only those in one of these states: those of leases, the kinds of outcomes, and "ended" for all outcomes. Where
-        one is an outcome, leases that are over are listed without `ended` too. Empty = all.
+        """The answer has only leases in one of these states: those of leases, the kinds of outcomes, and "ended" for all
+        outcomes. If one is an outcome, leases that are over are listed without `ended` too. Empty = all.
         """
 
     def __init__(
@@ -394,14 +398,14 @@ class ListLeasesResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     simulated: _builtins.bool
     more: _builtins.int
-    """How many leases that are over match besides and come after those in this answer."""
+    """So many more leases that are over match, and come after those in this answer."""
     next_page_token: _builtins.str
-    """For the next page of them; empty where there is none."""
+    """This leads to the next page; empty = there is none."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
     @_builtins.property
     def unmanaged(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmanagedProcess]:
-        """GPU processes without a lease."""
+        """These GPU processes have no lease."""
 
     def __init__(
         self,
@@ -439,9 +443,9 @@ class Grant(_message.Message):
     memory_bytes: _builtins.int
     compute_permille: _builtins.int
     gpu_label: _builtins.str
-    """For people: 0, and 0:1 for a MIG instance. Empty where the GPU is not there any more."""
+    """People read this label: 0, and 0:1 for a MIG instance. It is empty if the GPU is gone."""
     compute_limit_permille: _builtins.int
-    """The ceiling of its processes where that is above their share: they may use what others leave. Else 0."""
+    """Processes may use up to this limit of what others leave; 0 = their share is the limit."""
     def __init__(
         self,
         *,
@@ -517,13 +521,13 @@ class Lease(_message.Message):
     owner_uid: _builtins.int
     owner: _builtins.str
     asks: _builtins.str
-    """What was asked, as one would type it: "0.25", "2x0.5", "8GiB", "0.25..1"."""
+    """This is the request as one would type it: "0.25", "2x0.5", "8GiB", "0.25..1"."""
     isolation: _builtins.str
     preset: _builtins.str
     memory_used_bytes: _builtins.int
-    """Unset where the driver does not tell."""
+    """It is unset if the driver does not tell."""
     memory_wall: _builtins.str
-    """The wall that really holds the memory, empty until known."""
+    """This mechanism really limits the memory; empty = not known yet."""
     compute_cap: _builtins.str
     container_id: _builtins.str
     """Container facts are shown to the owner and to trusted callers."""
@@ -533,38 +537,38 @@ class Lease(_message.Message):
     since: _builtins.float
     expires_at: _builtins.float
     deadline: _builtins.float
-    """Until when a reservation must be claimed."""
+    """A reservation must be claimed until this time."""
     token: _builtins.str
-    """Changes whenever anything a waiting user is shown changes; pass it to Wait."""
+    """The token changes whenever anything changes that a waiting user is shown; pass it to Wait."""
     simulated: _builtins.bool
     restart_on_fault: _builtins.int
     restarts: _builtins.int
-    """How often it was started again already."""
+    """The container was started again so often already."""
     fault: _builtins.str
-    """What broke under it, where it has not been started again since."""
+    """This fault ended the container, and it has not been started again since."""
     priority: _builtins.int
     held_by: _builtins.str
-    """Who keeps it from starting."""
+    """This user keeps the lease from starting."""
     begin_at: _builtins.float
     preempt_step: _builtins.str
-    """What happens when it has to give way: suspend, requeue, stop."""
+    """This happens when the lease has to give way: suspend, requeue, stop."""
     preempt_why: _builtins.str
-    """Why it is not suspended, where it is not."""
+    """This is the reason if that is not suspend."""
     preemptions: _builtins.int
-    """How often it had to."""
+    """The lease had to give way so often."""
     project: _builtins.str
-    """Whose quota it counts against; a user's name where that is in no project."""
+    """The lease counts against this project's quota; it is the user's name if the user is in no project."""
     idle_since: _builtins.float
-    """Since when none of its processes has done anything on its GPUs; 0 while they do, or where nobody knows."""
+    """None of its processes has done anything on its GPUs since then; 0 = one does, or nobody knows."""
     lowered: _builtins.bool
-    """It has been so for so long that it is protected from giving way no more."""
+    """It has been idle for so long that it is not protected from giving way any more."""
     host_cpu_milli: _builtins.int
     host_memory_bytes: _builtins.int
     job_id: _builtins.str
-    """The job that it is for, and which attempt to run it; empty for none."""
+    """The lease is for this attempt at this job; empty = for none."""
     job_attempt: _builtins.int
     job_pool: _builtins.str
-    """The pool by whose order; empty for the node's own jobs."""
+    """This pool ordered it; empty = the job is the node's own."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -577,7 +581,7 @@ class Lease(_message.Message):
     def notice(self) -> Global___Notice: ...
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As in LeaseRequest; models by their full names."""
+        """These are as in LeaseRequest, with the full names of models."""
 
     @_builtins.property
     def near(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -643,7 +647,7 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):
-    """What the program in a container was told of its end."""
+    """A notice was sent to the program in a container before its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -684,10 +688,10 @@ class Waiting(_message.Message):
     position: _builtins.int
     queue_length: _builtins.int
     reason: _builtins.str
-    """A reason code, for programs, and a sentence, for people."""
+    """The reason is a code for programs, and the text a sentence for people."""
     text: _builtins.str
     start_from: _builtins.float
-    """Earliest and latest start, seconds since the epoch; 0 = unknown."""
+    """These are the earliest and the latest start, in seconds since the epoch; 0 = unknown."""
     start_to: _builtins.float
     def __init__(
         self,
@@ -719,7 +723,7 @@ class Outcome(_message.Message):
     kind: _builtins.str
     """finished, stopped, expired, never_claimed, over_limit, failed"""
     exit_code: _builtins.int
-    """Only for `finished`."""
+    """This is set only for `finished`."""
     text: _builtins.str
     def __init__(
         self,
@@ -816,10 +820,10 @@ class Explanation(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     GIVES_WAY_FIELD_NUMBER: _builtins.int
     fits_now: _builtins.str
-    """What would be granted at once in its place, a sentence; empty for nothing."""
+    """This sentence tells what would be granted at once instead; empty = nothing."""
     gives_way: _builtins.str
-    """What becomes of it when others need its GPUs, or to whom it gave way and why, or, while it waits, whose work
-    would be lost if they gave way to it; a sentence.
+    """This sentence tells what happens when others need its GPUs, or to whom it gave way and why, or, while it waits,
+    whose work would be lost if they gave way to it.
     """
     @_builtins.property
     def lease(self) -> Global___Lease: ...
@@ -827,11 +831,11 @@ class Explanation(_message.Message):
     def story(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoryEntry]: ...
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
-        """How often each reason refused a GPU in the newest decision, largest first."""
+        """Each reason refused so many GPUs in the newest decision, largest first."""
 
     @_builtins.property
     def kept(self) -> Global___Kept:
-        """GPUs that are kept: for this lease where it names it, else for the one that it waits behind."""
+        """These GPUs are kept, for this lease or for the one that it waits behind."""
 
     def __init__(
         self,
@@ -862,10 +866,10 @@ class Kept(_message.Message):
     START_TO_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     start_to: _builtins.float
-    """When the lease for which they are kept starts at the latest; 0 = unknown."""
+    """The lease for which they are kept starts at the latest then; 0 = unknown."""
     @_builtins.property
     def gpu_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For people: 0, 0:1."""
+        """People read these labels: 0, 0:1."""
 
     def __init__(
         self,
@@ -900,27 +904,27 @@ class OfferAnswer(_message.Message):
     FITS_NOW_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
     asks: _builtins.str
-    """What was asked, as one would type it."""
+    """This is the request as one would type it."""
     project: _builtins.str
     starts_now: _builtins.bool
-    """It would be granted at once, on `grants`."""
+    """The request would be granted at once, on `grants`."""
     start_to: _builtins.float
-    """When it would start at the latest, if every lease uses its whole time limit; 0 = unknown."""
+    """It would start at the latest then, if every lease uses its whole time limit; 0 = unknown."""
     why: _builtins.str
     fits_now: _builtins.str
-    """What would be granted at once instead, a sentence; empty for nothing."""
+    """This sentence tells what would be granted at once instead; empty = nothing."""
     simulated: _builtins.bool
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]:
-        """Where it would start; empty where nobody knows."""
+        """It would start there; empty = nobody knows."""
 
     @_builtins.property
     def gives_way(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivesWay]:
-        """Who would give way to it, and by what right."""
+        """These leases would give way to it, for this reason."""
 
     @_builtins.property
     def waiting(self) -> Global___Waiting:
-        """Why it would wait; unset where it starts at once."""
+        """It would wait for this reason; unset = it starts at once."""
 
     def __init__(
         self,

@@ -120,22 +120,22 @@ class LeasesServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Request(self, request, context):
-        """Joins the queue, or gets a lease at once; comes back immediately with the lease as it then is.
-        A queued lease is kept while its owner waits for it with Wait or Acquire, and 30 s longer.
+        """Joins the queue, or gets a lease at once; returns immediately with the lease as it then is. A queued lease is
+        kept while its owner waits for it with Wait or Acquire, and 30 s longer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Acquire(self, request, context):
-        """The same, then tells each change until the lease is reserved or over.
+        """Does the same, then reports each change until the lease is reserved or over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Wait(self, request, context):
-        """Comes back when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60).
+        """Returns when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,14 +163,14 @@ class LeasesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Hold(self, request, context):
-        """Keeps a waiting lease from starting, or lets it go; it keeps its place.
+        """Keeps a waiting lease from starting, or releases it; the lease keeps its place.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Extend(self, request, context):
-        """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators.
+        """Gives a lease more time. If the first in the queue counts on its end, only administrators may do so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,15 +217,15 @@ class LeasesServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why it waits, what becomes of it, and its story.
+        """Tells why a lease waits, what becomes of it, and its story.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Offer(self, request, context):
-        """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
-        `immediate` and `held` do not count.
+        """Tells when and where a request would start, and which leases would give way to it. Nothing is booked;
+        `request_id`, `immediate` and `held` do not count.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,13 +37,13 @@ class LeasesStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LeasesAsyncStub: ...
     Request: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.Lease]
-    """Joins the queue, or gets a lease at once; comes back immediately with the lease as it then is.
-    A queued lease is kept while its owner waits for it with Wait or Acquire, and 30 s longer.
+    """Joins the queue, or gets a lease at once; returns immediately with the lease as it then is. A queued lease is
+    kept while its owner waits for it with Wait or Acquire, and 30 s longer.
     """
     Acquire: _grpc.UnaryStreamMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.Lease]
-    """The same, then tells each change until the lease is reserved or over."""
+    """Does the same, then reports each change until the lease is reserved or over."""
     Wait: _grpc.UnaryUnaryMultiCallable[_leases_pb2.WaitRequest, _leases_pb2.Lease]
-    """Comes back when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
+    """Returns when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
     Release: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
     """Gives a lease back that has no container: leaves the queue, or returns an unclaimed reservation."""
     Stop: _grpc.UnaryUnaryMultiCallable[_leases_pb2.StopRequest, _leases_pb2.Lease]
@@ -51,9 +51,9 @@ class LeasesStub:
     Resize: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ResizeRequest, _leases_pb2.ResizeAnswer]
     """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
     Hold: _grpc.UnaryUnaryMultiCallable[_leases_pb2.HoldRequest, _leases_pb2.Lease]
-    """Keeps a waiting lease from starting, or lets it go; it keeps its place."""
+    """Keeps a waiting lease from starting, or releases it; the lease keeps its place."""
     Extend: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ExtendRequest, _leases_pb2.Lease]
-    """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
+    """Gives a lease more time. If the first in the queue counts on its end, only administrators may do so."""
     SetPriority: _grpc.UnaryUnaryMultiCallable[_leases_pb2.PriorityRequest, _leases_pb2.Lease]
     """Moves a waiting lease among those of its project."""
     Pause: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
@@ -65,23 +65,23 @@ class LeasesStub:
     Get: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]
     List: _grpc.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]
     Explain: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]
-    """Why it waits, what becomes of it, and its story."""
+    """Tells why a lease waits, what becomes of it, and its story."""
     Offer: _grpc.UnaryUnaryMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.OfferAnswer]
-    """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
-    `immediate` and `held` do not count.
+    """Tells when and where a request would start, and which leases would give way to it. Nothing is booked;
+    `request_id`, `immediate` and `held` do not count.
     """
 
 @_typing.type_check_only
 class LeasesAsyncStub(LeasesStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Request: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.Lease]  # type: ignore[assignment]
-    """Joins the queue, or gets a lease at once; comes back immediately with the lease as it then is.
-    A queued lease is kept while its owner waits for it with Wait or Acquire, and 30 s longer.
+    """Joins the queue, or gets a lease at once; returns immediately with the lease as it then is. A queued lease is
+    kept while its owner waits for it with Wait or Acquire, and 30 s longer.
     """
     Acquire: _aio.UnaryStreamMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.Lease]  # type: ignore[assignment]
-    """The same, then tells each change until the lease is reserved or over."""
+    """Does the same, then reports each change until the lease is reserved or over."""
     Wait: _aio.UnaryUnaryMultiCallable[_leases_pb2.WaitRequest, _leases_pb2.Lease]  # type: ignore[assignment]
-    """Comes back when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
+    """Returns when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
     Release: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
     """Gives a lease back that has no container: leaves the queue, or returns an unclaimed reservation."""
     Stop: _aio.UnaryUnaryMultiCallable[_leases_pb2.StopRequest, _leases_pb2.Lease]  # type: ignore[assignment]
@@ -89,9 +89,9 @@ class LeasesAsyncStub(LeasesStub):
     Resize: _aio.UnaryUnaryMultiCallable[_leases_pb2.ResizeRequest, _leases_pb2.ResizeAnswer]  # type: ignore[assignment]
     """Gives a lease another size, on the GPUs that it has. Sizes are absolute, so asking twice is harmless."""
     Hold: _aio.UnaryUnaryMultiCallable[_leases_pb2.HoldRequest, _leases_pb2.Lease]  # type: ignore[assignment]
-    """Keeps a waiting lease from starting, or lets it go; it keeps its place."""
+    """Keeps a waiting lease from starting, or releases it; the lease keeps its place."""
     Extend: _aio.UnaryUnaryMultiCallable[_leases_pb2.ExtendRequest, _leases_pb2.Lease]  # type: ignore[assignment]
-    """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
+    """Gives a lease more time. If the first in the queue counts on its end, only administrators may do so."""
     SetPriority: _aio.UnaryUnaryMultiCallable[_leases_pb2.PriorityRequest, _leases_pb2.Lease]  # type: ignore[assignment]
     """Moves a waiting lease among those of its project."""
     Pause: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
@@ -103,10 +103,10 @@ class LeasesAsyncStub(LeasesStub):
     Get: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Lease]  # type: ignore[assignment]
     List: _aio.UnaryUnaryMultiCallable[_leases_pb2.ListLeasesRequest, _leases_pb2.ListLeasesResponse]  # type: ignore[assignment]
     Explain: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRef, _leases_pb2.Explanation]  # type: ignore[assignment]
-    """Why it waits, what becomes of it, and its story."""
+    """Tells why a lease waits, what becomes of it, and its story."""
     Offer: _aio.UnaryUnaryMultiCallable[_leases_pb2.LeaseRequest, _leases_pb2.OfferAnswer]  # type: ignore[assignment]
-    """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
-    `immediate` and `held` do not count.
+    """Tells when and where a request would start, and which leases would give way to it. Nothing is booked;
+    `request_id`, `immediate` and `held` do not count.
     """
 
 class LeasesServicer(metaclass=_abc_1.ABCMeta):
@@ -116,8 +116,8 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
-        """Joins the queue, or gets a lease at once; comes back immediately with the lease as it then is.
-        A queued lease is kept while its owner waits for it with Wait or Acquire, and 30 s longer.
+        """Joins the queue, or gets a lease at once; returns immediately with the lease as it then is. A queued lease is
+        kept while its owner waits for it with Wait or Acquire, and 30 s longer.
         """
 
     @_abc_1.abstractmethod
@@ -126,7 +126,7 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_leases_pb2.Lease], _abc.AsyncIterator[_leases_pb2.Lease]]:
-        """The same, then tells each change until the lease is reserved or over."""
+        """Does the same, then reports each change until the lease is reserved or over."""
 
     @_abc_1.abstractmethod
     def Wait(
@@ -134,7 +134,7 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.WaitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
-        """Comes back when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
+        """Returns when the lease no longer looks as in `token`, or after `timeout_seconds` (at most 60)."""
 
     @_abc_1.abstractmethod
     def Release(
@@ -166,7 +166,7 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.HoldRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
-        """Keeps a waiting lease from starting, or lets it go; it keeps its place."""
+        """Keeps a waiting lease from starting, or releases it; the lease keeps its place."""
 
     @_abc_1.abstractmethod
     def Extend(
@@ -174,7 +174,7 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.ExtendRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Lease, _abc.Awaitable[_leases_pb2.Lease]]:
-        """Gives a lease more time. Refused where the first in the queue counts on its end, but not to administrators."""
+        """Gives a lease more time. If the first in the queue counts on its end, only administrators may do so."""
 
     @_abc_1.abstractmethod
     def SetPriority(
@@ -228,7 +228,7 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.LeaseRef,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.Explanation, _abc.Awaitable[_leases_pb2.Explanation]]:
-        """Why it waits, what becomes of it, and its story."""
+        """Tells why a lease waits, what becomes of it, and its story."""
 
     @_abc_1.abstractmethod
     def Offer(
@@ -236,8 +236,8 @@ class LeasesServicer(metaclass=_abc_1.ABCMeta):
         request: _leases_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_leases_pb2.OfferAnswer, _abc.Awaitable[_leases_pb2.OfferAnswer]]:
-        """When and where a request would start, and who would give way to it. Nothing is booked; `request_id`,
-        `immediate` and `held` do not count.
+        """Tells when and where a request would start, and which leases would give way to it. Nothing is booked;
+        `request_id`, `immediate` and `held` do not count.
         """
 
 def add_LeasesServicer_to_server(servicer: LeasesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,14 +6,14 @@ from gpushared.api.message import JobMessage, Message, Time
 
 
 class Drained(Message):
-    """Why a GPU gets no new leases until it is undrained."""
+    """A drained GPU gets no new leases, for this reason, until it is undrained."""
 
-    # What a sick GPU did ("fell off the bus (XID 79)"), or an admin's reason.
+    # This tells what a sick GPU did ("fell off the bus (XID 79)"), or is an admin's reason.
     reason: str = ""
     since: float = 0.0
     # The admin's name, or "gpushared".
     by: str = ""
-    # The daemon found that it must not be used: leases there end too.
+    # The daemon found that the GPU must not be used: leases there end too.
     sick: bool = False
 
 
@@ -27,7 +27,7 @@ class Gpu(Message):
     # unhealthy where it gets no new leases
     mode: str = ""
     memory_total_bytes: int = 0
-    # What shares are shares of: the total less what driver and MPS server hold, in whole MiB.
+    # Shares are shares of this: the total less what the driver and the MPS server hold, in whole MiB.
     memory_leasable_bytes: int = 0
     memory_used_bytes: int | None = None
     memory_free_bytes: int = 0
@@ -36,23 +36,23 @@ class Gpu(Message):
     temperature_celsius: int | None = None
     power_watts: float | None = None
     leases: int = 0
-    # GPU memory of processes without a lease.
+    # Processes without a lease hold so much GPU memory.
     memory_unmanaged_bytes: int = 0
     # mps, none
     sharing: str = ""
-    # Why it takes no new leases, or what is wrong with its sharing; empty = healthy.
+    # The GPU takes no new leases, or its sharing fails, for this reason; empty = healthy.
     trouble: str = ""
-    # When the figures were read.
+    # The figures were read then.
     sampled_at: Time = None
-    # Unset where it is not drained.
+    # It is unset if the GPU is not drained.
     drained: Drained | None = None
-    # Of a MIG instance: its GPU, and its profile, such as 1g.10gb; both empty for a GPU.
+    # A MIG instance has its GPU and its profile here, such as 1g.10gb; both are empty for a GPU.
     parent_uuid: str = ""
     mig_profile: str = ""
-    # For people: 0, and 0:1 for a MIG instance.
+    # People read this label: 0, and 0:1 for a MIG instance.
     label: str = ""
-    # GPUs of one group reach each other fast, by NVLink or else on one NUMA node: the lowest index among
-    # them. Unset where the driver does not tell.
+    # GPUs of one group reach each other fast, by NVLink or else on one NUMA node; this is the lowest index
+    # among them. It is unset if the driver does not tell.
     link_group: int | None = None
 
 
@@ -62,14 +62,14 @@ class GpuList(Message):
     gpus: tuple[Gpu, ...] = ()
     simulated: bool = False
     node: str = ""
-    # What is wrong now with a part the daemon needs, a sentence each.
+    # A sentence tells what is wrong now with each part that the daemon needs.
     troubles: tuple[str, ...] = ()
 
 
 class DrainAnswer(Message):
     """Hold the answer of ``Gpus.Drain``."""
 
-    # The GPUs that were named, as they are now.
+    # These are the named GPUs as they are now.
     gpus: tuple[Gpu, ...] = ()
 
 
@@ -81,9 +81,9 @@ class Grant(Message):
     gpu_name: str = ""
     memory_bytes: int = 0
     compute_permille: int = 0
-    # For people: 0, and 0:1 for a MIG instance. Empty where the GPU is not there any more.
+    # People read this label: 0, and 0:1 for a MIG instance. It is empty if the GPU is gone.
     gpu_label: str = ""
-    # The ceiling of its processes where that is above their share: they may use what others leave. Else 0.
+    # Processes may use up to this limit of what others leave; 0 = their share is the limit.
     compute_limit_permille: int = 0
 
 
@@ -92,10 +92,10 @@ class Waiting(Message):
 
     position: int = 0
     queue_length: int = 0
-    # A reason code, for programs, and a sentence, for people.
+    # The reason is a code for programs, and the text a sentence for people.
     reason: str = ""
     text: str = ""
-    # Earliest and latest start, seconds since the epoch; 0 = unknown.
+    # These are the earliest and the latest start, in seconds since the epoch; 0 = unknown.
     start_from: Time = None
     start_to: Time = None
 
@@ -105,13 +105,13 @@ class Outcome(Message):
 
     # finished, stopped, expired, never_claimed, over_limit, failed
     kind: str = ""
-    # Only for `finished`.
+    # This is set only for `finished`.
     exit_code: int | None = None
     text: str = ""
 
 
 class Notice(Message):
-    """What the program in a container was told of its end."""
+    """A notice was sent to the program in a container before its end."""
 
     # expires, preempted, idle
     kind: str = ""
@@ -126,15 +126,15 @@ class Lease(Message):
     state: str = ""
     owner_uid: int = 0
     owner: str = ""
-    # What was asked, as one would type it: "0.25", "2x0.5", "8GiB", "0.25..1".
+    # This is the request as one would type it: "0.25", "2x0.5", "8GiB", "0.25..1".
     asks: str = ""
     lease_class: str = ""
     isolation: str = ""
     preset: str = ""
     grants: tuple[Grant, ...] = ()
-    # Unset where the driver does not tell.
+    # It is unset if the driver does not tell.
     memory_used_bytes: int | None = None
-    # The wall that really holds the memory, empty until known.
+    # This mechanism really limits the memory; empty = not known yet.
     memory_wall: str = ""
     compute_cap: str = ""
     # Container facts are shown to the owner and to trusted callers.
@@ -144,46 +144,46 @@ class Lease(Message):
     created_at: float = 0.0
     since: float = 0.0
     expires_at: Time = None
-    # Until when a reservation must be claimed.
+    # A reservation must be claimed until this time.
     deadline: Time = None
     waiting: Waiting | None = None
     outcome: Outcome | None = None
-    # Changes whenever anything a waiting user is shown changes; pass it to Wait.
+    # The token changes whenever anything changes that a waiting user is shown; pass it to Wait.
     token: str = ""
     simulated: bool = False
     restart_on_fault: int = 0
-    # How often it was started again already.
+    # The container was started again so often already.
     restarts: int = 0
-    # What broke under it, where it has not been started again since.
+    # This fault ended the container, and it has not been started again since.
     fault: str = ""
     priority: int = 0
-    # Who keeps it from starting.
+    # This user keeps the lease from starting.
     held_by: str = ""
     begin_at: Time = None
     after: tuple[str, ...] = ()
     notice: Notice | None = None
-    # What happens when it has to give way: suspend, requeue, stop.
+    # This happens when the lease has to give way: suspend, requeue, stop.
     preempt_step: str = ""
-    # Why it is not suspended, where it is not.
+    # This is the reason if that is not suspend.
     preempt_why: str = ""
-    # How often it had to.
+    # The lease had to give way so often.
     preemptions: int = 0
-    # Whose quota it counts against; a user's name where that is in no project.
+    # The lease counts against this project's quota; it is the user's name if the user is in no project.
     project: str = ""
-    # Since when none of its processes has done anything on its GPUs; 0 while they do, or where nobody knows.
+    # None of its processes has done anything on its GPUs since then; 0 = one does, or nobody knows.
     idle_since: Time = None
-    # It has been so for so long that it is protected from giving way no more.
+    # It has been idle for so long that it is not protected from giving way any more.
     lowered: bool = False
-    # As in LeaseRequest; models by their full names.
+    # These are as in LeaseRequest, with the full names of models.
     models: tuple[str, ...] = ()
     near: tuple[str, ...] = ()
     away_from: tuple[str, ...] = ()
     host_cpu_milli: int = 0
     host_memory_bytes: int = 0
-    # The job that it is for, and which attempt to run it; empty for none.
+    # The lease is for this attempt at this job; empty = for none.
     job_id: str = ""
     job_attempt: int = 0
-    # The pool by whose order; empty for the node's own jobs.
+    # This pool ordered it; empty = the job is the node's own.
     job_pool: str = ""
 
 
@@ -191,7 +191,7 @@ class ResizeAnswer(Message):
     """Hold the answer of ``Leases.Resize``."""
 
     lease: Lease = Lease({})
-    # For people: which part of the new size holds when, a sentence each. Never empty.
+    # Sentences tell people which part of the new size holds when. There is at least one.
     effects: tuple[str, ...] = ()
 
 
@@ -210,12 +210,12 @@ class LeaseList(Message):
     """Hold the answer of ``Leases.List``."""
 
     leases: tuple[Lease, ...] = ()
-    # GPU processes without a lease.
+    # These GPU processes have no lease.
     unmanaged: tuple[UnmanagedProcess, ...] = ()
     simulated: bool = False
-    # How many leases that are over match besides and come after those in this answer.
+    # So many more leases that are over match, and come after those in this answer.
     more: int = 0
-    # For the next page of them; empty where there is none.
+    # This leads to the next page; empty = there is none.
     next_page_token: str = ""
 
 
@@ -239,9 +239,9 @@ class Kept(Message):
     """These GPUs are kept for a waiting lease."""
 
     lease_id: str = ""
-    # For people: 0, 0:1.
+    # People read these labels: 0, 0:1.
     gpu_labels: tuple[str, ...] = ()
-    # When the lease for which they are kept starts at the latest; 0 = unknown.
+    # The lease for which they are kept starts at the latest then; 0 = unknown.
     start_to: Time = None
 
 
@@ -250,14 +250,14 @@ class Explanation(Message):
 
     lease: Lease = Lease({})
     story: tuple[StoryEntry, ...] = ()
-    # How often each reason refused a GPU in the newest decision, largest first.
+    # Each reason refused so many GPUs in the newest decision, largest first.
     refusals: tuple[Refusal, ...] = ()
-    # What would be granted at once in its place, a sentence; empty for nothing.
+    # This sentence tells what would be granted at once instead; empty = nothing.
     fits_now: str = ""
-    # GPUs that are kept: for this lease where it names it, else for the one that it waits behind.
+    # These GPUs are kept, for this lease or for the one that it waits behind.
     kept: Kept | None = None
-    # What becomes of it when others need its GPUs, or to whom it gave way and why, or, while it waits, whose
-    # work would be lost if they gave way to it; a sentence.
+    # This sentence tells what happens when others need its GPUs, or to whom it gave way and why, or, while it
+    # waits, whose work would be lost if they gave way to it.
     gives_way: str = ""
 
 
@@ -275,22 +275,22 @@ class GivesWay(Message):
 class OfferAnswer(Message):
     """An offer tells the fate that a request would have."""
 
-    # What was asked, as one would type it.
+    # This is the request as one would type it.
     asks: str = ""
     lease_class: str = ""
     project: str = ""
-    # It would be granted at once, on `grants`.
+    # The request would be granted at once, on `grants`.
     starts_now: bool = False
-    # Where it would start; empty where nobody knows.
+    # It would start there; empty = nobody knows.
     grants: tuple[Grant, ...] = ()
-    # When it would start at the latest, if every lease uses its whole time limit; 0 = unknown.
+    # It would start at the latest then, if every lease uses its whole time limit; 0 = unknown.
     start_to: Time = None
-    # Who would give way to it, and by what right.
+    # These leases would give way to it, for this reason.
     gives_way: tuple[GivesWay, ...] = ()
     why: str = ""
-    # Why it would wait; unset where it starts at once.
+    # It would wait for this reason; unset = it starts at once.
     waiting: Waiting | None = None
-    # What would be granted at once instead, a sentence; empty for nothing.
+    # This sentence tells what would be granted at once instead; empty = nothing.
     fits_now: str = ""
     simulated: bool = False
 
@@ -298,11 +298,11 @@ class OfferAnswer(Message):
 class SubmitAnswer(Message):
     """The jobs that were taken have these ids."""
 
-    # One, or an array's jobs in the order of their numbers.
+    # There is one id, or those of an array in the order of their numbers.
     job_ids: tuple[str, ...] = ()
-    # The array's own id, empty for a single job.
+    # This is the array's own id; empty = it is a single job.
     array_id: str = ""
-    # For people: where it is kept, and what is to be expected.
+    # Sentences tell people where the job is kept, and what to expect.
     notes: tuple[str, ...] = ()
 
 
@@ -316,18 +316,18 @@ class JobPart(Message):
     rank: int = 0
     reason: str = ""
     exit_code: int | None = None
-    # Since when the node is silent; 0 = it is not.
+    # The node has been silent since then; 0 = it is not.
     silent_since: Time = None
 
 
 class JobTry(Message):
-    """An attempt that ran, and that is over."""
+    """A try is an attempt that ran, and that is over."""
 
-    # The number of the attempt. Those that no node took have numbers too, so there may be gaps.
+    # This is the number of the attempt. Attempts that no node took have numbers too, so there may be gaps.
     attempt: int = 0
     started_at: Time = None
     ended_at: Time = None
-    # Where it ran, and how it ended there.
+    # The parts tell where it ran, and how it ended there.
     parts: tuple[JobPart, ...] = ()
 
 
@@ -342,18 +342,18 @@ class Job(JobMessage):
     # ada@lab
     owner: str = ""
     project: str = ""
-    # What the GPU request is, in words: "1 x 0.5".
+    # This is the request for GPUs in words: "1 x 0.5".
     asks: str = ""
     job_class: str = ""
     submitted_at: float = 0.0
-    # When the attempt that runs began, or of one that is over the last; 0 where none ran. When it ended.
+    # The running attempt, or else the last one, began and ended then; 0 = it did not.
     started_at: Time = None
     ended_at: Time = None
     attempt: int = 0
     parts: tuple[JobPart, ...] = ()
-    # Set when it is over and there was one.
+    # It is set if the job is over and its container had one.
     exit_code: int | None = None
-    # Why it waits, is not known, or failed.
+    # The job waits, is in an unknown state, or failed for this reason.
     reason: str = ""
     hint: str = ""
     token: str = ""
@@ -361,10 +361,10 @@ class Job(JobMessage):
     array_index: int | None = None
     pool: bool = False
     interactive: bool = False
-    # Where it stands in its queue, 1 = next; 0 = not waiting or not known.
+    # The job has this place in its queue, 1 = next; 0 = it does not wait, or nobody knows.
     position: int = 0
     priority: int = 0
-    # Earlier attempts that ran, the newest last. Of many only the newest are kept.
+    # These earlier attempts ran, the newest last. Of many only the newest are kept.
     tries: tuple[JobTry, ...] = ()
 
 
@@ -373,7 +373,7 @@ class JobList(Message):
 
     jobs: tuple[Job, ...] = ()
     next_page_token: str = ""
-    # What whoever reads this should know: a pool that does not answer, a recovery that is under way.
+    # Sentences tell the reader of a pool that does not answer, or a recovery that is under way.
     notices: tuple[str, ...] = ()
     # Some of the GPUs that these jobs may run on are simulated.
     simulated: bool = False
@@ -401,9 +401,9 @@ class JobExplanation(Message):
 class DoorAnswer(Message):
     """This Docker endpoint reaches a job."""
 
-    # For DOCKER_HOST: unix:///...
+    # This is for DOCKER_HOST: unix:///...
     host: str = ""
-    # The lease of the job on its node, which its container claims or has.
+    # The job has this lease on its node, which its container claims or has.
     lease_id: str = ""
     node: str = ""
     here: bool = False
@@ -412,11 +412,11 @@ class DoorAnswer(Message):
 class ReserveAnswer(Message):
     """A client waits for this job's lease."""
 
-    # As it is now.
+    # This is the job as it is now.
     job: Job = Job({})
-    # As of SubmitAnswer.
+    # These are as in SubmitAnswer.
     notes: tuple[str, ...] = ()
-    # Unset while it has no lease.
+    # It is unset while the job has no lease.
     door: DoorAnswer | None = None
 
 
@@ -439,7 +439,7 @@ class PoolNode(Message):
     name: str = ""
     # ready, suspect, unknown, drained, never-seen
     presence: str = ""
-    # When it was last heard of, and since when it is silent.
+    # The node last reported then, and has been silent since then; 0 = it is not.
     heard_at: Time = None
     silent_since: Time = None
     drain_reason: str = ""
@@ -448,7 +448,7 @@ class PoolNode(Message):
     address: str = ""
     simulated: bool = False
     gpus: tuple[PoolGpu, ...] = ()
-    # In the node's own queue.
+    # So many leases wait in the node's own queue.
     waiting: int = 0
     running: int = 0
     enrolled_at: Time = None
@@ -458,7 +458,7 @@ class NodeList(Message):
     """Hold the answer of ``Jobs.Nodes``."""
 
     nodes: tuple[PoolNode, ...] = ()
-    # Of this pool; empty where the node is in none.
+    # The nodes are of this pool; empty = the node is in none.
     pool: str = ""
     notices: tuple[str, ...] = ()
 
@@ -485,9 +485,9 @@ class NodeStatus(Message):
     engine: EngineStatus | None = None
     troubles: tuple[str, ...] = ()
     started_at: float = 0.0
-    # Who the daemon takes the caller for.
+    # The daemon takes the caller for this user.
     caller_uid: int = 0
-    # Whether the caller is trusted with the whole engine (root, docker group).
+    # The caller is trusted with the whole engine (root, docker group).
     caller_trusted: bool = False
 
 
@@ -520,7 +520,7 @@ class CheckResult(Message):
     status: str = ""
     detail: str = ""
     fix: str = ""
-    # The check that said it already, for one that was skipped because of it.
+    # This check has failed, and the skipped one depends on it.
     blocked_by: str = ""
 
 
@@ -536,11 +536,11 @@ class Setting(Message):
 class DoctorReport(Message):
     """Hold the answer of ``Node.Doctor``."""
 
-    # In the order in which they are made.
+    # The checks are in the order in which they are made.
     checks: tuple[CheckResult, ...] = ()
     simulated: bool = False
     examined_at: float = 0.0
-    # The settings that the daemon runs with; only for trusted callers.
+    # The daemon runs with these settings; only trusted callers see them.
     settings: tuple[Setting, ...] = ()
 
 
@@ -550,18 +550,18 @@ class PoolMembership(Message):
     pool: str = ""
     node: str = ""
     address: str = ""
-    # Of the node's certificate, which is renewed long before.
+    # The node's certificate expires then; it is renewed long before.
     expires_at: float = 0.0
-    # For whose users the node may speak, besides those of its own name.
+    # The node may speak for the users of these realms, besides those of its own name.
     realms: tuple[str, ...] = ()
-    # What in the node's configuration does not go with it, for people.
+    # Sentences tell people what in the node's configuration does not fit the pool.
     notes: tuple[str, ...] = ()
 
 
 class LeftPool(Message):
     """Hold the answer of ``Node.Leave``."""
 
-    # Empty where it was in none.
+    # The node has left this pool; empty = it was in none.
     pool: str = ""
     node: str = ""
 
@@ -569,20 +569,20 @@ class LeftPool(Message):
 class Quota(Message):
     """GPUs are in permille: 1000 are one."""
 
-    # The GPU model that it holds for; empty for the general one.
+    # The quota is for this GPU model; empty = it is the general one.
     model: str = ""
-    # What the project gets whenever it asks; lent to others meanwhile.
+    # The project gets so much whenever it asks; it is lent to others meanwhile.
     guaranteed_permille: int = 0
-    # What it never exceeds; unset = no limit.
+    # The project never exceeds this; unset = no limit.
     limit_permille: int | None = None
-    # Besides, kept free for its build work and never lent.
+    # So much besides is kept free for its build work, and never lent.
     fixed_permille: int = 0
-    # What it holds of this now.
+    # The project holds so much of this now.
     held_permille: int = 0
 
 
 class IdlePolicy(Message):
-    """What becomes of leases that do nothing on their GPUs, after so many seconds of it; 0 = never."""
+    """Leases that do nothing on their GPUs have these consequences after so many seconds; 0 = never."""
 
     lease_class: str = ""
     warn_seconds: float = 0.0
@@ -600,21 +600,20 @@ class Project(Message):
     weight: float = 0.0
     # The general one first, then those of models by name.
     quotas: tuple[Quota, ...] = ()
-    # All that it holds now, of all models.
+    # The project holds so much now, of all models.
     held_permille: int = 0
-    # What it used, older use counting less: half after queue.half_life_seconds.
+    # The project used so much; older use counts less: half after queue.half_life_seconds.
     decayed_gpu_seconds: float = 0.0
-    # That as a part of what all together used; 0 to 1.
+    # This is its part of what all together used; 0 to 1.
     use_ratio: float = 0.0
     # "set" at run time, "config", or "user": nobody named it, it is a user's own.
     origin: str = ""
-    # Leases that hold something, and leases that wait.
+    # These leases hold something, and these wait.
     holding: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
-    # For leases of each class, by the configuration.
+    # The configuration has these policies for leases of each class.
     idle: tuple[IdlePolicy, ...] = ()
-    # What holds instead in quiet times, for the classes for which it differs then; empty where there are
-    # none.
+    # These hold instead in quiet times, for the classes for which they differ; empty = there are none.
     quiet_idle: tuple[IdlePolicy, ...] = ()
 
 

@@ -50,9 +50,9 @@ class NodeStatus(_message.Message):
     simulated: _builtins.bool
     started_at: _builtins.float
     caller_uid: _builtins.int
-    """Who the daemon takes the caller for."""
+    """The daemon takes the caller for this user."""
     caller_trusted: _builtins.bool
-    """Whether the caller is trusted with the whole engine (root, docker group)."""
+    """The caller is trusted with the whole engine (root, docker group)."""
     @_builtins.property
     def engine(self) -> Global___EngineStatus: ...
     @_builtins.property
@@ -340,11 +340,11 @@ class DoctorReport(_message.Message):
     examined_at: _builtins.float
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckResult]:
-        """In the order in which they are made."""
+        """The checks are in the order in which they are made."""
 
     @_builtins.property
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
-        """The settings that the daemon runs with; only for trusted callers."""
+        """The daemon runs with these settings; only trusted callers see them."""
 
     def __init__(
         self,
@@ -379,7 +379,7 @@ class CheckResult(_message.Message):
     detail: _builtins.str
     fix: _builtins.str
     blocked_by: _builtins.str
-    """The check that said it already, for one that was skipped because of it."""
+    """This check has failed, and the skipped one depends on it."""
     def __init__(
         self,
         *,
@@ -433,7 +433,7 @@ class JoinPoolRequest(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """Of the coordinator: HOST or HOST:PORT."""
+    """The coordinator is there: HOST or HOST:PORT."""
     token: _builtins.str
     name: _builtins.str
     """The node's name in the pool; empty = the one that it has, or the one that the token is for."""
@@ -466,14 +466,14 @@ class PoolMembership(_message.Message):
     node: _builtins.str
     address: _builtins.str
     expires_at: _builtins.float
-    """Of the node's certificate, which is renewed long before."""
+    """The node's certificate expires then; it is renewed long before."""
     @_builtins.property
     def realms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For whose users the node may speak, besides those of its own name."""
+        """The node may speak for the users of these realms, besides those of its own name."""
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What in the node's configuration does not go with it, for people."""
+        """Sentences tell people what in the node's configuration does not fit the pool."""
 
     def __init__(
         self,
@@ -515,7 +515,7 @@ class LeftPool(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
-    """Empty where it was in none."""
+    """The node has left this pool; empty = it was in none."""
     node: _builtins.str
     def __init__(
         self,

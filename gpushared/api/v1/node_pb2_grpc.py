@@ -77,21 +77,21 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Doctor(self, request, context):
-        """Looks at the machine and at the daemon's parts; takes seconds at most.
+        """Examines the machine and the daemon's parts; this takes seconds at most.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """Makes the node a member of a pool, and connects it; only for trusted callers.
+        """Makes the node a member of a pool, and connects it; this is only for trusted callers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """It forgets its pool: its certificate and its keys; only for trusted callers.
+        """Makes the node forget its pool: its certificate and its keys; this is only for trusted callers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,11 +34,11 @@ class NodeStub:
     Status: _grpc.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _node_pb2.NodeStatus]
     Presets: _grpc.UnaryUnaryMultiCallable[_node_pb2.PresetsRequest, _node_pb2.PresetsResponse]
     Doctor: _grpc.UnaryUnaryMultiCallable[_node_pb2.DoctorRequest, _node_pb2.DoctorReport]
-    """Looks at the machine and at the daemon's parts; takes seconds at most."""
+    """Examines the machine and the daemon's parts; this takes seconds at most."""
     Join: _grpc.UnaryUnaryMultiCallable[_node_pb2.JoinPoolRequest, _node_pb2.PoolMembership]
-    """Makes the node a member of a pool, and connects it; only for trusted callers."""
+    """Makes the node a member of a pool, and connects it; this is only for trusted callers."""
     Leave: _grpc.UnaryUnaryMultiCallable[_node_pb2.LeavePoolRequest, _node_pb2.LeftPool]
-    """It forgets its pool: its certificate and its keys; only for trusted callers."""
+    """Makes the node forget its pool: its certificate and its keys; this is only for trusted callers."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -46,11 +46,11 @@ class NodeAsyncStub(NodeStub):
     Status: _aio.UnaryUnaryMultiCallable[_node_pb2.NodeStatusRequest, _node_pb2.NodeStatus]  # type: ignore[assignment]
     Presets: _aio.UnaryUnaryMultiCallable[_node_pb2.PresetsRequest, _node_pb2.PresetsResponse]  # type: ignore[assignment]
     Doctor: _aio.UnaryUnaryMultiCallable[_node_pb2.DoctorRequest, _node_pb2.DoctorReport]  # type: ignore[assignment]
-    """Looks at the machine and at the daemon's parts; takes seconds at most."""
+    """Examines the machine and the daemon's parts; this takes seconds at most."""
     Join: _aio.UnaryUnaryMultiCallable[_node_pb2.JoinPoolRequest, _node_pb2.PoolMembership]  # type: ignore[assignment]
-    """Makes the node a member of a pool, and connects it; only for trusted callers."""
+    """Makes the node a member of a pool, and connects it; this is only for trusted callers."""
     Leave: _aio.UnaryUnaryMultiCallable[_node_pb2.LeavePoolRequest, _node_pb2.LeftPool]  # type: ignore[assignment]
-    """It forgets its pool: its certificate and its keys; only for trusted callers."""
+    """Makes the node forget its pool: its certificate and its keys; this is only for trusted callers."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -73,7 +73,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.DoctorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.DoctorReport, _abc.Awaitable[_node_pb2.DoctorReport]]:
-        """Looks at the machine and at the daemon's parts; takes seconds at most."""
+        """Examines the machine and the daemon's parts; this takes seconds at most."""
 
     @_abc_1.abstractmethod
     def Join(
@@ -81,7 +81,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.JoinPoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.PoolMembership, _abc.Awaitable[_node_pb2.PoolMembership]]:
-        """Makes the node a member of a pool, and connects it; only for trusted callers."""
+        """Makes the node a member of a pool, and connects it; this is only for trusted callers."""
 
     @_abc_1.abstractmethod
     def Leave(
@@ -89,7 +89,7 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.LeavePoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.LeftPool, _abc.Awaitable[_node_pb2.LeftPool]]:
-        """It forgets its pool: its certificate and its keys; only for trusted callers."""
+        """Makes the node forget its pool: its certificate and its keys; this is only for trusted callers."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -55,9 +55,9 @@ class PolicyExplanation(_message.Message):
     JUDGED_FIELD_NUMBER: _builtins.int
     PRESET_FIELD_NUMBER: _builtins.int
     passes: _builtins.bool
-    """Whether the container would be created."""
+    """The container would be created."""
     judged: _builtins.bool
-    """Whether the caller's containers are judged at all."""
+    """The caller's containers are judged at all."""
     preset: _builtins.str
     """open, lab, strict"""
     @_builtins.property
@@ -93,19 +93,19 @@ class PolicyFinding(_message.Message):
     HINT_FIELD_NUMBER: _builtins.int
     MAY_CHANGE_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """Of the create body, as "HostConfig.IpcMode"; empty = the body as a whole."""
+    """The field of the create body, such as "HostConfig.IpcMode"; empty = the body as a whole."""
     option: _builtins.str
-    """The option of docker run that sets it, where there is one."""
+    """This option of docker run sets the field; empty = there is none."""
     verdict: _builtins.str
     """allowed, set, dropped, refused"""
     asked: _builtins.str
-    """In JSON, empty where nothing was said."""
+    """The value in the request, in JSON; empty = there was none."""
     given: _builtins.str
-    """In JSON, empty where nothing is sent."""
+    """The value that would be sent to the engine, in JSON; empty = there is none."""
     why: _builtins.str
     hint: _builtins.str
     may_change: _builtins.bool
-    """Refused by what the engine and the system say at this moment, such as a directory that is missing."""
+    """The refusal depends on the present state of the engine and the system, such as a missing directory."""
     def __init__(
         self,
         *,
@@ -151,7 +151,7 @@ class PolicyRules(_message.Message):
     preset: _builtins.str
     """open, lab, strict"""
     judged: _builtins.bool
-    """Whether the caller's containers are judged at all."""
+    """The caller's containers are judged at all."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyRule]: ...
     def __init__(

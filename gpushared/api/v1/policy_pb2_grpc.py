@@ -50,14 +50,14 @@ class PolicyServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Explain(self, request, context):
-        """What would become of a container's create body; nothing is created.
+        """Tells what would become of a container's create body; nothing is created.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Show(self, request, context):
-        """The rules in force.
+        """Tells the rules in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,17 +32,17 @@ class PolicyStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PolicyAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ExplainPolicyRequest, _policy_pb2.PolicyExplanation]
-    """What would become of a container's create body; nothing is created."""
+    """Tells what would become of a container's create body; nothing is created."""
     Show: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ShowPolicyRequest, _policy_pb2.PolicyRules]
-    """The rules in force."""
+    """Tells the rules in force."""
 
 @_typing.type_check_only
 class PolicyAsyncStub(PolicyStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_policy_pb2.ExplainPolicyRequest, _policy_pb2.PolicyExplanation]  # type: ignore[assignment]
-    """What would become of a container's create body; nothing is created."""
+    """Tells what would become of a container's create body; nothing is created."""
     Show: _aio.UnaryUnaryMultiCallable[_policy_pb2.ShowPolicyRequest, _policy_pb2.PolicyRules]  # type: ignore[assignment]
-    """The rules in force."""
+    """Tells the rules in force."""
 
 class PolicyServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -51,7 +51,7 @@ class PolicyServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.ExplainPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.PolicyExplanation, _abc.Awaitable[_policy_pb2.PolicyExplanation]]:
-        """What would become of a container's create body; nothing is created."""
+        """Tells what would become of a container's create body; nothing is created."""
 
     @_abc_1.abstractmethod
     def Show(
@@ -59,6 +59,6 @@ class PolicyServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.ShowPolicyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.PolicyRules, _abc.Awaitable[_policy_pb2.PolicyRules]]:
-        """The rules in force."""
+        """Tells the rules in force."""
 
 def add_PolicyServicer_to_server(servicer: PolicyServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -70,15 +70,15 @@ class Quota(_message.Message):
     FIXED_PERMILLE_FIELD_NUMBER: _builtins.int
     HELD_PERMILLE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The GPU model that it holds for; empty for the general one."""
+    """The quota is for this GPU model; empty = it is the general one."""
     guaranteed_permille: _builtins.int
-    """What the project gets whenever it asks; lent to others meanwhile."""
+    """The project gets so much whenever it asks; it is lent to others meanwhile."""
     limit_permille: _builtins.int
-    """What it never exceeds; unset = no limit."""
+    """The project never exceeds this; unset = no limit."""
     fixed_permille: _builtins.int
-    """Besides, kept free for its build work and never lent."""
+    """So much besides is kept free for its build work, and never lent."""
     held_permille: _builtins.int
-    """What it holds of this now."""
+    """The project holds so much of this now."""
     def __init__(
         self,
         *,
@@ -100,7 +100,7 @@ Global___Quota: _TypeAlias = Quota  # noqa: Y015
 
 @_typing.final
 class IdlePolicy(_message.Message):
-    """What becomes of leases that do nothing on their GPUs, after so many seconds of it; 0 = never."""
+    """Leases that do nothing on their GPUs have these consequences after so many seconds; 0 = never."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -151,11 +151,11 @@ class Project(_message.Message):
     name: _builtins.str
     weight: _builtins.float
     held_permille: _builtins.int
-    """All that it holds now, of all models."""
+    """The project holds so much now, of all models."""
     decayed_gpu_seconds: _builtins.float
-    """What it used, older use counting less: half after queue.half_life_seconds."""
+    """The project used so much; older use counts less: half after queue.half_life_seconds."""
     use_ratio: _builtins.float
-    """That as a part of what all together used; 0 to 1."""
+    """This is its part of what all together used; 0 to 1."""
     origin: _builtins.str
     """"set" at run time, "config", or "user": nobody named it, it is a user's own."""
     @_builtins.property
@@ -166,17 +166,17 @@ class Project(_message.Message):
 
     @_builtins.property
     def holding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Leases that hold something, and leases that wait."""
+        """These leases hold something, and these wait."""
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def idle(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdlePolicy]:
-        """For leases of each class, by the configuration."""
+        """The configuration has these policies for leases of each class."""
 
     @_builtins.property
     def quiet_idle(self) -> _containers.RepeatedCompositeFieldContainer[Global___IdlePolicy]:
-        """What holds instead in quiet times, for the classes for which it differs then; empty where there are none."""
+        """These hold instead in quiet times, for the classes for which they differ; empty = there are none."""
 
     def __init__(
         self,

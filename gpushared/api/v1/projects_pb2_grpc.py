@@ -50,14 +50,15 @@ class ProjectsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """Every project that is configured or set, and the users who are in none and hold, wait or used something.
+        """Lists every project that is configured or set, and the users who are in none and hold, wait or used something.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Set(self, request, context):
-        """Changes a project, or makes it; outlives restarts and wins over the configuration. Only for trusted callers.
+        """Changes a project, or makes it; the change outlives restarts and wins over the configuration. This is only for
+        trusted callers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

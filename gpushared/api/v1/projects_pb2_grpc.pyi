@@ -32,17 +32,21 @@ class ProjectsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ProjectsAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_projects_pb2.ListProjectsRequest, _projects_pb2.ListProjectsResponse]
-    """Every project that is configured or set, and the users who are in none and hold, wait or used something."""
+    """Lists every project that is configured or set, and the users who are in none and hold, wait or used something."""
     Set: _grpc.UnaryUnaryMultiCallable[_projects_pb2.SetProjectRequest, _projects_pb2.Project]
-    """Changes a project, or makes it; outlives restarts and wins over the configuration. Only for trusted callers."""
+    """Changes a project, or makes it; the change outlives restarts and wins over the configuration. This is only for
+    trusted callers.
+    """
 
 @_typing.type_check_only
 class ProjectsAsyncStub(ProjectsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_projects_pb2.ListProjectsRequest, _projects_pb2.ListProjectsResponse]  # type: ignore[assignment]
-    """Every project that is configured or set, and the users who are in none and hold, wait or used something."""
+    """Lists every project that is configured or set, and the users who are in none and hold, wait or used something."""
     Set: _aio.UnaryUnaryMultiCallable[_projects_pb2.SetProjectRequest, _projects_pb2.Project]  # type: ignore[assignment]
-    """Changes a project, or makes it; outlives restarts and wins over the configuration. Only for trusted callers."""
+    """Changes a project, or makes it; the change outlives restarts and wins over the configuration. This is only for
+    trusted callers.
+    """
 
 class ProjectsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -51,7 +55,7 @@ class ProjectsServicer(metaclass=_abc_1.ABCMeta):
         request: _projects_pb2.ListProjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_projects_pb2.ListProjectsResponse, _abc.Awaitable[_projects_pb2.ListProjectsResponse]]:
-        """Every project that is configured or set, and the users who are in none and hold, wait or used something."""
+        """Lists every project that is configured or set, and the users who are in none and hold, wait or used something."""
 
     @_abc_1.abstractmethod
     def Set(
@@ -59,6 +63,8 @@ class ProjectsServicer(metaclass=_abc_1.ABCMeta):
         request: _projects_pb2.SetProjectRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_projects_pb2.Project, _abc.Awaitable[_projects_pb2.Project]]:
-        """Changes a project, or makes it; outlives restarts and wins over the configuration. Only for trusted callers."""
+        """Changes a project, or makes it; the change outlives restarts and wins over the configuration. This is only for
+        trusted callers.
+        """
 
 def add_ProjectsServicer_to_server(servicer: ProjectsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

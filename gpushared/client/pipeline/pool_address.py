@@ -103,7 +103,7 @@ def _with_port(address: str) -> str:
     if not colon or address.endswith("]"):
         host, port = address, str(USERS_PORT)
     if not host or set(host) & set(" /@") or not port.isdecimal():
-        raise RequestError(f"{address[:100]!r} is no address of a pool", hint="write HOST or HOST:PORT")
+        raise RequestError(f"{address[:100]!r} is not the address of a pool", hint="write HOST or HOST:PORT")
     return f"{host}:{port}"
 
 
@@ -121,7 +121,9 @@ def pool_of(anchors: bytes) -> str:
         match = _ORGANIZATION.search(str(certificate["subject"]))
         if match is not None:
             return match[1]
-    raise ConfigError("that is no authority of a pool", hint="make the file anew: gpushare pool anchors")
+    raise ConfigError(
+        "the file holds no authority of a pool", hint="make the file anew: gpushare pool anchors"
+    )
 
 
 def read_token(path: Path) -> str:

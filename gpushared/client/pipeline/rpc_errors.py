@@ -31,7 +31,7 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
     details = _one_line(status.details() or code.name)
     if any(sign in details for sign in _TLS_FAILED):
         return PermissionRefused(
-            f"who answers at {target} is not this pool's coordinator: {details}",
+            f"the program at {target} is not this pool's coordinator: {details}",
             hint="is the address right, and the file with the authority? `gpushare pool anchors` makes it",
         )
     if code in _AWAY and not hint:
@@ -43,9 +43,7 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
 
 def ended_early(target: str) -> ConnectionLost:
     """Return the error for a stream that ended before its job did."""
-    return ConnectionLost(
-        f"the pool at {target} ended its answer", hint="it may be on its way down; try again"
-    )
+    return ConnectionLost(f"the pool at {target} ended its answer", hint="it may be stopping; try again")
 
 
 def _hint(status: _Status) -> str:

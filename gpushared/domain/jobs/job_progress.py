@@ -40,6 +40,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.member import HeartbeatReport, RefusalPause
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report, moved
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.units import format_duration
 
 NAMED = 3
@@ -302,7 +303,7 @@ def _passes(job: Job, ending: Ending, draft: PoolDraft) -> bool:
 def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
     """Try the job later: its attempt did not even begin, which does not count as the job's own failure."""
     rules, troubles = draft.rules, job.troubles + 1
-    wait = min(rules.trouble_most_seconds, rules.retry_seconds * 2.0 ** (troubles - 1))
+    wait = backoff_seconds(troubles, first=rules.retry_seconds, longest=rules.trouble_most_seconds)
     again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
     requeue(replace(job, troubles=troubles), f"{again}: {_said(ending)}", draft, wait_seconds=wait)
 
@@ -337,7 +338,7 @@ def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
         end(job, JobFailed(said, ending.exit_code, ending.hint), f"failed: {said}", draft)
         return
     rules = draft.rules
-    wait = min(rules.retry_most_seconds, rules.retry_seconds * 2.0 ** (failures - 1))
+    wait = backoff_seconds(failures, first=rules.retry_seconds, longest=rules.retry_most_seconds)
     text = f"failed: {said}; retry {failures} of {job.spec.retries} in {format_duration(max(1, round(wait)))}"
     requeue(replace(job, failures=failures), text, draft, wait_seconds=wait)
 
@@ -474,7 +475,7 @@ def _refusals(parts: Iterable[Part], draft: PoolDraft) -> int:
 def _backoff(job: Job, refusals: int, draft: PoolDraft) -> float:
     """Longer with each refusal, and another one for each attempt, lest two gangs meet again and again."""
     rules = draft.rules
-    most = min(rules.refused_most_seconds, rules.refused_seconds * 2.0 ** min(16, max(0, refusals - 1)))
+    most = backoff_seconds(max(1, refusals), first=rules.refused_seconds, longest=rules.refused_most_seconds)
     share = crc32(f"{job.id}/{job.attempts}".encode()) % 1000 / 1000
     return most * (0.5 + share)
 

@@ -26,6 +26,7 @@ from gpushared.domain.model.lease import (
     LeaseState,
     NoticeKind,
     Preempted,
+    Promised,
     Requeued,
     Reserved,
     Resuming,
@@ -50,6 +51,8 @@ class Start:
 
     at: float
     grants: tuple[Grant, ...]
+    given_way: str = ""
+    """A clause on the leases that give way to it and the rule by which they do; empty if none does."""
 
 
 def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Mapping[LeaseId, Start]:
@@ -62,9 +65,10 @@ def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Ma
     known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
     state = replace(state, leases=known)
     found: dict[LeaseId, Start] = {}
+    promised: dict[LeaseId, str] = {}
     at, given_way = now, _given_way(state)
     for _ in range(STEPS):
-        state, look_again_at = _passed(state, at, sought, found)
+        state, look_again_at = _passed(state, at, sought, found, promised)
         ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
         if not later or sought <= found.keys():
@@ -91,7 +95,11 @@ def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start
 
 
 def _passed(
-    state: NodeState, at: float, sought: Collection[LeaseId], found: dict[LeaseId, Start]
+    state: NodeState,
+    at: float,
+    sought: Collection[LeaseId],
+    found: dict[LeaseId, Start],
+    promised: dict[LeaseId, str],
 ) -> tuple[NodeState, float]:
     """Return the state after one moment, and when time alone may change it.
 
@@ -106,7 +114,7 @@ def _passed(
         draft = Draft(state, at)
         _leave(draft)
         look_again_at = grant_what_fits(draft)
-        _start(draft, sought, found)
+        _start(draft, sought, found, promised)
         step = draft.finish()
         state = step.state
         if not step.changed:
@@ -114,17 +122,29 @@ def _passed(
     return state, look_again_at
 
 
-def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start]) -> None:
-    """Let granted leases run at once, and wait again after a preemption, as most leases do."""
+def _start(
+    draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start], promised: dict[LeaseId, str]
+) -> None:
+    """Let granted leases run at once, and wait again after a preemption, as most leases do.
+
+    ``promised`` keeps the clauses on the leases that give way from the promise to the start.
+    """
     for lease in list(draft.leases.values()):
+        if lease.id in sought and lease.preemption.promised is not None:
+            promised[lease.id] = _given_way_to(lease.preemption.promised, draft)
         if lease.grants and lease.id in sought:
-            found.setdefault(lease.id, Start(draft.now, lease.grants))
+            found.setdefault(lease.id, Start(draft.now, lease.grants, promised.get(lease.id, "")))
         if isinstance(lease.state, Reserved):
             said = replace(lease.preemption, requeues=lease.request.requeue is not False)
             lease = replace(lease, preemption=said)  # noqa: PLW2901 - the same lease
         if isinstance(lease.state, Reserved | Starting | Resuming):
             active = Active(lease.grants, lease.container or _NO_CONTAINER, draft.now)
             draft.leases[lease.id] = replace(lease, state=active)
+
+
+def _given_way_to(promised: Promised, draft: Draft) -> str:
+    names = ", ".join(f"{name} of {draft.leases[name].owner_name}" for name in promised.victims)
+    return f"{names} {'gives' if len(promised.victims) == 1 else 'give'} way then, because {promised.why}"
 
 
 def leaves_by(lease: Lease, rules: Rules) -> float:

@@ -22,6 +22,7 @@ from gpushared.domain.model.lease import (
     Suspending,
 )
 from gpushared.domain.model.request import Isolation
+from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
     PendingRequest,
@@ -36,6 +37,7 @@ from gpushared.domain.scheduling.placement.hosts import Host, link_groups
 from gpushared.domain.scheduling.placement.policies import Together
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
+from gpushared.domain.scheduling.quota_usage import QuotaUsage
 
 HOST = ""
 """A node is one host."""
@@ -62,6 +64,13 @@ def pass_over(state: NodeState, now: float) -> Plan:
         ],
         turns=state.turns,
     )
+
+
+def quota_usage(state: NodeState, places: FleetPlaces, now: float) -> QuotaUsage:
+    """Return the projects' holdings and limits on the node as they are now."""
+    policy = state.policy
+    holders = [holder(lease, state, policy, now) for lease in state.holders()]
+    return QuotaUsage(HolderIndex(policy, places, holders), state.usage, now)
 
 
 def places_of(state: NodeState) -> FleetPlaces:

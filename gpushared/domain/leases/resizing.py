@@ -16,7 +16,7 @@ from gpushared.domain.leases.explain import check_possible
 from gpushared.domain.leases.instructions import MakeEdits
 from gpushared.domain.leases.node_rules import Action
 from gpushared.domain.leases.node_state import Draft
-from gpushared.domain.leases.queue_pass import pass_over
+from gpushared.domain.leases.queue_pass import pass_over, places_of, quota_usage
 from gpushared.domain.model.elastic import (
     is_elastic,
     largest,
@@ -49,6 +49,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Isolation, Request
 from gpushared.domain.model.request_spec import NewSize, describe
 from gpushared.domain.model.units import format_memory, format_percent
+from gpushared.domain.scheduling.gpu_amounts import sizes_of
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS
 from gpushared.domain.scheduling.pass_records import NEVER, Plan, Reservation
 from gpushared.domain.scheduling.placement.free_capacity import need_on
@@ -149,6 +150,7 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
         try:
             grants = tuple(_new_grant(grant, larger, size, draft) for grant in lease.grants)
             raised = _check_free(lease, grants, draft)
+            _check_limit(lease, grants, draft)
             _check_fixed(lease, grants, plan, draft)
         except (LimitReached, NeverFits, Unavailable):
             return ()
@@ -224,6 +226,7 @@ def _is_alone(grants: tuple[Grant, ...], draft: Draft) -> bool:
 def _check_room(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     raised = _check_free(lease, grants, draft)
     if raised:
+        _check_limit(lease, grants, draft)
         plan = pass_over(draft.view(), draft.now)
         _check_fixed(lease, grants, plan, draft)
         _check_head(lease, raised, plan)
@@ -262,6 +265,23 @@ def _more(old: Grant, new: Grant) -> str:
     wanted = [f"{format_memory(memory)} more"] if memory > 0 else []
     wanted += [f"{format_percent(compute)}% more"] if compute > 0 else []
     return f"and {' and '.join(wanted)} would be needed"
+
+
+def _check_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
+    """Raise LimitReached if the project would hold more than its limits on this node."""
+    state = draft.view()
+    if not state.policy.project(lease.payer).has_limit:
+        return
+    places = places_of(state)
+    usage = quota_usage(state, places, draft.now)
+    before, after = sizes_of(lease.grants, places), sizes_of(grants, places)
+    all_more = sum(after.values()) - sum(before.values())
+    for model, more in (("", all_more), *((model, after[model] - before.get(model, 0)) for model in after)):
+        room = usage.room_to_limit(lease.payer, model, lease.request.lease_class)
+        if room is not None and more > max(0, room):
+            raise LimitReached(
+                usage.limit_sentence(lease.payer), hint="`gpushare project ls` shows the limits"
+            )
 
 
 def _check_fixed(lease: Lease, grants: tuple[Grant, ...], plan: Plan, draft: Draft) -> None:

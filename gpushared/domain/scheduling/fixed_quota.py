@@ -6,10 +6,8 @@ The parts are booked as if somebody held them. Build work of the project goes th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, replace
 
 from gpushared.domain.model import instances
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
@@ -29,65 +27,48 @@ from gpushared.domain.scheduling.fixed_quota_gpus import (
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS
 from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
 from gpushared.domain.scheduling.placement.free_capacity import STRAY_PERMILLE, FreeCapacity, need_on
-from gpushared.domain.scheduling.projects import Policy, Project
+from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.quota_usage import QuotaUsage
 
 _SHARED = Request()
 
-
-@dataclass(frozen=True, slots=True)
-class FixedPart:
-    """Hold a part of one GPU that is booked for a project's build work."""
-
-    id: LeaseId
-    project: str
-    grant: Grant
+Parts = Mapping[GpuId, Amount]
 
 
 class FixedParts:
-    """Keep the booked parts, by project."""
+    """Keep the booked parts, by project and GPU."""
 
     def __init__(self, places: CapacityPort) -> None:
         self._places = places
-        self._parts: dict[str, list[FixedPart]] = {}
-        self._count = 0
+        self._parts: dict[str, dict[GpuId, Amount]] = defaultdict(dict)
 
     def keep(self, kept: Iterable[KeptPart]) -> None:
         """Book more parts."""
-        for one in kept:
-            project, grant = one.want.project, one.grant
-            there = next((part for part in self._parts.get(project, ()) if part.grant.gpu == grant.gpu), None)
-            if there is not None:
-                self._unbook(there)
-                more = amount_of(there.grant).plus(amount_of(grant))
-                self._book(replace(there, grant=Grant(grant.gpu, more.memory_bytes, more.permille)))
-                continue
-            self._count += 1
-            self._book(FixedPart(LeaseId(f"fixed-{project}-{self._count}"), project, grant))
+        for project, gpu, amount in kept:
+            self._book(project, gpu, self._parts[project].get(gpu, NONE).plus(amount))
 
-    def _book(self, part: FixedPart) -> None:
-        self._places.take(part.id, _SHARED, (part.grant,))
-        self._parts.setdefault(part.project, []).append(part)
-
-    def _unbook(self, part: FixedPart) -> None:
-        self._parts[part.project].remove(part)
-        self._lift(part)
-
-    def _lift(self, part: FixedPart) -> None:
-        self._places.give(part.id, _SHARED, (part.grant,))
+    def _book(self, project: str, gpu: GpuId, amount: Amount) -> None:
+        """Book so much of a GPU in the place of what was booked there before."""
+        lease = LeaseId(f"fixed-{project}-{gpu}")
+        if before := self._parts[project].pop(gpu, None):
+            self._places.give(lease, _SHARED, (before.grant_on(gpu),))
+        if any(amount):
+            self._places.take(lease, _SHARED, (amount.grant_on(gpu),))
+            self._parts[project][gpu] = amount
 
     @contextmanager
-    def lifted(self, project: str | None = None) -> Iterator[Sequence[FixedPart]]:
-        """Free the parts of a project, or of all projects, while the context lasts, and yield the parts."""
-        names = [project] if project is not None else list(self._parts)
-        parts = [part for name in names for part in self._parts.pop(name, ())]
-        for part in parts:
-            self._lift(part)
+    def lifted(self, project: str | None = None) -> Iterator[Parts]:
+        """Free the parts of a project, or of all projects, while the context lasts; yield the project's parts."""
+        names = [project] if project is not None else self.owners()
+        lifted = {name: dict(self._parts[name]) for name in names}
+        for name, parts in lifted.items():
+            for gpu in parts:
+                self._book(name, gpu, NONE)
         try:
-            yield parts
+            yield lifted.get(project or "", {})
         finally:
-            for part in parts:
-                self._book(part)
+            for name, parts in lifted.items():
+                self.keep(KeptPart(name, gpu, amount) for gpu, amount in parts.items())
 
     def owners(self) -> list[str]:
         """Return the projects with booked parts."""
@@ -95,159 +76,104 @@ class FixedParts:
 
     def grants(self) -> Mapping[str, tuple[Grant, ...]]:
         """Return the booked grants, by project."""
-        return {project: tuple(part.grant for part in parts) for project, parts in self._parts.items()}
+        return {
+            name: tuple(amount.grant_on(gpu) for gpu, amount in self._parts[name].items())
+            for name in self.owners()
+        }
 
     def use(self, project: str, grants: Iterable[Grant]) -> None:
         """Give grants to build work of the project, and shrink the project's bookings by them."""
-        taken = {grant.gpu: grant for grant in grants}
-        for part in list(self._parts.get(project, ())):
-            grant = taken.get(part.grant.gpu)
-            if grant is None:
-                continue
-            self._unbook(part)
-            left = amount_of(part.grant).less(amount_of(grant))
-            if any(left):
-                self._book(replace(part, grant=Grant(grant.gpu, left.memory_bytes, left.permille)))
+        for grant in grants:
+            if there := self._parts[project].get(grant.gpu):
+                self._book(project, grant.gpu, there.less(amount_of(grant)))
 
-    def room_for(self, request: Request, parts: Iterable[FixedPart]) -> tuple[Grant, ...]:
-        """Return grants within lifted parts, the smallest that will do; empty if none will.
+    def room_for(self, request: Request, parts: Parts) -> tuple[Grant, ...]:
+        """Return grants on GPUs where lifted parts are large enough; empty if there are none.
 
         No other question is asked: this room is free, and kept for nobody else.
         """
-        count = len(request.gpus) or request.gpu_count
-        by_host: dict[str, list[FixedPart]] = defaultdict(list)
-        for part in parts:
-            if self._takes(part, request):
-                by_host[self._places.host_of(part.grant.gpu)].append(part)
-        for chosen in _smallest(by_host.values(), count):
-            gpus = tuple(part.grant.gpu for part in chosen)
-            grants = self._places.place(replace(request, gpus=gpus, gpu_count=count))
-            if grants:
-                return grants
-        return ()
-
-    def _takes(self, part: FixedPart, request: Request) -> bool:
-        gpu = self._places.gpu(part.grant.gpu)
-        if (request.gpus and gpu.id not in request.gpus) or instances.wants_instances(request):
-            return False
-        if request.models and gpu.name not in request.models:
-            return False
-        if request.wants_whole_gpus:
-            return part.grant.compute_permille == WHOLE_PERMILLE
-        return amount_of(part.grant).covers(amount_of(need_on(request, gpu)))
-
-
-def _smallest(hosts: Iterable[list[FixedPart]], count: int) -> Iterable[Sequence[FixedPart]]:
-    """Return sets of as many parts as the request has GPUs, each on one host, the smallest first."""
-    if count == 1:
-        return sorted(([part] for parts in hosts for part in parts), key=_size)
-    found = [sorted(parts, key=lambda part: _size((part,)))[:count] for parts in hosts]
-    return sorted((parts for parts in found if len(parts) == count), key=_size)
-
-
-def _size(parts: Iterable[FixedPart]) -> int:
-    return sum(part.grant.compute_permille for part in parts)
-
-
-# --- where they are kept -------------------------------------------------------------------------------
+        needs = {gpu: amount_of(need_on(request, self._places.gpu(gpu))) for gpu in parts}
+        fit = {gpu for gpu, part in parts.items() if part.covers(needs[gpu])}
+        if not fit:
+            return ()
+        everything = {room.gpu.id for rooms in self._places.rooms().values() for room in rooms}
+        return self._places.place(request, closed=everything - fit)
 
 
 class Pending:
     """Count capacity that the places show as free or given, while leases that give way still hold it."""
 
-    def __init__(self) -> None:
-        self._leaving: dict[GpuId, Amount] = defaultdict(lambda: NONE)
-        self._promised: dict[GpuId, Amount] = defaultdict(lambda: NONE)
-        self._promised_builds: dict[tuple[str, GpuId], Amount] = defaultdict(lambda: NONE)
-        self._leaving_builds: dict[tuple[str, GpuId], Amount] = defaultdict(lambda: NONE)
+    def __init__(
+        self, leaving: Iterable[RunningLease] = (), promised: Mapping[LeaseId, Iterable[Grant]] | None = None
+    ) -> None:
+        self._leaving = list(leaving)
+        self._promised = dict(promised or {})
 
     def copy(self) -> Pending:
-        return deepcopy(self)
+        return Pending(self._leaving, self._promised)
 
     def leave(self, holders: Iterable[RunningLease]) -> None:
         """Count leases that are booked out, and still there."""
-        for one in holders:
-            _count(one.lease.grants, self._leaving)
-            if one.lease.request.lease_class is FIXED_CLASS:
-                _count_for(one.project, one.lease.grants, self._leaving_builds)
+        self._leaving += holders
 
     def promise(self, winner: PendingRequest, grants: Iterable[Grant]) -> None:
         """Count grants that are booked in, for when the leases there have left."""
-        _count(grants, self._promised)
-        if winner.lease.request.lease_class is FIXED_CLASS:
-            _count_for(winner.project, grants, self._promised_builds)
+        self._promised[winner.lease.id] = tuple(grants)
 
-    def not_yet_free(self, gpu: GpuId) -> Amount:
-        """Return the capacity of a GPU that the places show as free, and that is not free yet."""
-        return self._leaving[gpu].less(self._promised[gpu])
+    def not_yet_free(self) -> Parts:
+        """Return the capacity that the places show as free, and that is not free yet."""
+        leaving = _sums(one.lease.grants for one in self._leaving)
+        promised = _sums(self._promised.values())
+        return {gpu: amount.less(promised.get(gpu, NONE)) for gpu, amount in leaving.items()}
 
-    def really_held(self, project: str, held: Mapping[GpuId, Amount]) -> dict[GpuId, Amount]:
-        """Return the amount that build work of the project keeps to itself on each GPU.
-
-        ``held``: as booked.
-        """
-        ours = {gpu for owner, gpu in self._leaving_builds if owner == project}
-        return {gpu: self._really(project, gpu, held.get(gpu, NONE)) for gpu in {*held, *ours}}
-
-    def _really(self, project: str, gpu: GpuId, booked: Amount) -> Amount:
-        promised = self._leaving[gpu].least(self._promised_builds[project, gpu])
-        leaving = self.not_yet_free(gpu).least(self._leaving_builds[project, gpu])
-        return booked.less(promised).plus(leaving)
+    def build_work(self, project: str, ledger: QuotaUsage) -> Parts:
+        """Return the amount that build work of the project keeps to itself on each GPU."""
+        ours = [one for one in ledger.roll.of(project) if one.lease.id not in self._promised]
+        there = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
+        ours = [one for one in self._leaving if one.project == project]
+        leaving = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
+        for gpu, amount in self.not_yet_free().items():
+            there[gpu] = there.get(gpu, NONE).plus(amount.least(leaving.get(gpu, NONE)))
+        return there
 
 
-def _count(grants: Iterable[Grant], amounts: dict[GpuId, Amount]) -> None:
-    for grant in grants:
-        amounts[grant.gpu] = amounts[grant.gpu].plus(amount_of(grant))
-
-
-def _count_for(project: str, grants: Iterable[Grant], amounts: dict[tuple[str, GpuId], Amount]) -> None:
-    for grant in grants:
-        amounts[project, grant.gpu] = amounts[project, grant.gpu].plus(amount_of(grant))
+def _sums(several: Iterable[Iterable[Grant]]) -> dict[GpuId, Amount]:
+    sums: dict[GpuId, Amount] = {}
+    for grant in (grant for grants in several for grant in grants):
+        sums[grant.gpu] = sums.get(grant.gpu, NONE).plus(amount_of(grant))
+    return sums
 
 
 def arranged(policy: Policy, ledger: QuotaUsage, places: CapacityPort, pending: Pending) -> Arrangement:
     """Return the places of the fixed quotas."""
+    not_yet_free = pending.not_yet_free()
+    rooms = ((host, room) for host, rooms in places.rooms().items() for room in rooms)
     slots = [
-        slot
-        for host, rooms in places.rooms().items()
-        for room in rooms
-        if (slot := _slot(room, host, pending)) is not None
+        _slot(room, host, not_yet_free.get(room.gpu.id, NONE)) for host, room in rooms if _is_usable(room)
     ]
-    wants: list[FixedQuotaNeed] = []
-    for _, project in sorted(policy.projects.items()):
-        wants += _wants(project, slots, ledger, pending)
-    return arrange(wants)
+    needs: list[FixedQuotaNeed] = []
+    for name, project in sorted(policy.projects.items()):
+        mine = pending.build_work(name, ledger) if project.has_fixed else {}
+        for pool, quota in project.quotas():
+            of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
+            if quota.fixed and of_pool:
+                needs.append(FixedQuotaNeed(name, *divmod(quota.fixed, WHOLE_PERMILLE), of_pool, mine))
+    return arrange(needs)
 
 
-def unit_request(want: FixedQuotaNeed, permille: int) -> Request:
-    """Return a request for one unit."""
-    models = tuple(sorted({slot.gpu.name for slot in want.slots}))
+def _is_usable(room: FreeCapacity) -> bool:
+    """Return True if ordinary requests could be on the GPU."""
+    return room.gpu.trouble is None and instances.wrong_kind(_SHARED, room.gpu) is None
+
+
+def _slot(room: FreeCapacity, host: str, not_yet_free: Amount) -> Slot:
+    free = Amount(max(0, room.free_permille), max(0, room.free_bytes)).less(not_yet_free)
+    is_little = room.stray_bytes * WHOLE_PERMILLE <= room.gpu.leasable_bytes * STRAY_PERMILLE
+    return Slot(room.gpu, host, free, room.stray_bytes if is_little else 0)
+
+
+def request_for(need: FixedQuotaNeed, permille: int) -> Request:
+    """Return a request for a whole GPU or a rest of a quota."""
+    models = tuple(sorted({slot.gpu.name for slot in need.slots}))
     isolation = Isolation.EXCLUSIVE if permille == WHOLE_PERMILLE else Isolation.SHARED
     return Request(compute_permille=permille, memory_permille=permille, isolation=isolation, models=models)
-
-
-def _slot(room: FreeCapacity, host: str, pending: Pending) -> Slot | None:
-    """Return the GPU of a room; None if no ordinary request could be there."""
-    gpu = room.gpu
-    if gpu.trouble is not None or instances.wrong_kind(_SHARED, gpu) is not None:
-        return None
-    free = Amount(max(0, room.free_permille), max(0, room.free_bytes)).less(pending.not_yet_free(gpu.id))
-    is_little = room.stray_bytes * WHOLE_PERMILLE <= gpu.leasable_bytes * STRAY_PERMILLE
-    return Slot(gpu, host, free, room.stray_bytes if is_little else 0)
-
-
-def _wants(
-    project: Project, slots: Sequence[Slot], ledger: QuotaUsage, pending: Pending
-) -> Iterator[FixedQuotaNeed]:
-    if not project.has_fixed:
-        return
-    mine: dict[GpuId, Amount] = defaultdict(lambda: NONE)
-    for holder in ledger.roll.of(project.name):
-        if holder.lease.request.lease_class is FIXED_CLASS:
-            _count(holder.lease.grants, mine)
-    held = pending.really_held(project.name, mine)
-    for pool, quota in project.quotas():
-        of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
-        whole, rest = divmod(quota.fixed, WHOLE_PERMILLE)
-        if quota.fixed and of_pool:
-            yield FixedQuotaNeed(project.name, pool, whole, rest, of_pool, held)

@@ -1,28 +1,22 @@
-"""Choose the GPUs on which fixed quotas are kept.
+"""Choose the GPUs on which fixed quotas are kept: each quota as whole GPUs and one rest.
 
-A quota is kept in *units*: one for each whole GPU, and one for the rest. A unit lies on one GPU, and if a
-host has room for all whole units of a quota, they are on one host. Build work of the project on a GPU counts
-as part of the unit there, so that the unit is whole again when that work has ended. Nothing is remembered
-from one pass to the next: a unit may lie elsewhere then, which nobody notices, because only free capacity
-moves.
+The whole GPUs are on one host if a host has room for all of them, and the rest is on one GPU. Build work of the
+project counts as part of what is kept on its GPU, so that the GPU or the rest is whole again when that work has
+ended. Nothing is remembered from one pass to the next: only free capacity moves, which nobody notices.
 
-If others were on the GPUs before the quota was, or a GPU has gone, a unit finds no place. Then as much
-capacity is kept in *pieces*, wherever something is free.
+If others were on the GPUs before the quota was, or a GPU has gone, a whole GPU or a rest finds no place. Then as
+much capacity is kept in pieces, wherever something is free.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, permutations, product
 from typing import NamedTuple
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.lease import Grant
-
-TRIES = 256
-"""So many GPUs are looked at, all tries together, to find a place for all units; at least two tries."""
 
 
 class Amount(NamedTuple):
@@ -44,6 +38,9 @@ class Amount(NamedTuple):
     def covers(self, other: Amount) -> bool:
         return self.permille >= other.permille and self.memory_bytes >= other.memory_bytes
 
+    def grant_on(self, gpu: GpuId) -> Grant:
+        return Grant(gpu, self.memory_bytes, self.permille)
+
 
 NONE = Amount(0, 0)
 
@@ -59,7 +56,7 @@ def share_of(gpu: Gpu, permille: int) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Describe a GPU that units may lie on.
+    """Describe a GPU on which a quota may be kept.
 
     ``stray_bytes``: memory held without a lease that does not keep the GPU from being leased whole.
     """
@@ -78,28 +75,32 @@ class FixedQuotaNeed:
     """
 
     project: str
-    pool: str
     whole: int
     rest: int
     slots: Sequence[Slot]
     mine: Mapping[GpuId, Amount]
 
+    def held(self, slot: Slot) -> Amount:
+        return self.mine.get(slot.gpu.id, NONE)
+
+    def is_within_rest(self, slot: Slot) -> bool:
+        """Return True if the rest is enough for the build work that is there."""
+        return share_of(slot.gpu, self.rest).covers(self.held(slot))
+
 
 class KeptPart(NamedTuple):
-    """Hold a part kept on one GPU: a unit less the project's own work there, or a piece."""
+    """Hold what is kept on one GPU, without the project's own work there."""
 
-    want: FixedQuotaNeed
-    grant: Grant
+    project: str
+    gpu: GpuId
+    amount: Amount
 
 
 @dataclass(slots=True)
 class Arrangement:
-    """Hold the places of the units.
+    """Hold what is kept. ``lacking``: the whole GPUs and rests without a place, in permille."""
 
-    ``lacking``: the units without a place, in permille, with their quotas.
-    """
-
-    units: list[KeptPart] = field(default_factory=list)
+    parts: list[KeptPart] = field(default_factory=list)
     pieces: list[KeptPart] = field(default_factory=list)
     lacking: list[tuple[FixedQuotaNeed, int]] = field(default_factory=list)
 
@@ -108,128 +109,87 @@ class Arrangement:
         return sum(permille for _, permille in self.lacking)
 
 
-def arrange(wants: Sequence[FixedQuotaNeed]) -> Arrangement:
-    """Return the first arrangement found in which every unit has a place, else the one that lacks least."""
-    gpus = max((len(want.slots) for want in wants), default=0)
-    best: Arrangement | None = None
-    for ways in islice(_ways(wants), max(2, TRIES // max(1, gpus))):
-        made = _Board(ways).arranged()
-        if best is None or made.lacking_permille < best.lacking_permille:
-            best = made
-        if not best.lacking:
-            break
-    return best or Arrangement()
+def arrange(needs: Sequence[FixedQuotaNeed]) -> Arrangement:
+    """Place the rests that are in use, then the whole GPUs, then the other rests: each time the largest first.
 
-
-def _ways(wants: Iterable[FixedQuotaNeed]) -> Iterable[Sequence[tuple[FixedQuotaNeed, bool]]]:
-    """Yield orders for placing the quotas' rests; the flag says if a rest first goes to where its work is."""
-    largest_first = sorted(wants, key=lambda want: (-want.rest, want.project, want.pool))
-    for order in permutations(largest_first):
-        for early in product((True, False), repeat=len(order)):
-            yield list(zip(order, early, strict=True))
+    A rest that is in use already should not cost the project one of its whole GPUs.
+    """
+    board = _Board(needs)
+    rests = sorted((need for need in needs if need.rest), key=lambda need: -need.rest)
+    later = [need for need in rests if not (need.whole and board.keep_rest(need, in_use=True))]
+    for need in sorted(needs, key=lambda need: -need.whole):
+        board.keep_whole(need)
+    for need in later:
+        if not board.keep_rest(need):
+            board.made.lacking.append((need, need.rest))
+    for need, permille in board.made.lacking:
+        board.keep_pieces(need, permille)
+    return board.made
 
 
 class _Board:
-    """Place the units of one try."""
+    """Note what is free yet while parts are placed."""
 
-    def __init__(self, ways: Sequence[tuple[FixedQuotaNeed, bool]]) -> None:
-        self._ways = ways
-        self._free = {slot.gpu.id: slot.free for want, _ in ways for slot in want.slots}
+    def __init__(self, needs: Sequence[FixedQuotaNeed]) -> None:
+        self.made = Arrangement()
+        self._free = {slot.gpu.id: slot.free for need in needs for slot in need.slots}
         self._used: dict[int, set[GpuId]] = defaultdict(set)
-        self._made = Arrangement()
 
-    def arranged(self) -> Arrangement:
-        # A rest that is in use already should not cost the project one of its whole GPUs.
-        settled = {id(want) for want, early in self._ways if early and self._rest_where_work_is(want)}
-        for want, _ in sorted(self._ways, key=lambda way: (-way[0].whole, way[0].project, way[0].pool)):
-            self._wholes(want)
-        for want, _ in self._ways:
-            if want.rest and id(want) not in settled:
-                self._rest(want, want.slots)
-        for want, permille in self._made.lacking:
-            self._pieces(want, permille)
-        return self._made
+    def keep_rest(self, need: FixedQuotaNeed, *, in_use: bool = False) -> bool:
+        """Keep the rest around work that is there, else on the GPU that has the least left.
 
-    def _fits(self, want: FixedQuotaNeed, slot: Slot, permille: int) -> bool:
-        """Return True if a unit may lie there."""
-        gpu = slot.gpu.id
-        if gpu in self._used[id(want)]:
-            return False
-        there = self._free[gpu].plus(want.mine.get(gpu, NONE))
-        if permille == WHOLE_PERMILLE:
-            there = there.plus(Amount(0, slot.stray_bytes))
-        return there.covers(share_of(slot.gpu, permille))
-
-    def _put(self, want: FixedQuotaNeed, slot: Slot, permille: int) -> None:
-        gpu = slot.gpu.id
-        self._used[id(want)].add(gpu)
-        self._keep(want, slot, share_of(slot.gpu, permille).less(want.mine.get(gpu, NONE)), self._made.units)
-
-    def _keep(self, want: FixedQuotaNeed, slot: Slot, amount: Amount, kept: list[KeptPart]) -> None:
-        gpu = slot.gpu.id
-        amount = Amount(amount.permille, min(amount.memory_bytes, self._free[gpu].memory_bytes))
-        self._free[gpu] = self._free[gpu].less(amount)
-        if any(amount):
-            kept.append(KeptPart(want, Grant(gpu, amount.memory_bytes, amount.permille)))
-
-    def _rest_where_work_is(self, want: FixedQuotaNeed) -> bool:
-        """Keep the rest around the largest build work that fits in it; return True if there was a place."""
-        return bool(want.rest and want.whole) and self._rest(
-            want,
-            [
-                slot
-                for slot in want.slots
-                if slot.gpu.id in want.mine
-                and share_of(slot.gpu, want.rest).covers(want.mine[slot.gpu.id])
-                and self._fits(want, slot, want.rest)
-            ],
-        )
-
-    def _rest(self, want: FixedQuotaNeed, slots: Sequence[Slot]) -> bool:
-        """Keep the rest around work that is there, else on the GPU that has the least left."""
-        able = [slot for slot in slots if self._fits(want, slot, want.rest)]
+        ``in_use``: only around build work that fits in the rest. Return False if there is no such GPU.
+        """
+        able = [slot for slot in need.slots if self._fits(need, slot, need.rest)]
+        if in_use:
+            able = [slot for slot in able if need.held(slot) != NONE and need.is_within_rest(slot)]
         if able:
-            best = min(able, key=lambda slot: (-_held(want, slot), self._free[slot.gpu.id].permille))
-            self._put(want, best, want.rest)
-        elif slots is want.slots:
-            self._made.lacking.append((want, want.rest))
+            best = min(able, key=lambda slot: (-need.held(slot).permille, self._free[slot.gpu.id].permille))
+            self._keep(need, best, need.rest)
         return bool(able)
 
-    def _wholes(self, want: FixedQuotaNeed) -> None:
+    def keep_whole(self, need: FixedQuotaNeed) -> None:
         """Keep the whole GPUs, on one host if one has room for all."""
         able: dict[str, list[Slot]] = defaultdict(list)
-        for slot in want.slots if want.whole else ():
-            if self._fits(want, slot, WHOLE_PERMILLE):
+        for slot in sorted(need.slots, key=lambda slot: -need.held(slot).permille):
+            if need.whole and self._fits(need, slot, WHOLE_PERMILLE):
                 able[slot.host].append(slot)
-        left = want.whole
+        left = need.whole
         while left and able:
-            host, slots = max(able.items(), key=lambda one: _worth(want, one[1], left))
-            for slot in _most_held(want, slots)[:left]:
-                self._put(want, slot, WHOLE_PERMILLE)
-            left -= min(left, len(slots))
-            del able[host]
-        self._made.lacking += [(want, WHOLE_PERMILLE)] * left
+            host = max(able, key=lambda host: _worth(need, able[host], left))
+            for slot in able.pop(host)[:left]:
+                self._keep(need, slot, WHOLE_PERMILLE)
+                left -= 1
+        self.made.lacking += [(need, WHOLE_PERMILLE)] * left
 
-    def _pieces(self, want: FixedQuotaNeed, permille: int) -> None:
+    def keep_pieces(self, need: FixedQuotaNeed, permille: int) -> None:
         """Keep so much, wherever something is left."""
-        left = permille
-        for slot in sorted(want.slots, key=lambda one: -self._free[one.gpu.id].permille):
+        for slot in sorted(need.slots, key=lambda slot: -self._free[slot.gpu.id].permille):
             free = self._free[slot.gpu.id]
-            piece = min(left, free.permille, free.memory_bytes * WHOLE_PERMILLE // slot.gpu.leasable_bytes)
-            if piece > 0:
-                self._keep(want, slot, share_of(slot.gpu, piece), self._made.pieces)
-                left -= piece
+            by_memory = free.memory_bytes * WHOLE_PERMILLE // slot.gpu.leasable_bytes
+            if (piece := min(permille, free.permille, by_memory)) > 0:
+                self._take(need, slot, share_of(slot.gpu, piece), self.made.pieces)
+                permille -= piece
+
+    def _fits(self, need: FixedQuotaNeed, slot: Slot, permille: int) -> bool:
+        there = self._free[slot.gpu.id].plus(need.held(slot))
+        if permille == WHOLE_PERMILLE:
+            there = there.plus(Amount(0, slot.stray_bytes))
+        return slot.gpu.id not in self._used[id(need)] and there.covers(share_of(slot.gpu, permille))
+
+    def _keep(self, need: FixedQuotaNeed, slot: Slot, permille: int) -> None:
+        self._used[id(need)].add(slot.gpu.id)
+        self._take(need, slot, share_of(slot.gpu, permille).less(need.held(slot)), self.made.parts)
+
+    def _take(self, need: FixedQuotaNeed, slot: Slot, amount: Amount, kept: list[KeptPart]) -> None:
+        free = self._free[slot.gpu.id]
+        amount = Amount(amount.permille, min(amount.memory_bytes, free.memory_bytes))
+        self._free[slot.gpu.id] = free.less(amount)
+        if any(amount):
+            kept.append(KeptPart(need.project, slot.gpu.id, amount))
 
 
-def _held(want: FixedQuotaNeed, slot: Slot) -> int:
-    return want.mine.get(slot.gpu.id, NONE).permille
-
-
-def _most_held(want: FixedQuotaNeed, slots: Iterable[Slot]) -> list[Slot]:
-    return sorted(slots, key=lambda slot: -_held(want, slot))
-
-
-def _worth(want: FixedQuotaNeed, slots: Sequence[Slot], left: int) -> tuple[int, int, int]:
-    """Return a host's worth for the units: how many fit, how much of them is in use, how few GPUs it has."""
-    chosen = _most_held(want, slots)[:left]
-    return len(chosen), sum(_held(want, slot) for slot in chosen), -len(slots)
+def _worth(need: FixedQuotaNeed, slots: Sequence[Slot], left: int) -> tuple[int, int, int]:
+    """Return a host's worth: how many whole GPUs fit, how much of these is in use, how few GPUs it has."""
+    chosen = slots[:left]
+    return len(chosen), sum(need.held(slot).permille for slot in chosen), -len(slots)

@@ -12,11 +12,11 @@ from gpushared.domain.model.lease import Grant, LeaseId, Reserved
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
-    FixedPart,
     FixedParts,
+    Parts,
     Pending,
     arranged,
-    unit_request,
+    request_for,
 )
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS, HolderIndex
 from gpushared.domain.scheduling.pass_records import (
@@ -101,9 +101,9 @@ class SchedulingPass:
         if not any(project.has_fixed for project in self.policy.projects.values()):
             return
         made = arranged(self.policy, self.ledger, self.places, self._pending)
-        self._fixed.keep(made.units)
+        self._fixed.keep(made.parts)
         for want, permille in made.lacking:
-            self._reserve(LeaseId(""), want.project, unit_request(want, permille))
+            self._reserve(LeaseId(""), want.project, request_for(want, permille))
         self._fixed.keep(made.pieces)
 
     def fixed(self) -> Mapping[str, tuple[Grant, ...]]:
@@ -244,10 +244,10 @@ class SchedulingPass:
         return None
 
     @contextmanager
-    def _own_parts(self, one: PendingRequest) -> Iterator[Sequence[FixedPart]]:
+    def _own_parts(self, one: PendingRequest) -> Iterator[Parts]:
         """Free the parts that are fixed for the project's build work, while such work is being placed."""
         if one.lease.request.lease_class is not FIXED_CLASS:
-            yield ()
+            yield {}
             return
         with self._fixed.lifted(one.project) as mine:
             yield mine

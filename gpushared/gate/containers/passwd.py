@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import posixpath
 import re
 import secrets
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from gpushared.daemon.files import write_durably
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import Body, objects, section, serialise, strings
@@ -233,12 +233,7 @@ def _write(directory: Path, name: str, text: bytes) -> Path:
     path = directory / name
     if not path.exists():
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # where somebody removed it meanwhile
-        new = directory / f".{name}"
-        new.write_bytes(text)
-        new.chmod(0o644)
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.rename(path)
+        write_durably(path, text, mode=0o644)
     return path
 
 

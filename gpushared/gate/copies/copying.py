@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from gpushared.daemon.programs import KILL_SECONDS
 from gpushared.domain.model.errors import (
     GpushareError,
     NotFound,
@@ -25,7 +26,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.gate.copies.order import BLOCK_BYTES, Order, RefusalKind
-from gpushared.gate.mounts.helper_process import KILL_SECONDS, command_of, life
+from gpushared.gate.mounts.helper_process import command_of, life
 from gpushared.net.socket_wire import Piece, Wire
 
 COMMAND = command_of("gpushared.gate.copies.copy_helper")

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from urllib.parse import quote
 
 import h11
 
+from gpushared.daemon.files import write_durably
 from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,
@@ -365,12 +365,7 @@ class HeldPathsLog:
         if self._directory is None:
             return
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = self._directory / f".{name}"
-        with new.open("w") as file:
-            json.dump(asdict(entry), file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(self._directory / name)
+        write_durably(self._directory / name, json.dumps(asdict(entry)).encode())
 
     def _read(self) -> dict[str, HeldPaths]:
         entries = {}

@@ -7,7 +7,6 @@ user likes. Nothing waits long for such a process; a caller that counts processe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -15,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpushared.daemon.programs import run_program
 from gpushared.domain.model.errors import TimedOut, Unavailable
 
 HELPER_SECONDS = 10.0
-KILL_SECONDS = 1.0
-"""A killed process that no file system holds ends within so long."""
 PACKAGES = Path(__file__).resolve().parents[3]
 PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
 HINT = "mount nothing; `gpushare doctor` tells what is missing"
@@ -40,42 +38,25 @@ async def run_helper(
 
     ``gone`` is called once no process of this order is left, in any case, and perhaps long after the call.
     """
+    held = life(gone or _nothing)
     try:
-        async with asyncio.timeout(seconds):
-            output = await _run(json.dumps(order).encode(), gone or _nothing)
+        done = await run_program(
+            COMMAND, seconds=seconds, text=json.dumps(order), cwd="/", env={}, pass_fds=[held]
+        )
     except TimeoutError:
         raise TimedOut(
             "checking the mounted paths took too long", hint="is a network file system away?"
         ) from None
-    answer: dict[str, Any] = json.loads(output)
-    if reason := answer.get("refused"):
-        raise Unavailable(f"paths cannot be mounted here: {reason}", hint=HINT)
-    return answer
-
-
-async def _run(words: bytes, gone: Callable[[], None]) -> bytes:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    held = life(gone)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=pipe, stdout=pipe, stderr=null, cwd="/", env={}, pass_fds=[held]
-        )
     except OSError as error:
         raise Unavailable(f"mounted paths cannot be checked: {error}") from error
     finally:
         os.close(held)
-    try:
-        output, _ = await process.communicate(words)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            # A process that is still there when the event loop closes leaves a traceback.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(KILL_SECONDS):
-                    await process.wait()
-    if process.returncode != 0:
+    if done.status != 0:
         raise Unavailable("paths cannot be checked as the caller; is the daemon not root?", hint=HINT)
-    return output
+    answer: dict[str, Any] = json.loads(done.output)
+    if reason := answer.get("refused"):
+        raise Unavailable(f"paths cannot be mounted here: {reason}", hint=HINT)
+    return answer
 
 
 def life(gone: Callable[[], None]) -> int:

@@ -20,9 +20,9 @@ from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import HERE, AttemptState, Ending, EndKind
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import CancelPart, Order, Report, StaleEpoch
-from gpushared.domain.model.errors import GpushareError, LimitReached, TimedOut, Unavailable
+from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey
-from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.coordinator_loop import PoolLoop, send_until_taken
 from gpushared.jobs.job_search import Archive
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.jobs.restore import restored
@@ -37,15 +37,10 @@ OWN = ""
 MAX_WAITING = 1 << 16
 """Subjects that may wait for the node or for the job store; what finds no room is said again later."""
 HANDS = 8
-FIRST_RETRY_SECONDS = 0.5
-LAST_RETRY_SECONDS = 8.0
 PRUNE_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 24 * 3600.0
 """A job that is over is remembered so long."""
 KEPT = 100_000
-
-_PASSING = (Unavailable, TimedOut, LimitReached)
-"""Errors that say nothing of what was said; the same is said again."""
 
 _Work = Callable[[], Awaitable[None]]
 
@@ -147,16 +142,16 @@ class LocalJobs:
         seen, reports = self._order_handler.seen(OWN), self._order_handler.reports(OWN)
         hello = NodeRegistered(HERE, Inventory(()), HeartbeatReport(), reports, seen.epoch, seen.revision)
         try:
-            await self._insist(hello)
+            await send_until_taken(self.loop.send, hello, "this node")
         except GpushareError as error:
             log.warning("the job store does not take all that the node says: %s", error)
-            await self._insist(replace(hello, reports=()))
+            await send_until_taken(self.loop.send, replace(hello, reports=()), "this node")
             for report in reports:
                 await self._tell(report)
 
     async def _tell(self, report: Report | StaleEpoch) -> None:
         try:
-            await self._insist(AttemptReported(HERE, report))
+            await send_until_taken(self.loop.send, AttemptReported(HERE, report), "this node")
         except GpushareError as error:
             log.warning("attempt=%s cannot be kept: %s", report.key, error)
             if isinstance(report, Report):
@@ -174,22 +169,9 @@ class LocalJobs:
         ending = Ending(EndKind.FAILED, reason, hint=why.hint)
         over = Report(report.key, AttemptState.ENDED, report.revision, ending=ending)
         try:
-            await self._insist(AttemptReported(HERE, over))
+            await send_until_taken(self.loop.send, AttemptReported(HERE, over), "this node")
         except GpushareError as error:
             self._troubles.raised("jobs", f"job {report.key.job} cannot be ended: {error}")
-
-    async def _insist(self, event: AttemptReported | NodeRegistered) -> None:
-        """Nobody says it again, so it is said until it is written. Raises what does not pass."""
-        seconds = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                await self.loop.send(event)
-            except _PASSING as error:
-                log.info("the job store does not take what the node says yet: %s", error)
-                await asyncio.sleep(seconds)
-                seconds = min(2 * seconds, LAST_RETRY_SECONDS)
-            else:
-                return
 
     async def _prune(self) -> None:
         while True:

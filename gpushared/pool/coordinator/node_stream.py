@@ -25,10 +25,11 @@ from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import Job, NodeName, Owner
 from gpushared.domain.jobs.liveness import beat_seconds
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError, TimedOut, Unavailable
+from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError, TimedOut
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds
+from gpushared.jobs.coordinator_loop import send_until_taken
 from gpushared.jobs.job_requests import is_own_id
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.net.call_audit import Asker, CallAudit
@@ -45,8 +46,6 @@ BUSY = 1024
 """With this many subjects waiting, nothing more is read from a node until it has read some of them."""
 IN_WORK = 32
 """This many of a node's messages are handled at a time."""
-FIRST_RETRY_SECONDS = 0.5
-LAST_RETRY_SECONDS = 8.0
 _JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
 LINGER_SECONDS = 5.0
 SILENCE_SECONDS = 40.0
@@ -55,9 +54,6 @@ the node's gRPC answers pings also where its daemon hangs."""
 LOOKS = 4
 """Within that time it is looked so often, so that a pause of ours is not taken for one of the node's."""
 MAX_GRACE_SECONDS = 24 * 3600
-
-_PASSING = (Unavailable, TimedOut, LimitReached)
-"""Errors after which the same message is handled once more: they say nothing of it."""
 
 
 class Book(Protocol):
@@ -288,17 +284,8 @@ class NodeStream:
         )
 
     async def _deliver(self, event: PoolEvent) -> None:
-        """Until the store has it: a node says it only once in the life of a stream."""
-        seconds = FIRST_RETRY_SECONDS
-        while True:
-            try:
-                await self._machine.send(event)
-            except _PASSING as error:
-                log.info("node=%s not taken yet: %s", self.node, error)
-                await asyncio.sleep(seconds)
-                seconds = min(2 * seconds, LAST_RETRY_SECONDS)
-            else:
-                return
+        """Send the event until the store has it: a node says it only once in the life of a stream."""
+        await send_until_taken(self._machine.send, event, f"node {self.node}")
 
     async def _job(self, asked: link_pb2.OutboxJob) -> None:
         job = JobId(asked.job_id)

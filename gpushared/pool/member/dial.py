@@ -15,6 +15,7 @@ import grpc
 from cryptography import x509
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, TimedOut, Unavailable
 from gpushared.net.call_checks import MAX_MESSAGE_BYTES
 from gpushared.net.identity import peer_of
@@ -165,8 +166,8 @@ class Backoff:
 
     def seconds(self, spread: float) -> float:
         """Return the seconds to wait now. The first waits are drawn from 0 to at least ``spread`` seconds."""
-        bound = min(self._retry.last, self._retry.first * 2 ** min(self._failures, 30))
         self._failures += 1
+        bound = backoff_seconds(self._failures, first=self._retry.first, longest=self._retry.last)
         return self._random.uniform(0.0, max(spread, bound))
 
     def patient_seconds(self) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from gpushared.daemon.files import sync_folder
 from gpushared.domain.model.errors import ConfigError, Unavailable
 
 WAL_KEPT_BYTES = 16 * 1024 * 1024
@@ -265,11 +266,7 @@ def _create_file(path: Path) -> None:
     """Make an empty file that survives a power cut, readable by its owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -207,7 +207,9 @@ async def test_who_is_not_trusted_joins_nothing(tmp_path: Path) -> None:
         assert (await world("node", "leave")).code == 125
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), (b"\xff\xfe", "is no text")])
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "cannot be read"), (b"\xff\xfe", "is not a text file")]
+)
 async def test_a_token_file_that_holds_none_is_told(
     tmp_path: Path, content: bytes | None, words: str
 ) -> None:

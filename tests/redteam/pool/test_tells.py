@@ -258,15 +258,16 @@ async def test_a_member_uses_up_no_limit_of_a_project_of_others(pool: Scene) -> 
         assert not await hers.placed(other, NOT_SOON)
 
 
-async def test_what_an_honest_node_s_users_hold_counts_to_their_project(pool: Scene) -> None:
-    """Until they hold it no more."""
+async def test_what_an_honest_node_s_users_hold_takes_its_gpus_and_nothing_of_a_limit(pool: Scene) -> None:
+    """The limit of a pool counts the pool's jobs."""
     good = await pool.member("good")
     holdings = tuple(held(number, f"g{number}", "ada", "vision") for number in range(2))
     async with good.linked(inventory("g0", "g1", "g2"), free=HeartbeatReport(holdings=holdings)) as link:
-        job = await submit(pool, gpu="1", project="vision")
-        assert not await link.placed(job, NOT_SOON)
+        assert await link.placed(await submit(pool, gpu="1", project="vision"))
+        other = await submit(pool, gpu="1", project="vision")
+        assert not await link.placed(other, NOT_SOON)
         await link.beat(HeartbeatReport(holdings=holdings[:1]))
-        assert await link.placed(job)
+        assert await link.placed(other)
 
 
 async def test_a_member_that_was_given_a_job_does_not_say_that_it_holds_more_than_was_asked(

@@ -1,0 +1,72 @@
+"""Run a program to its end, and let none outlive its call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KILL_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndedProgram:
+    """Hold what a program wrote, and its exit status."""
+
+    status: int
+    output: str
+    errors: str
+
+
+async def run_program(
+    words: Sequence[str | Path],
+    *,
+    seconds: float,
+    text: str = "",
+    with_errors: bool = False,
+    started: Callable[[int], None] | None = None,
+    **options: Any,
+) -> EndedProgram:
+    """Run a program with ``text`` on its standard input. It is killed with its children when its time is over.
+
+    Raises OSError if it cannot be run, and TimeoutError, which is an OSError too.
+
+    Args:
+        words: the program and its arguments.
+        seconds: how long it may run.
+        text: what it reads.
+        with_errors: True for standard error in ``output``, among what it writes there.
+        started: called with the process id as soon as there is one.
+        options: as for ``subprocess.Popen``.
+    """
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=pipe if text else null,
+        stdout=pipe,
+        stderr=asyncio.subprocess.STDOUT if with_errors else pipe,
+        start_new_session=True,
+        **options,
+    )
+    if started is not None:
+        started(process.pid)
+    try:
+        async with asyncio.timeout(seconds):
+            output, errors = await process.communicate(text.encode() or None)
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # A process that hangs inside a driver may outlive its kill; nobody waits longer for it.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_SECONDS):
+                    await process.wait()
+    assert process.returncode is not None, "its output has ended"
+    return EndedProgram(
+        process.returncode, output.decode(errors="replace"), (errors or b"").decode(errors="replace")
+    )
