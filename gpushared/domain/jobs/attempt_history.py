@@ -10,14 +10,14 @@ from gpushared.domain.jobs.protocol import Report
 
 TRIES_KEPT = 10
 TRY_PARTS_KEPT = 128
-"""The bound counts all tries of a job together, as they are a part of its record. The newest is always
-kept."""
+"""The bound counts all tries of a job together, because they are a part of the job's record. The newest try
+is always kept."""
 MAX_REASON = 100
 _HAVE_BEGUN = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 def timed(part: Part, report: Report, submitted_at: float, now: float) -> Part:
-    """The part with the times of a report, which can be wrong by as much as its node's clock is."""
+    """Return the part with the times of a report, which are wrong by as much as the node's clock is."""
     if part.started_at is None and (report.started_at is not None or report.state in _HAVE_BEGUN):
         began = now if report.started_at is None else report.started_at
         part = replace(part, started_at=min(max(began, submitted_at), now))
@@ -33,7 +33,7 @@ def has_run(part: Part) -> bool:
 
 
 def span(parts: Iterable[Part]) -> tuple[float | None, float | None]:
-    """When the last of the parts began that did, and when the last of those ended; None while one goes on."""
+    """Return when the last part began and when the last part ended; the end is None while a part goes on."""
     ran = [part for part in parts if has_run(part)]
     began = max((part.started_at for part in ran if part.started_at is not None), default=None)
     ends = [part.ended_at for part in ran if part.ended_at is not None]
@@ -41,7 +41,7 @@ def span(parts: Iterable[Part]) -> tuple[float | None, float | None]:
 
 
 def tried(job: Job, now: float) -> Job:
-    """The job with the attempt that is over among its tries, if that ever ran."""
+    """Return the job with its finished attempt among its tries, if that attempt ever ran."""
     began, over = span(job.parts)
     if isinstance(job.state, Queued) or began is None:
         return job

@@ -1,9 +1,9 @@
 """Answer a coordinator's orders from the node's log of attempts, which is written before the answer is sent.
 
-An answer is the record, so an order that comes twice, or late, gets the same answer as before. An attempt
-that was asked about or cancelled before the node saw it is refused for ever: a *tombstone*. The node does not
-take an order of an epoch below the highest one seen, because its sender no longer leads. The node does answer
-a query of such an epoch, which harms nobody.
+The answer is the record, so an order that comes twice, or late, gets the same answer as before. If a query or
+a cancel order for an attempt comes before the order to run the attempt, the node refuses the attempt for
+ever: its record is a *tombstone*. The node does not take an order of an epoch below the highest one seen,
+because its sender no longer leads. The node does answer a query of such an epoch, which harms nobody.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from gpushared.domain.model.request import Caller, Request
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One part of an attempt on this node. Final ones are kept, so that what comes late is answered alike.
+    """Record one part of an attempt on this node.
 
-    ``spec`` is None in a tombstone: an attempt that was asked about or cancelled before it was seen.
-    ``account``: the local account that it runs as. ``coordinator``: who gave it, empty for the node itself.
+    A final record is kept, so that a late order gets the same answer.
+
+    ``spec`` is None in a tombstone: a query or a cancel order came before the attempt. ``account`` is the
+    local account under which the attempt runs. ``coordinator`` is the pool that gave the order, empty for the
+    node itself.
     """
 
     key: AttemptKey
@@ -55,7 +58,7 @@ class Attempt:
     wait: bool = False
     gang: bool = False
     facts: Gang | None = None
-    """Set when the gang was told to start."""
+    """The gang's start order sets these facts."""
     reserve_seconds: int = 60
     coordinator: str = ""
     cancelled_by: str = ""
@@ -65,7 +68,7 @@ class Attempt:
     placed_in: str = ""
     """The machine was in this boot when the order to run the attempt came."""
     guarded: bool = False
-    """Its container runs only with a guard that ends it for want of contact without the daemon, too."""
+    """A guard ends the attempt's container for want of contact, also while the daemon is away."""
 
     @property
     def is_fenced(self) -> bool:
@@ -90,7 +93,7 @@ CANCELLED_UNSEEN = Ending(EndKind.CANCELLED, "it was cancelled before the node s
 class AttemptLog:
     """Log one coordinator's orders on a node.
 
-    ``epoch``: the highest that was seen; ``next_revision``: that of the next change.
+    ``epoch`` is the highest epoch seen; ``next_revision`` is the revision of the next change.
     """
 
     records: PersistentMap[AttemptKey, Attempt] = field(default_factory=PersistentMap)
@@ -113,12 +116,12 @@ class OrderWork(StrEnum):
     START = "start"
     """The gang is complete: make the container in the reserved lease."""
     END = "end"
-    """End its lease; where the record has none and is final now, what was being prepared is given up."""
+    """End the attempt's lease. If the record has no lease and is final now, give up the preparation."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderAnswer:
-    """Hold the log after an order, what to answer, and what to do. ``attempt`` is the record as it is now."""
+    """Hold the log after an order, the answer, and the work to do. ``attempt`` is the record as it is now."""
 
     attempt_log: AttemptLog
     report: Report | StaleEpoch
@@ -127,7 +130,7 @@ class OrderAnswer:
 
 
 def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> AttemptLog:
-    """Return the log that had these records. ``epoch``: the highest that was seen."""
+    """Return the log that had these records. ``epoch`` is the highest epoch seen."""
     known = {record.key: record for record in records}
     return AttemptLog(
         PersistentMap(known),
@@ -149,9 +152,9 @@ def take(
 ) -> OrderAnswer:
     """Return the outcome of an order: the new log and the answer.
 
-    ``account``: the local account as which a ``Place`` would run here. ``refusal``: the reason why this node
-    does not take the order whatever is free, such as an owner who has no account here. ``boot_id``: this boot
-    of the machine.
+    ``account`` is the local account under which a ``Place`` would run here. ``refusal`` is the reason why
+    this node does not take the order whatever is free, such as an owner who has no account here. ``boot_id``
+    names this boot of the machine.
     """
     if order.epoch < attempt_log.epoch and not isinstance(order, Query):
         return OrderAnswer(
@@ -172,7 +175,7 @@ def take(
 
 
 def heard(attempt_log: AttemptLog, epoch: int) -> AttemptLog:
-    """Return the log after a coordinator said its epoch: orders of a lower one are not taken any more."""
+    """Return the log after a message of this epoch: orders of a lower epoch are not taken any more."""
     return replace(attempt_log, epoch=epoch) if epoch > attempt_log.epoch else attempt_log
 
 
@@ -190,7 +193,8 @@ def changed(
 ) -> AttemptLog:
     """Return the log after a lease, a container or a preparation changed; final records stay as they are.
 
-    What is not said stays as it was. The end of what the coordinator cancelled is by its word.
+    Values that are not given stay as they were. If the coordinator cancelled the attempt and it is then
+    stopped, the end counts as the coordinator's.
     """
     record = attempt_log.records[key]
     if record.state.is_final:
@@ -210,7 +214,7 @@ def changed(
 
 
 def report_of(attempt: Attempt, *, with_spec: bool = False) -> Report:
-    """Return the report on a record; ``with_spec`` adds all that a coordinator without memory needs."""
+    """Return the report on a record; ``with_spec`` adds the data that a coordinator without memory needs."""
     return Report(
         key=attempt.key,
         state=attempt.state,
@@ -246,36 +250,37 @@ def reports(attempt_log: AttemptLog, spec_bytes: int = SPEC_BYTES) -> tuple[Repo
 
 
 def _told(record: Attempt, with_spec: bool) -> Report:
-    """A gang's part is known by what it asked for, which is not the same on all nodes."""
+    """Return the report on a record. A gang's part always shows its request, which differs between nodes."""
     report = report_of(record, with_spec=with_spec)
     return replace(report, request=record.request) if record.gang else report
 
 
 def fenced(attempt_log: AttemptLog) -> tuple[Attempt, ...]:
-    """The attempts that are ended for want of contact."""
+    """Return the attempts that are ended for want of contact."""
     return tuple(record for record in attempt_log.live.values() if record.is_fenced)
 
 
 def to_fence(attempt_log: AttemptLog, contact_at: float, now: float) -> tuple[AttemptKey, ...]:
-    """The attempts that must be ended, because the coordinator may soon take them for dead.
+    """Return the attempts that must be ended, because the coordinator may soon take them for dead.
 
-    ``contact_at``: when the newest beat that the coordinator acknowledged was *sent*. Any later time would
-    be wrong: the coordinator counts from when it last heard of this node, not from when it last spoke.
+    ``contact_at`` is the time at which the newest acknowledged heartbeat was *sent*. Any later time would be
+    wrong: the coordinator counts from the last message that it received from this node, not from the last one
+    that it sent.
     """
     return tuple(sorted(key for key, at in _fences(attempt_log, contact_at) if at <= now))
 
 
 def fence_at(attempt_log: AttemptLog, contact_at: float) -> float:
-    """When ``to_fence`` will next name one; infinite where none may be taken for dead."""
+    """Return when ``to_fence`` will next return an attempt; infinite if no attempt may be taken for dead."""
     return min((at for _, at in _fences(attempt_log, contact_at)), default=float("inf"))
 
 
 def of_earlier_boots(attempt_log: AttemptLog, boot_id: str) -> tuple[AttemptKey, ...]:
-    """The attempts that must not begin, or go on, in this boot of the machine.
+    """Return the attempts that must not begin, or go on, in this boot of the machine.
 
-    While it was off, somebody may have said so to the coordinator, which then runs their jobs elsewhere. What
-    was running is not among them: its end says that it is lost. Nor are the node's own, which nobody else
-    runs.
+    While the machine was off, an admin may have reported that to the coordinator, which then runs the jobs
+    elsewhere. Attempts that were running are left out: their end already reports that they are lost. The
+    node's own attempts are left out too, because no other node runs them.
     """
     if not attempt_log.coordinator:
         return ()
@@ -289,7 +294,7 @@ def of_earlier_boots(attempt_log: AttemptLog, boot_id: str) -> tuple[AttemptKey,
 
 
 def pruned(attempt_log: AttemptLog, now: float) -> AttemptLog:
-    """Return the log without final records that nothing can come late for any more."""
+    """Return the log without final records that are too old for any late order."""
     old = [
         key
         for key, record in attempt_log.records.items()
@@ -328,7 +333,7 @@ def _place(
         gang=order.gang,
         reserve_seconds=order.reserve_seconds,
         placed_in=boot_id,
-        # Its container is started only once a guard watches it.
+        # The attempt's container is started only once a guard watches it.
         guarded=order.spec.stop_after_seconds is not None,
     )
     return _answer(attempt_log, record, OrderWork.PREPARE if refusal is None else OrderWork.NOTHING)
@@ -367,7 +372,7 @@ def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
 
 
 def _answer(attempt_log: AttemptLog, record: Attempt, todo: OrderWork = OrderWork.NOTHING) -> OrderAnswer:
-    """Answer with the record, written where it is new."""
+    """Answer with the record, and write the record if it is new."""
     if attempt_log.get(record.key) is not record:
         attempt_log = _written(attempt_log, record)
     record = attempt_log.records[record.key]

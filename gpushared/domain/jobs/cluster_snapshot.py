@@ -32,16 +32,16 @@ from gpushared.domain.scheduling.placement.hosts import Host, link_groups
 from gpushared.domain.scheduling.projects import Policy
 
 NODE_MARK = "@"
-"""Before a node's name, where a request is to be near it or away from it as a whole."""
+"""This mark stands before a node's name where a request is to be near a whole node or away from one."""
 
 Taken = tuple[Request, tuple[Grant, ...]]
 Wanted = dict[LeaseId, tuple[PlacedHolder, Taken]]
-"""The leases to count in on a node, each with the request and grants to book for it."""
+"""The leases to count on a node, each with the request and the grants to book."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeFacts:
-    """Hold the facts that a node's part of the snapshot was made of."""
+    """Hold the facts from which a node's part of the snapshot is made."""
 
     member: Member
     inventory: Inventory
@@ -92,7 +92,7 @@ class ClusterSnapshot:
         """Until this time, the passing of time alone does not stop a node from taking work."""
         self._facts: dict[NodeName, _NodeFacts] = {}
         self._touched: set[NodeName] = set()
-        """Nodes on which something was booked since, which may never come true."""
+        """Nodes with a booking since the last pass; the booking may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
         self._held: dict[NodeName, Wanted] = {}
         self._roll: HolderIndex | None = None
@@ -101,7 +101,10 @@ class ClusterSnapshot:
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
 
     def drawn(self, state: PoolState, policy: Policy, now: float) -> ClusterCapacity:
-        """Return the capacity in this state, to place on; the next call forgets what was booked on it."""
+        """Return the capacity in this state, to place jobs on.
+
+        The next call forgets the bookings made on the capacity.
+        """
         news = self._news(state, now)
         if self._is_ruled_otherwise(state, policy) or self._is_another_pool(news):
             everybody = {name: self._look(name, state, now) for name in state.members}
@@ -124,12 +127,12 @@ class ClusterSnapshot:
 
     @property
     def roll(self) -> HolderIndex:
-        """All who hold something, as it was drawn last; to be left as it is."""
+        """Return the index of all holders, as of the last pass; callers must not change the index."""
         assert self._roll is not None, "nothing was drawn yet"
         return self._roll
 
     def _news(self, state: PoolState, now: float) -> dict[NodeName, _NodeFacts | None]:
-        """The nodes that may be others than they were drawn, as they are now; None = not there."""
+        """Return the current facts of nodes that may have changed since the last pass; None means no node."""
         names = self._touched | state.by_node.changed_since(self._jobs)
         names |= state.members.changed_since(self._members)
         if not self._drawn_at <= now < self._silent_at or self._rests_on != _ground_rules(state):
@@ -177,7 +180,11 @@ class ClusterSnapshot:
         self._models = models
 
     def _draw(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
-        """All that is gone goes first: what was on one node may be on another one now."""
+        """Bring the snapshot up to date with these facts.
+
+        Holders that are gone are removed first, because a holder that was on one node may be on another one
+        now.
+        """
         wanted = {name: self._wanted(name, fact, state, policy) for name, fact in facts.items()}
         snapshot = {
             name
@@ -225,7 +232,7 @@ class ClusterSnapshot:
                 self.roll.add(one.holder)
                 held[lease] = one, booked
 
-    # --- what the places below need --------------------------------------------------------------------
+    # --- methods that ClusterCapacity uses -----------------------------------------------------------------
 
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
         node = NodeName(self._fleet.host_of(grants[0].gpu))
@@ -260,7 +267,7 @@ class ClusterSnapshot:
 class ClusterCapacity:
     """Answer the queue's questions about a snapshot; a request may name nodes to be on or to keep off.
 
-    ``kept``: GPUs that are for nobody at the moment. Nodes that rest are tried last.
+    ``kept`` holds GPUs that no job may use at the moment. Nodes that rest are tried last.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, fleet: Fleet, resting: frozenset[GpuId]) -> None:
@@ -332,9 +339,9 @@ class ClusterCapacity:
 
 
 def in_full(request: Request, models: Mapping[str, Gpu]) -> Request:
-    """The request with its models by their full names, as far as the pool has such now.
+    """Return the request with the full names of its models, as far as the pool has these models now.
 
-    Nodes come and go, so that what people call a model is found anew for each pass.
+    Nodes come and go, so the full names are found anew for each pass.
     """
     known = [word for word in request.models if any(is_called(name, word) for name in models)]
     full = models_named(known, models.values()) if known else request.models
@@ -342,14 +349,17 @@ def in_full(request: Request, models: Mapping[str, Gpu]) -> Request:
 
 
 def as_asked_of(host: str, request: Request, places: ClusterCapacity) -> Request:
-    """The request with those of its models that the node has: it refuses a name that it does not know."""
+    """Return the request with only the models that the node has.
+
+    A node refuses an unknown model name.
+    """
     if not request.models:
         return request
     return in_full(request, {gpu.name: gpu for gpu in map(places.gpu, places.gpus_of(host))})
 
 
 def marked(request: Request, target: NodeName, refused_by: Iterable[NodeName]) -> Request:
-    """A request that is to be on one node, or on none of some."""
+    """Return the request bound to the target node, or kept off the nodes that refused it."""
     near = (*request.near, NODE_MARK + target) if target else request.near
     away = (*request.away_from, *(NODE_MARK + node for node in refused_by))
     if near == request.near and away == request.away_from:
@@ -375,9 +385,9 @@ def _resting(state: PoolState, now: float, gpus: Mapping[str, tuple[GpuId, ...]]
 
 
 def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
-    """Return True if the holdings, told at different times, show a GPU shared that one lease has alone.
+    """Return True if the holdings, reported at different times, show a GPU shared that one lease has alone.
 
-    If one of these leases has left a room, that room does not know of the other leases any more.
+    If such a lease has left a GPU's free capacity, that capacity does not count the other leases any more.
     """
     alone = {grant.gpu for request, grants in taken.values() if request.wants_whole_gpus for grant in grants}
     holders = Counter(grant.gpu for _, grants in taken.values() for grant in grants) if alone else Counter()
@@ -385,7 +395,7 @@ def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
 
 
 def _ground_rules(state: PoolState) -> object:
-    """Return the facts besides a member's own that decide if the member takes work."""
+    """Return the facts that decide if a member takes work, besides the member's own facts."""
     rules = state.rules
     return (
         state.reported,
@@ -398,9 +408,9 @@ def _ground_rules(state: PoolState) -> object:
 
 
 def _owned(facts: Mapping[NodeName, _NodeFacts]) -> dict[str, tuple[GpuId, ...]]:
-    """The GPUs of each node. One that several nodes name is that of the first that joined.
+    """Return the GPUs of each node. A GPU that several nodes name belongs to the node that joined first.
 
-    Else what is meant for one node could be placed on another one.
+    Otherwise a grant meant for one node could be placed on another node.
     """
     owned: dict[str, tuple[GpuId, ...]] = {}
     taken: set[GpuId] = set()

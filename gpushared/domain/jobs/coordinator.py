@@ -1,8 +1,8 @@
-"""The coordinator's state machine: one event in, a step out (a new state, what to write, what to do).
+"""Run the coordinator's state machine: one event in, a step out (new state, writes and instructions).
 
 ``handle`` is the only way to change a state. The step's state becomes true when the store has the step's
 changes; only then may its instructions be performed and the caller be answered. So an attempt is durable
-before its node hears of it.
+before its node receives the order.
 
 A node's own job store is the same machine with ``PoolRules.here``: its only member is the node.
 """
@@ -55,10 +55,12 @@ ALARMS_AT_ONCE = 200
 def handle(
     state: PoolState, event: m.PoolEvent, now: float, snapshot: ClusterSnapshot | None = None
 ) -> PoolStep:
-    """Return one event's step. ``now``: seconds since the epoch. An error of the tree means: nothing changed.
+    """Return one event's step.
 
-    A caller with many events passes the same ``snapshot`` each time: it spares most of a pass's work, and
-    changes no decision.
+    ``now`` is in seconds since the epoch. After an error of the tree nothing changed.
+
+    A caller with many events passes the same ``snapshot`` each time: the snapshot spares most of a pass's
+    work, and changes no decision.
     """
     draft = PoolDraft(state, now)
     _apply(event, draft)
@@ -79,10 +81,11 @@ def restore(
     ahead_seconds: float = 0.0,
     from_copy: bool = False,
 ) -> PoolState:
-    """The state at the start of an epoch: what the store had, of jobs that are over too.
+    """Return the state at the start of an epoch, from the store's jobs (finished ones too) and members.
 
-    ``from_copy``: it is known to be a copy of an older store, or to have lost some, so that all members must
-    report before anything old is placed. Where that is not known, the first node that has seen more tells.
+    ``from_copy`` says that the store is a copy of an older store, or has lost changes, so that all members
+    must report before any old job is placed. If nobody knows that the store is old, the first node that has
+    seen a newer state reports it.
     """
     accounts = accounts or ProjectAccounts()
     everything = sorted(jobs, key=lambda job: job.sequence)
@@ -130,7 +133,7 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
 
 
 def _newest(over: list[Job], rules: PoolRules) -> set[JobId]:
-    """The newest of the jobs that are over, as many as are remembered."""
+    """Return the newest finished jobs, as many as the rules keep."""
     sizes = accumulate(job.spec.size_bytes for job in reversed(over))
     sized = zip(reversed(over), sizes, strict=True)
     return {job.id for job, size in islice(sized, rules.ended_kept) if size <= rules.ended_bytes_kept}
@@ -253,4 +256,4 @@ def _(event: m.PoolDayTimeSet, draft: PoolDraft) -> None:
 
 @_apply.register
 def _(event: m.PoolTick, draft: PoolDraft) -> None:
-    """The alarms are looked at after each event."""
+    """Change nothing: the alarms are checked after each event."""

@@ -19,10 +19,11 @@ from gpushared.domain.model.lease import JobId
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """Somebody asks. Asked again with the same id, or with the same owner's ``request_id``: harmless.
+    """Submit a job. A repetition with the same id, or with the same owner's ``request_id``, is harmless.
 
-    ``old``: it was in a node's outbox before, so that this coordinator may have known and forgotten it.
-    ``past``: of the jobs that it waits for those that are over and that only the archive remembers.
+    ``old`` says that the job was in a node's outbox before, so that this coordinator may have known and
+    forgotten the job. ``past`` holds the finished jobs that this job waits for and that only the archive
+    remembers.
     """
 
     job: JobId
@@ -42,9 +43,9 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """The process that asked for an interactive job has ended, as far as its node knows without a container.
+    """Report that the client of an interactive job has ended, and that its node knows of no container.
 
-    Said again now and then as long as that is so.
+    The node repeats this event now and then, as long as it is true.
     """
 
     job: JobId
@@ -70,10 +71,10 @@ class JobPriorityAsked:
 
 @dataclass(frozen=True, slots=True)
 class NodeRegistered:
-    """A node's stream is open. ``reports``: all attempts that it has records of, ended ones too.
+    """Report that a node's stream is open. ``reports`` covers all recorded attempts, ended ones too.
 
-    ``seen_epoch`` and ``seen_revision``: the highest of this pool that it knows of; above our own they mean
-    that our memory is an old one.
+    ``seen_epoch`` and ``seen_revision`` are the highest of this pool that the node knows; values above our
+    own mean that our memory is an old one.
     """
 
     node: NodeName
@@ -86,7 +87,7 @@ class NodeRegistered:
 
 @dataclass(frozen=True, slots=True)
 class NodeHeartbeat:
-    """Tell that the node lives. ``inventory`` and ``free`` are None if they are as before."""
+    """Report that the node lives. ``inventory`` and ``free`` are None if they are as before."""
 
     node: NodeName
     inventory: Inventory | None = None
@@ -95,7 +96,7 @@ class NodeHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class NodeDisconnected:
-    """Tell that the node's stream is closed, which says nothing about the node."""
+    """Report that the node's stream is closed, which proves nothing about the node."""
 
     node: NodeName
 
@@ -117,7 +118,7 @@ class NodeEnrolled:
 
 @dataclass(frozen=True, slots=True)
 class NodeDrainAsked:
-    """No new work for a node (``reason`` says why), or again (None)."""
+    """Stop new work for a node (``reason`` says why), or allow it again (``reason`` is None)."""
 
     node: NodeName
     by: Owner
@@ -126,9 +127,9 @@ class NodeDrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class NodeForgotten:
-    """An admin's word that a node is off and will not come back: what ran there is over.
+    """Report an admin's statement that a node is off for good: its attempts are over.
 
-    ``only_waive``: it only need not be waited for in the recovery after a loss of memory.
+    ``only_waive`` says only that the recovery after a loss of memory need not wait for the node.
     """
 
     node: NodeName
@@ -138,14 +139,14 @@ class NodeForgotten:
 
 @dataclass(frozen=True, slots=True)
 class PoolDayTimeSet:
-    """The time of day is so far ahead of the rules' clock now: somebody set it."""
+    """Report that the time of day is now ahead of the rules' clock by this much, because somebody set it."""
 
     ahead_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTick:
-    """Time passed; deadlines are looked at, and orders without an answer are said again."""
+    """Report that time passed: deadlines are checked, and orders without an answer are sent again."""
 
 
 PoolEvent = (
@@ -170,7 +171,7 @@ PoolEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell a node; lost where it is not connected, and said again when it is."""
+    """Send an order to a node. The order is lost if the node is not connected, and sent again when it is."""
 
     node: NodeName
     order: Order
@@ -178,7 +179,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class TellOrigin:
-    """Tell the node through which the job came in how it stands now."""
+    """Report the job's current state to the node through which the job came in."""
 
     job: JobId
 

@@ -1,4 +1,4 @@
-"""The figures of the configuration that a coordinator needs."""
+"""Hold the figures of the configuration that a coordinator needs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gpushared.domain.scheduling.placement.policies import PolicyName
 from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, with_preemption
 
 TOLD_JOBS = 4096
-"""A coordinator learns at most this many jobs that it does not remember from one node. That is more than
-run on a node, together with the finished jobs of which a node tells."""
+"""A coordinator learns at most this many jobs that it does not remember from one node. That is more than a
+node's running jobs together with the finished jobs that the node reports."""
 TOLD_BYTES = 64 * MIB
 """The descriptions of these jobs take at most this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """Times in seconds.
+    """Bound and time a coordinator's work. Times are in seconds.
 
-    ``here``: these are a node's own jobs. Its only member is the node itself, in whose queue jobs wait with
-    everybody else, so that nothing is planned here.
+    ``here`` means that these are a node's own jobs. Their only member is the node itself, and the jobs wait
+    in the node's own queue with all other requests, so the coordinator plans nothing.
     """
 
     here: bool = False
@@ -30,7 +30,7 @@ class PoolRules:
     placement: PolicyName = PolicyName.FRAGMENTATION
     counts_host: bool = True
     max_queued: int = 200_000
-    """The bound counts jobs that are not over, as do all bounds of the pool and of a realm."""
+    """The bound counts unfinished jobs, as do all bounds of the pool and of a realm."""
     max_queued_bytes: int = 2048 * MIB
     """The descriptions of these jobs at their submission take at most this much."""
     max_queued_per_realm: int = 150_000
@@ -41,7 +41,7 @@ class PoolRules:
     max_told_per_node: int = TOLD_JOBS
     max_told_bytes_per_node: int = TOLD_BYTES
     max_numbers_per_node: int = 100_000
-    """A node tells only the numbers of at most this many finished attempts of jobs that are not
+    """A node reports only the numbers of at most this many finished attempts of jobs that are not
     remembered."""
     ended_kept: int = 20_000
     """This many finished jobs are remembered; the store has more."""
@@ -50,10 +50,11 @@ class PoolRules:
     settle_seconds: float = 60.0
     """Nothing old is placed for this long after a start, unless all members have reported before."""
     recover_seconds: float = 120.0
-    """A recovery lasts at least so long, for members that joined after what we remember."""
+    """A recovery lasts at least this long, for members that joined after the last change that we remember."""
     beat_seconds: float = 5.0
     beats_per_second: float = 50.0
-    """If there are so many members that their beats would be more frequent, each member beats less often."""
+    """With so many members that heartbeats would be more frequent than this, each member sends heartbeats
+    less often."""
     resend_seconds: float = 10.0
     """An order without an answer is sent again after this long."""
     retry_seconds: float = 5.0
@@ -68,8 +69,8 @@ class PoolRules:
     way."""
     refused_most_seconds: float = 30.0
     refusals_before_rest: int = 3
-    """A node that refuses this many places in a row is tried last for ``rest_seconds``. Each further
-    refusal by the same words doubles that time."""
+    """A node that refuses this many places in a row is tried last for ``rest_seconds``. Each further refusal
+    with the same report doubles that time."""
     rest_seconds: float = 60.0
     stop_grace_seconds: int = 10
     fence_margin_seconds: float = 30.0
@@ -96,6 +97,6 @@ class PoolRules:
     """in these realms every user is the person of the same name."""
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
-        """Return the policy that says which request goes next, and if any lease gives way."""
+        """Return the policy that decides which request goes next, and if any lease gives way."""
         policy = replace(self.policy, projects={**self.policy.projects, **projects})
         return with_preemption(policy, self.preemption)

@@ -1,8 +1,8 @@
 """Hold a coordinator's knowledge, and the draft in which one event changes it.
 
-The state is a value: a step whose write fails is dropped, and nothing has to be taken back. The large parts
-(jobs, lines, indexes) are kept so that a change shares nearly all of them with the state before. So an event
-costs by what it changes, however many jobs there are.
+The state is a value: a step whose write fails is dropped, and nothing has to be undone. The large parts
+(jobs, queues, indexes) share nearly all of their data with the state before. So the cost of an event depends
+on its changes, not on the number of jobs.
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ class Wake(StrEnum):
     """Name the work to do when an alarm is due."""
 
     READY = "ready"
-    """A job whose time to be placed has come."""
+    """Place the job, whose time has come."""
     RESEND = "resend"
-    """A job whose nodes may not have answered is looked at."""
+    """Check a job whose nodes may not have answered."""
     AFTER = "after"
-    """The jobs that waited for a finished job are looked at."""
+    """Check the jobs that waited for a finished job."""
     SILENCE = "silence"
-    """A node that may have been silent for too long."""
+    """Check a node that may have been silent for too long."""
     SETTLE = "settle"
 
 
 Alarm = tuple[float, str, str]
-"""When, what is to be looked at then, and whose."""
+"""The time of the alarm, its ``Wake``, and the name of the job or node."""
 Booked = Mapping[NodeName, tuple[Grant, ...]]
 IdKey = tuple[str, bool, JobId]
 """The job's person, whether the job is over, and its id."""
 NameKey = tuple[str, str, bool, int, JobId]
-"""The job's person, its name, whether it is over, its sequence (the newest first), and its id."""
+"""The job's person, its name, whether the job is over, its sequence (the newest first), and its id."""
 ArrayKey = tuple[str, JobId]
 """The array's owner, a principal, and its id."""
 FEW_NAMED = 5
-"""At most this many of one person's jobs of a name are looked at."""
+"""At most this many of one person's jobs of a name are found."""
 MANY_NAMED = 1000
-"""At most this many of the jobs whose names begin as the name of an array are looked at."""
+"""At most this many of the jobs whose names begin with the name of an array are searched."""
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Count the jobs of a sort, and the bytes of their descriptions at their submission."""
+    """Count the jobs of a group, and the bytes of their descriptions at their submission."""
 
     jobs: int = 0
     spec_bytes: int = 0
 
     def changed(self, spec: JobSpec, by: int) -> Total:
-        """The total with this job (1), or without it (-1)."""
+        """Return the total with this job (1), or without it (-1)."""
         return Total(self.jobs + by, self.spec_bytes + by * spec.size_bytes)
 
 
@@ -93,9 +93,10 @@ NOTHING = Total()
 
 @dataclass(slots=True)
 class PoolState:
-    """Everything that a coordinator's rules know. ``jobs`` are those that are not over.
+    """Hold all facts that a coordinator's rules know. ``jobs`` holds the unfinished jobs.
 
-    A value to everybody but the draft that makes the next one: it copies the state and fills in the copy.
+    Only the draft that makes the next state fills in its own copy; for all other code the state is an
+    immutable value.
     """
 
     rules: PoolRules = field(default_factory=PoolRules)
@@ -116,29 +117,30 @@ class PoolState:
     projects: Mapping[str, Project] = field(default_factory=dict)
     next_sequence: int = 1
     settled: bool = True
-    """False from a start until all members have reported, or had their time."""
+    """False from a start until all members have reported, or have had their time."""
     recovering_since: float | None = None
-    """Since when it is known that our memory is older than that of our nodes."""
+    """Since this time we know that our memory is older than the memory of our nodes."""
     reported: frozenset[NodeName] = frozenset()
     waived: frozenset[NodeName] = frozenset()
     claimants: frozenset[NodeName] = frozenset()
     """The nodes that claimed to have seen more of the pool; a node's claim counts once."""
     by_node: PersistentMap[NodeName, Mapping[JobId, None]] = field(default_factory=PersistentMap)
-    """The jobs with a part on a node that is not over."""
+    """The jobs with an unfinished part on a node."""
     ids: PersistentSortedList[IdKey] = field(default_factory=PersistentSortedList)
-    """All jobs, over or not, so ordered that jobs of a person whose ids begin alike are found together."""
+    """All jobs, finished or not, in an order in which a person's jobs whose ids begin alike stand
+    together."""
     names: PersistentSortedList[NameKey] = field(default_factory=PersistentSortedList)
     """The jobs whose containers have a name of their own."""
     dependents: PersistentMap[JobId, tuple[JobId, ...]] = field(default_factory=PersistentMap)
     ended_order: PersistentSortedList[tuple[float, int, JobId]] = field(default_factory=PersistentSortedList)
     numbers: PersistentMap[JobId, int] = field(default_factory=PersistentMap)
-    """The highest attempt that was told of, of jobs that are not known (yet)."""
+    """The highest reported attempt number of jobs that are not known (yet)."""
     reported_jobs: PersistentMap[NodeName, Total] = field(default_factory=PersistentMap)
     """The jobs that this coordinator learned from each node, in its whole life."""
     reported_numbers: PersistentMap[NodeName, int] = field(default_factory=PersistentMap)
-    """The number of ``numbers`` that each node told first."""
+    """Each node was the first to report this many entries of ``numbers``."""
     old: PersistentMap[JobId, None] = field(default_factory=PersistentMap)
-    """Jobs that may run somewhere without our knowing; empty once it is settled."""
+    """Jobs that may run somewhere without our knowing; empty once the state is settled."""
     waiting: PendingJobs = field(default_factory=PendingJobs)
     gangs: PendingJobs = field(default_factory=PendingJobs)
     throttles: PersistentMap[ArrayKey, ArrayThrottle] = field(default_factory=PersistentMap)
@@ -146,28 +148,29 @@ class PoolState:
     queued: PersistentMap[str, Total] = field(default_factory=PersistentMap)
     """The waiting jobs of each person."""
     realms: PersistentMap[str, Total] = field(default_factory=PersistentMap)
-    """The jobs of each realm's users that are not over."""
+    """The unfinished jobs of each realm's users."""
     spec_bytes: int = 0
-    """The size of the descriptions of all jobs that are not over."""
+    """The size of the descriptions of all unfinished jobs."""
     booked: PersistentMap[JobId, Booked] = field(default_factory=PersistentMap)
-    """The plan for an attempt; it counts until the attempt's node says what it has."""
+    """The plan for an attempt; the plan counts until the attempt's node reports its holdings."""
     alarms: PersistentSortedList[Alarm] = field(default_factory=PersistentSortedList)
     verdicts: Mapping[LeaseId | JobShape, PassDecision] = field(default_factory=dict)
-    """The reasons why jobs wait, by the last pass; a job that was not looked at goes by the verdict on its
-    kind."""
+    """The reasons why jobs wait, by the last pass. A job that the pass did not reach has the verdict on its
+    shape."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
-    """Jobs that others give way to at the moment."""
+    """Jobs for which others give way at the moment."""
     stale: bool = False
-    """Something changed since the last pass that could let somebody start."""
+    """Something changed since the last pass that could let a job start."""
     planned_at: float = 0.0
     plan_again_at: float = NEVER
     """Time alone may let a job start at this moment, by the last pass."""
     resting: Mapping[NodeName, RefusalPause] = field(default_factory=dict)
-    """Nodes that refused several jobs in a row and took none since."""
+    """Nodes that refused several jobs in a row and took no job since."""
     ruling: tuple[PoolRules, Mapping[str, Project], Policy] | None = field(
         default=None, compare=False, repr=False
     )
-    """The policy and what it was made of: it is asked for with each event, and the same as long as these."""
+    """The policy with its inputs: each event needs the policy, which stays the same as long as the inputs
+    do."""
 
     @property
     def policy(self) -> Policy:
@@ -190,36 +193,36 @@ class PoolState:
 
     @property
     def plan_at(self) -> float:
-        """The time of the next pass: of large pools, whose passes cost more, they are fewer."""
+        """Return the time of the next pass. Passes of large pools cost more and are rarer."""
         if self.rules.here:
             return self.planned_at
         return self.planned_at + self.rules.plan_seconds * max(1.0, len(self.members) / 500)
 
     def day(self, at: float) -> float:
-        """A moment as the time of day shows it, for people."""
+        """Return a moment as the time of day that people see."""
         return at + self.ahead_seconds
 
     def moment(self, day: float) -> float:
-        """A time of day as the clock that counts time has it."""
+        """Return a time of day on the clock that counts time."""
         return day - self.ahead_seconds
 
     def ready_at(self, job: Job) -> float:
-        """Return the time at which a waiting job may be placed, as far as time decides it."""
+        """Return the earliest time at which a waiting job may be placed."""
         assert isinstance(job.state, Queued)
         begin_at = job.spec.request.begin_at
         return max(job.state.not_before, self.moment(begin_at) if begin_at is not None else 0.0)
 
     def find(self, job: JobId, by: Owner | None = None) -> Job:
-        """A job, over or not; raises NotFound, also for ``by`` where the job is somebody else's."""
+        """Return a job, finished or not. Raises NotFound, also if ``by`` may not see the job."""
         found = self.jobs.get(job) or self.ended.get(job)
         if found is None or (by is not None and not by.may_see_jobs_of(found.spec.owner)):
             raise NotFound(f"there is no job {shown(job)}", hint="`gpushare jobs` lists them")
         return found
 
     def named(self, name: str, by: Owner | None = None) -> list[Job]:
-        """The jobs of a name that ``by`` may see (None: all).
+        """Return the jobs of a name that ``by`` may see (None: all jobs).
 
-        Of each person a few: first those that are not over, then the newest of the others.
+        For each person the result has a few jobs: first the unfinished ones, then the newest of the others.
         """
         return [
             self.find(key[-1])
@@ -229,7 +232,10 @@ class PoolState:
         ]
 
     def named_in_array(self, name: str, by: Owner) -> list[Job]:
-        """The jobs of arrays of a name, of each person as many as one may look at: ``name-0``, ``name-1``."""
+        """Return the jobs of arrays of a name, up to ``MANY_NAMED`` for each person.
+
+        The jobs of an array are called ``name-0``, ``name-1`` and so on.
+        """
 
         def of(person: str) -> Iterator[Job]:
             keys = self.names.since((person, f"{name}-"))
@@ -240,7 +246,10 @@ class PoolState:
         return [job for job in jobs if job.spec.array and job.spec.name == f"{name}-{job.spec.index}"]
 
     def beginning(self, text: str, by: Owner, *, over: bool, after: str = "") -> Iterator[Job]:
-        """The jobs that they may see and whose ids begin so, in the order of the ids and after one."""
+        """Yield the jobs with ids that begin with ``text``, in the order of the ids, after ``after``.
+
+        Jobs that ``by`` may not see are left out.
+        """
 
         def of(person: str) -> Iterator[JobId]:
             keys = self.ids.since((person, over, max(text, after)))
@@ -260,9 +269,9 @@ class PoolState:
             first = next(self.ids.since((first[0] + "\0",)), None)
 
     def missing(self) -> tuple[NodeName, ...]:
-        """The members that have not reported since the start, and that nobody waived.
+        """Return the members that have not reported since the start, and that nobody waived.
 
-        One that was forgotten may have come back since an old copy was made.
+        A forgotten member may have come back after an old copy of the store was made.
         """
         doubtful = self.recovering_since is not None
         return tuple(
@@ -282,12 +291,12 @@ class PoolStep:
 
     Attributes:
         jobs: The jobs to be written.
-        shown: The jobs that changed only in what their nodes tell again anyhow: shown, not written.
+        shown: The jobs with only such changes as their nodes report again anyhow: shown, not written.
         gone: The finished jobs that are no longer kept.
         members: The members that changed in more than the time of their last message.
-        epoch: The epoch from now on, if nodes have seen higher ones than ours. It is to be written, and the
-            streams of all nodes are to be ended, so that each node hears of it.
-        job: The job that was asked for or about.
+        epoch: The new epoch, if nodes have seen higher ones than ours. It is to be written, and the
+            streams of all nodes are to be ended, so that each node receives the new epoch.
+        job: The job that the event named.
     """
 
     state: PoolState
@@ -306,7 +315,7 @@ class PoolStep:
 
 
 class PoolDraft:
-    """One event's work on a state; ``finish`` makes the step."""
+    """Collect one event's changes to a state; ``finish`` makes the step."""
 
     def __init__(self, state: PoolState, now: float) -> None:
         self.base = state
@@ -322,7 +331,7 @@ class PoolDraft:
     # --- jobs ------------------------------------------------------------------------------------------
 
     def job(self, job: JobId) -> Job | None:
-        """A job that is not over."""
+        """Return an unfinished job, or None."""
         return self.state.jobs.get(job)
 
     def is_old(self, job: JobId) -> bool:
@@ -334,7 +343,7 @@ class PoolDraft:
         return self.state.recovering_since is not None and job in self.state.old
 
     def put(self, job: Job, *, durable: bool = True) -> Job:
-        """Keep a job as it is now. What is not durable is what its nodes would say again."""
+        """Keep a job as it is now. ``durable`` is False if the job's nodes would report the change again."""
         state, before = self.state, self.state.jobs.get(job.id)
         self._index(before, job)
         self._call(before, job)
@@ -346,13 +355,13 @@ class PoolDraft:
             state.jobs = state.jobs.put(job.id, job)
         self.line_up(job)
         self._changed[job.id] = durable or self._changed.get(job.id, False)
-        # The node whose job it is must not take a stranger's word for its end.
+        # The node through which the job came must not trust another node's report of the end.
         if durable and job.spec.origin != HERE and job.told_by == HERE:
             self.do(TellOrigin(job.id))
         return job
 
     def line_up(self, job: Job) -> None:
-        """Put a job among those that may be placed, or take it out, as it and the time are now."""
+        """Bring the job's place in the queue up to date: add the job, move it, or remove it."""
         ready = self._is_ready(job)
         array = array_key(job.spec)
         if array is None or job.spec.array_limit is None:
@@ -366,7 +375,7 @@ class PoolDraft:
             self._line_up(state.jobs[name], ready=True)
 
     def _is_ready(self, job: Job) -> bool:
-        """Return True if the job itself may be placed now; other jobs may still stand against it."""
+        """Return True if the job itself may be placed now; other jobs may still prevent that."""
         if not _may_be_placed(job) or job.id in self.state.old:
             return False
         at = self.state.ready_at(job)
@@ -382,7 +391,7 @@ class PoolDraft:
         if known is not None and known[1] != kind:
             waiting = waiting.drop(job.id)
         if kind is not None and (known is None or known[1] != kind):
-            # Behind others who ask for the same and were refused, nobody new has to be looked at.
+            # A job behind refused jobs with the same request needs no new pass.
             state.stale = state.stale or kind not in waiting.kinds
             waiting = waiting.put(job.id, job.sequence, kind)
         if is_gang(job.spec):
@@ -391,17 +400,18 @@ class PoolDraft:
             state.waiting = waiting
 
     def _index(self, before: Job | None, job: Job) -> None:
-        """Enter in the indexes what changed."""
+        """Update the indexes with the job's change."""
         state = self.state
         was, now = nodes_of(before), nodes_of(job)
         if state.rules.here and before is not None and isinstance(before.state, Placing):
-            state.stale = True  # it may have left the node's queue, and so made room for the next
+            state.stale = True  # the job may have left the node's queue, and so made room for the next
         for node in was - now:
             left = {name: None for name in state.by_node[node] if name != job.id}
             state.by_node = state.by_node.put(node, left)
             state.stale = True
         for node in now:
-            # Also where it was there before: whoever looks at a node sees by this that something is new.
+            # This includes nodes that had the job before: the changed entry shows readers of a node that the
+            # job changed.
             jobs = state.by_node.get(node) or {}
             state.by_node = state.by_node.put(node, {**jobs, job.id: None})
         if not now:
@@ -409,7 +419,7 @@ class PoolDraft:
         self._recount(before, job)
 
     def _recount(self, before: Job | None, job: Job) -> None:
-        """Count a job while it is not over, and with its person while it waits."""
+        """Count an unfinished job, and count a waiting job for its person."""
         same = before is not None and before.spec is job.spec
         for counts, change in ((_is_going, count), (_waits, count_waiting)):
             was, now = before is not None and counts(before), counts(job)
@@ -421,17 +431,17 @@ class PoolDraft:
                 change(self.state, job, 1)
 
     def _call(self, before: Job | None, now: Job | None) -> None:
-        """Let a job be found by what it is called now (None: it is forgotten), and by nothing else."""
+        """Make a job findable by its current id and name only (None: the job is forgotten)."""
         state = self.state
         state.ids = _moved(state.ids, id_key, before, now)
         state.names = _moved(state.names, name_key, before, now)
 
     def _charge(self, before: Job | None, job: Job) -> None:
-        """Count what an attempt held against its project, when it holds it no more."""
+        """Charge an attempt's use to its project, once the attempt holds nothing any more."""
         if before is None or not isinstance(before.state, Running) or self.rules.here:
             return
         if before.told_by != HERE:
-            return  # its owner said nothing of it
+            return  # the job's owner did not vouch for the job
         same = isinstance(job.state, Running) and job.state.attempt == before.state.attempt
         if not same:
             used = Interval(before.project, self._permille(before), before.state.since, self.now)
@@ -452,7 +462,7 @@ class PoolDraft:
         return total
 
     def _bury(self, job: Job) -> None:
-        """Remember a job that is over, forget the oldest, and see who waited for it."""
+        """Remember a finished job, forget the oldest ones, and wake the jobs that waited for this one."""
         state = self.state
         assert isinstance(job.state, Ended)
         if (known := state.ended.get(job.id)) is not None:
@@ -469,7 +479,7 @@ class PoolDraft:
             self.wake(self.now, Wake.AFTER, job.id)
 
     def forget(self, job: Job) -> None:
-        """Have a job that is over be none any more, in the store too: its id is that of another one."""
+        """Remove a finished job, also from the store, because another job has its id now."""
         self._drop_ended(job)
         self._gone.append(job)
 
@@ -483,7 +493,10 @@ class PoolDraft:
     # --- members ---------------------------------------------------------------------------------------
 
     def put_member(self, member: Member, *, durable: bool = True) -> Member:
-        """Keep a member as it is now. Only what it is and what people said of it is durable."""
+        """Keep a member as it is now.
+
+        Only the member's own data and people's decisions about it are durable.
+        """
         if bool(member.free.waiting) != (member.queue_since is not None):
             member = replace(member, queue_since=self.now if member.free.waiting else None)
         self.state.members = self.state.members.put(member.name, member)
@@ -494,7 +507,7 @@ class PoolDraft:
     def address_of(self, node: NodeName) -> str:
         """Return the address at which the other nodes of a gang reach this node.
 
-        Return "" if it is unknown.
+        Return "" if the address is unknown.
         """
         member = self.state.members.get(node)
         return member.inventory.address if member is not None and member.inventory is not None else ""
@@ -502,18 +515,21 @@ class PoolDraft:
     # --- the rest --------------------------------------------------------------------------------------
 
     def do(self, instruction: PoolInstruction) -> None:
-        """Once, however often it is said; of orders to one node about one attempt the last of each sort."""
+        """Perform the instruction once.
+
+        For one node and attempt, only the last order of each type is sent.
+        """
         what: Hashable = instruction
         if isinstance(instruction, Send):
             what = (instruction.node, type(instruction.order), instruction.order.key)
         self._instructions[what] = instruction
 
     def wake(self, at: float, what: Wake, whose: str = "") -> None:
-        """Let something be looked at at a time."""
+        """Set an alarm."""
         self.state.alarms = self.state.alarms.put((at, what.value, whose))
 
     def finish(self) -> PoolStep:
-        """The step: the new state, and what is to be written and done."""
+        """Return the step: the new state, the writes and the instructions."""
         state = self.state
         changed = {job: state.jobs.get(job) or state.ended.get(job) for job in self._changed}
         return PoolStep(
@@ -538,11 +554,11 @@ class PoolDraft:
         return None if change.is_empty else change
 
 
-# --- what is read of a job -----------------------------------------------------------------------------
+# --- facts read from a job -----------------------------------------------------------------------------
 
 
 def is_tried_last(node: NodeName, state: PoolState, now: float) -> bool:
-    """Return True if the node refused so much that others are asked before it."""
+    """Return True if the node refused so much that other nodes are asked first."""
     rest, member = state.resting.get(node), state.members.get(node)
     return rest is not None and member is not None and (now < rest.until or member.free.waiting > 0)
 
@@ -553,7 +569,7 @@ def is_gang(spec: JobSpec) -> bool:
 
 
 def is_incomplete(job: Job) -> bool:
-    """Return True if the job is a gang that was taken over and some of its parts were not told of."""
+    """Return True if the job is an adopted gang and nodes did not report some of its parts."""
     if not is_gang(job.spec):
         return False
     if job.spec.span:
@@ -562,7 +578,7 @@ def is_incomplete(job: Job) -> bool:
 
 
 def nodes_of(job: Job | None) -> frozenset[NodeName]:
-    """The nodes with a part of its attempt that is not over, as far as is known."""
+    """Return the nodes with an unfinished part of the job's attempt, as far as is known."""
     if job is None or isinstance(job.state, Queued | Ended):
         return frozenset()
     return frozenset(part.node for part in job.state.parts if not is_over(part))
@@ -595,13 +611,13 @@ def array_key(spec: JobSpec) -> ArrayKey | None:
 
 
 def count(state: PoolState, job: Job, by: int) -> None:
-    """Count a job that is not over in (1) or out (-1), in a state that is being made."""
+    """Add an unfinished job to the totals (1) or remove it (-1), in a state that is being made."""
     state.realms = _changed(state.realms, job.spec.owner.realm, job.spec, by)
     state.spec_bytes += by * job.spec.size_bytes
 
 
 def count_waiting(state: PoolState, job: Job, by: int) -> None:
-    """The same, of a job that waits, for its person."""
+    """Add a waiting job to its person's total (1) or remove it (-1)."""
     state.queued = _changed(state.queued, job.spec.owner.person, job.spec, by)
 
 
@@ -641,7 +657,7 @@ def _moved(
 
 
 def with_interval(usage: Usage, interval: Interval) -> Usage:
-    """The books with one more interval; those of other projects are the same objects as before."""
+    """Return the usage with one more interval; the books of other projects are the same objects as before."""
     mine = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
     return replace(usage, books={**usage.books, **mine.record([interval]).books})
 

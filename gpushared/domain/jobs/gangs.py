@@ -1,7 +1,8 @@
-"""Jobs whose parts start together or not at all: where all of them have room at the same time.
+"""Place gangs: jobs whose parts start together or not at all.
 
-They are looked at before the others, in their own order. Small jobs would take each GPU that becomes free, so
-for the first gang that has waited for long, the nodes are kept on which it will have room soonest.
+A pass looks at gangs before all other jobs, in the order of the gangs. Small jobs would take each GPU that
+becomes free. So for the first gang that has waited for long, the pass keeps the nodes on which the gang will
+have room soonest.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ LOOKED_AT = 64
 LOOKED_AT_ALIKE = 4
 
 Share = tuple[NodeName, Request, tuple[Grant, ...]]
-"""A node, its part of the request, and what that is on it."""
+"""A node, its part of the request, and the grants for that part."""
 
 
 def place_gangs(places: ClusterCapacity, roll: HolderIndex, draft: PoolDraft) -> bool:
-    """Place the gangs that have room. Whether there may be more that have."""
+    """Place the gangs that have room; return True if more gangs may have room."""
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
         return False
@@ -66,7 +67,10 @@ def place_gangs(places: ClusterCapacity, roll: HolderIndex, draft: PoolDraft) ->
 
 
 def _end_unvouched(job: Job, draft: PoolDraft) -> None:
-    """The node that told of it cannot run it alone, and its word is not enough to run it on others."""
+    """End a job that is known only from a node's report.
+
+    The report of one node is not enough to run the job on other nodes.
+    """
     reason = f"only node {job.told_by} told of it, which may not speak for {job.spec.owner.principal}"
     end(job, JobFailed(reason, hint="submit it again, and it is run"), reason, draft)
 
@@ -90,7 +94,7 @@ def _over_limit(job: Job, ledger: QuotaUsage, places: ClusterCapacity) -> PassDe
 
 
 def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> PassDecision | None:
-    """Begin it where all of its parts have room, in the order of the nodes' names."""
+    """Begin the gang if all of its parts have room, with ranks in the order of the nodes' names."""
     shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
     if not shares:
         return PassDecision(WaitReason.RESOURCES, _lack(job))
@@ -106,7 +110,7 @@ def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> PassDecision 
 
 
 def _port(job: Job, node: NodeName, draft: PoolDraft) -> int:
-    """A port of the node on which no other gang meets."""
+    """Return a port of the node that no other gang uses."""
     there = draft.state.by_node.get(node) or ()
     parts = (part for name in there for part in draft.state.jobs[name].parts if part.node == node)
     return port_for(AttemptKey(job.id, job.attempts + 1), {part.port for part in parts})
@@ -120,9 +124,9 @@ def _lack(job: Job) -> str:
 
 
 def _on_each(job: Job, places: ClusterCapacity) -> list[Share]:
-    """Return shares on as many different nodes as asked for, each with the whole request.
+    """Return shares on as many different nodes as the job asks for, each with the whole request.
 
-    None if too few fit.
+    Return no share if too few nodes have room.
     """
     request = marked(job.spec.request, job.spec.target, job.refused_by)
     used: frozenset[GpuId] = places.kept
@@ -158,7 +162,7 @@ def _spread(job: Job, places: ClusterCapacity) -> list[Share]:
 
 
 def _capable(job: Job, places: ClusterCapacity) -> list[tuple[int, NodeName]]:
-    """The nodes with how many GPUs they have for it now, the most first."""
+    """Return the nodes with the number of GPUs that each has free for the job, the largest number first."""
     one = _single(job, places)
     found = []
     for host in places.hosts():
@@ -173,12 +177,12 @@ def _capable(job: Job, places: ClusterCapacity) -> list[tuple[int, NodeName]]:
 
 
 def _single(job: Job, places: ClusterCapacity) -> Request:
-    """One GPU of what it asks for."""
+    """Return the job's request for one GPU."""
     request = in_full(job.spec.request, places.models())
     return replace(request, gpu_count=1, near=(), away_from=())
 
 
-# --- what is kept --------------------------------------------------------------------------------------
+# --- kept nodes ----------------------------------------------------------------------------------------
 
 
 def _is_patient_no_more(job: Job, draft: PoolDraft) -> bool:
@@ -187,7 +191,7 @@ def _is_patient_no_more(job: Job, draft: PoolDraft) -> bool:
 
 
 def _keep(job: Job, places: ClusterCapacity) -> frozenset[GpuId]:
-    """The GPUs of the emptiest nodes on which it would have room if nobody else were there."""
+    """Return the GPUs of the emptiest nodes that would have room for the job if nothing else ran there."""
     left = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
     kept: frozenset[GpuId] = frozenset()
     for count, host in _emptiest(job, places):
@@ -200,7 +204,10 @@ def _keep(job: Job, places: ClusterCapacity) -> frozenset[GpuId]:
 
 
 def _emptiest(job: Job, places: ClusterCapacity) -> Iterator[tuple[int, str]]:
-    """Nodes by how much is free there, with how many GPUs they would have for it when they are empty."""
+    """Yield nodes with the number of GPUs that they would have for the job if they were empty.
+
+    The nodes with the most free capacity come first.
+    """
     one = _single(job, places)
     free = {host: sum(room.free_permille for room in places.rooms_on(host)) for host in places.hosts()}
     for host in sorted(free, key=lambda name: (-free[name], name)):

@@ -1,4 +1,4 @@
-"""A job: a container that is to run once, and what became of each attempt to run it."""
+"""Define a job: a container that is to run once, with a record of each attempt to run it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ AFTER_BYTES = 100
 NAME_BYTES = 64
 """Each name in a list takes this much memory besides its characters."""
 MAX_TEXT = 400
-"""Characters of what is told of a job. Docker's own messages quote whole command lines."""
+"""Texts about a job have at most this many characters. Docker's own messages quote whole command lines."""
 
 
 def cut_short(text: str) -> str:
-    """A text of whatever length, so that what is told of a job can always be written down."""
+    """Shorten a text, so that a record can always hold it."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
 class Pull(StrEnum):
-    """When the executing node pulls the image; docker's words."""
+    """Name when the executing node pulls the image, in docker's words."""
 
     MISSING = "missing"
     ALWAYS = "always"
@@ -70,11 +70,14 @@ class Owner:
 
     @property
     def realm(self) -> str:
-        """The realm that vouches for the principal."""
+        """Return the realm that vouches for the principal."""
         return self.principal.partition("@")[2]
 
     def may_see_jobs_of(self, other: Owner) -> bool:
-        """Return True if they may see and change each job of the other; else there is none for them."""
+        """Return True if this owner may see and change each job of the other owner.
+
+        To an owner who may not, the job does not exist.
+        """
         return self.admin or self.person == other.person
 
 
@@ -107,22 +110,22 @@ class JobSpec:
     requeue: bool = True
     """The job is run again after its node was lost, or after it had to give way."""
     stop_after_seconds: int | None = None
-    """The job's node stops it when the node has not heard from the coordinator for this long; None = it is
-    kept."""
+    """The job's node stops the job when the node has received nothing from the coordinator for this long;
+    None means that the node keeps the job."""
     after: tuple[After, ...] = ()
     array: JobId | None = None
     index: int | None = None
     array_limit: int | None = None
-    """At most this many jobs of the array run at once; None = as many as there is room for."""
+    """At most this many jobs of the array run at once; None sets no limit."""
     origin: NodeName = HERE
-    """The node through which it came in and which keeps it until it is over; empty for none."""
+    """The job came in through this node, which keeps it until it is over; empty for none."""
     request_id: str = ""
     remove: bool = False
     """The job's container is removed once its end is known, and not kept for its output."""
 
     @property
     def size_bytes(self) -> int:
-        """Return about how many bytes the texts take that were said of the job."""
+        """Return about how many bytes the texts in the job's description take."""
         # Each job is counted several times in its life, so this loops over few things.
         texts = len(self.body) + len(self.image) + len(self.platform) + len(self.name) + len(self.request_id)
         return texts + names_bytes(self.request) + AFTER_BYTES * len(self.after)
@@ -134,17 +137,17 @@ def names_bytes(request: Request) -> int:
     return NAME_BYTES * len(names) + sum(map(len, names))
 
 
-# --- how it ended --------------------------------------------------------------------------------------
+# --- outcomes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """Its containers' main processes ended with 0."""
+    """Record that the main processes of the job's containers ended with 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """Tell that the job failed and no attempt is left. ``exit_code`` is None if there was none."""
+    """Record that the job failed and no attempt is left. ``exit_code`` is None if there was none."""
 
     reason: str
     exit_code: int | None = None
@@ -159,7 +162,7 @@ class Cancelled:
 JobOutcome = Succeeded | JobFailed | Cancelled
 
 
-# --- an attempt's parts, as the coordinator knows them -------------------------------------------------
+# --- the parts of an attempt, as the coordinator knows them --------------------------------------------
 
 
 class AttemptState(StrEnum):
@@ -168,12 +171,13 @@ class AttemptState(StrEnum):
     PREPARING = "preparing"
     """The node pulls the image; nothing is leased yet."""
     WAITING = "waiting"
-    """The part is in the node's own queue (only if the place was asked for with ``wait``)."""
+    """The part is in the node's own queue (only if the order to place it had ``wait``)."""
     RESERVED = "reserved"
     """The part has its lease, and no container yet."""
     RUNNING = "running"
     PAUSED = "paused"
-    """Its container exists but does not run: paused, suspended, or stopped for others and to come back."""
+    """The part's container exists but does not run: it is paused, suspended, or stopped for others for a
+    time."""
     ENDED = "ended"
     REFUSED = "refused"
 
@@ -183,26 +187,26 @@ class AttemptState(StrEnum):
 
 
 class EndKind(StrEnum):
-    """Name an attempt's kind of end, as far as it matters to what becomes of the job."""
+    """Name an attempt's kind of end, as far as the kind matters to the job."""
 
     EXITED = "exited"
     """The container ended by itself; the exit code says how."""
     CANCELLED = "cancelled"
     """The coordinator ended the attempt."""
     STOPPED = "stopped"
-    """Somebody stopped it on the node."""
+    """Somebody stopped the container on the node."""
     EXPIRED = "expired"
     PREEMPTED = "preempted"
     """The attempt gave way, and its node does not bring it back."""
     FENCED = "fenced"
-    """The node had not heard from the coordinator for too long."""
+    """The node had received nothing from the coordinator for too long."""
     LOST = "lost"
     """The node went down, or lost the container."""
     FAILED = "failed"
     """The attempt could not be started, or broke a rule; ``reason`` says which. A node that refuses with
     this kind will not take the job, whatever is free there."""
     NO_ROOM = "no-room"
-    """Refused because there was no room for it at that moment."""
+    """The node refused the attempt because the node had no room at that moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +225,7 @@ class Ending:
     answer."""
 
     def cut_short(self) -> Ending:
-        """The ending with texts that can always be written down."""
+        """Return the ending with texts that a record can always hold."""
         if len(self.reason) <= MAX_TEXT and len(self.hint) <= MAX_TEXT:
             return self
         return replace(self, reason=cut_short(self.reason), hint=cut_short(self.hint))
@@ -229,10 +233,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One node's part of an attempt, as the coordinator knows it. ``state`` None: not answered yet.
+    """Hold the coordinator's view of one node's part of an attempt.
 
-    ``rank`` is its number in the gang. ``revision`` is that of the newest report, so that older ones that
-    come late are known.
+    ``state`` is None before the first report.
+
+    ``rank`` is the part's number in the gang. ``revision`` is that of the newest report, so that the
+    coordinator recognises an older report that comes late.
     """
 
     node: NodeName
@@ -247,10 +253,11 @@ class Part:
     port: int = 0
     """All parts of a gang meet at this port of the gang's first part."""
     started_at: float | None = None
-    """When its container began, by its node's clock, yet not before the job came nor after it was heard."""
+    """The time at which the part's container began, by its node's clock, but not before the job was submitted
+    or after the report was received."""
     ended_at: float | None = None
     guarded: bool = False
-    """Its node said that a guard ends it for want of contact, also without the node's daemon."""
+    """The part's node said that a guard ends the part for want of contact, also without the node's daemon."""
 
 
 # --- states --------------------------------------------------------------------------------------------
@@ -258,7 +265,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Tell that the job waits. ``not_before``: after a failure the job is not tried again at once."""
+    """Record that the job waits. ``not_before`` delays the next attempt after a failure."""
 
     since: float
     not_before: float = 0.0
@@ -266,7 +273,10 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """An attempt is under way, and not all of its parts are there. ``committed``: a gang's may start."""
+    """Record that an attempt is under way, with parts still missing.
+
+    ``committed``: a gang's parts may start.
+    """
 
     attempt: int
     parts: tuple[Part, ...]
@@ -276,7 +286,10 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """``granted_at``: when it was given its places, which is when its turn was; 0 = not known."""
+    """Record that the attempt runs.
+
+    ``granted_at`` is the time at which it got its places; 0 means unknown.
+    """
 
     attempt: int
     parts: tuple[Part, ...]
@@ -285,7 +298,7 @@ class Running:
 
 
 class Then(StrEnum):
-    """Name what becomes of a job whose attempt is being taken down."""
+    """Name the job's next state after its attempt is taken down."""
 
     CANCEL = "cancel"
     REQUEUE = "requeue"
@@ -294,7 +307,7 @@ class Then(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cancelling:
-    """The attempt is being taken down on all its nodes; when the last has confirmed it, ``then`` holds."""
+    """Record that all nodes take the attempt down; ``then`` takes effect when the last has confirmed that."""
 
     attempt: int
     parts: tuple[Part, ...]
@@ -311,7 +324,7 @@ class Ended:
     at: float
     outcome: JobOutcome
     parts: tuple[Part, ...] = ()
-    """The parts of the last attempt, kept so that its logs are found."""
+    """The parts of the last attempt, kept so that the attempt's logs are found."""
 
 
 JobState = Queued | Placing | Running | Cancelling | Ended
@@ -330,7 +343,10 @@ class TryPart:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """An attempt that ran and is over, of a job that went on to another one: so its output is found."""
+    """Record a finished attempt of a job that went on to another one.
+
+    The record lets users find the attempt's output.
+    """
 
     number: int
     parts: tuple[TryPart, ...]
@@ -348,7 +364,10 @@ class JobStoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as its coordinator keeps it. ``attempts``: how many were begun; ``failures`` count as retries."""
+    """Hold a job as its coordinator keeps it.
+
+    ``attempts`` counts the begun ones; ``failures`` count as retries.
+    """
 
     id: JobId
     sequence: int
@@ -363,30 +382,33 @@ class Job:
     held_by: str = ""
     priority: int = 0
     awaits: tuple[After, ...] = ()
-    """The jobs of ``spec.after`` that are not over yet."""
+    """The unfinished jobs of ``spec.after``."""
     refused_by: tuple[NodeName, ...] = ()
     """Nodes that refuse the job, whatever is free there."""
     refusals: tuple[Ending, ...] = ()
     """The reasons of the nodes in ``refused_by``, in the same order."""
     told_by: NodeName = HERE
-    """Set where it is known only by the word of a node that may not speak for its owner. Such a job is run
-    nowhere else, until it comes with its owner's own word."""
+    """The node whose report is the only source of the job, where the node may not speak for the job's owner;
+    else empty. Such a job runs on no other node until its owner submits it."""
     story: tuple[JobStoryEntry, ...] = field(default=())
     tries: tuple[Try, ...] = ()
     """Earlier attempts that ran, the newest last."""
     preemptions: int = 0
-    """How often the job had to give way, which loses its work."""
+    """The job had to give way this many times, which loses its work."""
     presumed: Part | None = None
-    """The only part of the newest attempt, as its node told of it last, where that attempt was taken to be
-    over without its node's word and no other was begun since."""
+    """The only part of the newest attempt, as its node last reported it. It is set when the attempt was
+    presumed over without a report from its node, and no other attempt was begun since."""
 
     def note(self, at: float, text: str) -> Job:
-        """The job with one more line in its story."""
+        """Return the job with one more line in its story."""
         return replace(self, story=(*self.story, JobStoryEntry(at, cut_short(text)))[-STORY_KEPT:])
 
     @property
     def not_on(self) -> tuple[NodeName, ...]:
-        """Nodes to which it does not go; that of a presumed end is to say first how the attempt ended."""
+        """Return the nodes to which the job does not go.
+
+        The node of a presumed end must first report how the attempt ended.
+        """
         if self.presumed is None or self.presumed.node in self.refused_by:
             return self.refused_by
         return (*self.refused_by, self.presumed.node)
@@ -403,5 +425,5 @@ class Job:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of the attempt that is under way or was the last."""
+        """Return the parts of the current or the last attempt."""
         return () if isinstance(self.state, Queued) else self.state.parts

@@ -1,4 +1,4 @@
-"""Handle the requests of users to a coordinator: submit a job, end it, hold it, put it before others."""
+"""Handle the requests of users to a coordinator: submit, cancel or hold a job, or set its priority."""
 
 from __future__ import annotations
 
@@ -57,25 +57,26 @@ from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.projects import project_of
 
 DEPENDENTS_AT_ONCE = 100
-"""A step looks at this many of the jobs that waited for one."""
+"""A step checks this many of the jobs that waited for a finished one."""
 NEXT_SECONDS = 0.001
-"""The next part of these jobs waits this long, so that other events come in between."""
+"""The rest of these jobs waits this long, so that other events come in between."""
 MAX_JOB_BYTES = 128 * 1024
-"""The first description of a job takes at most this much. Later notes take no more, and stores take both."""
+"""The first description of a job takes at most this much. Later notes take no more, and stores have room for
+both."""
 PART_BYTES = 1200
 """Each node's part of a job counts for this much."""
 MAX_NODES = MAX_JOB_BYTES // PART_BYTES
-"""All parts of a job are in its one record. What else is said of the job takes some of the room."""
+"""A job's one record holds all parts of the job. The rest of the job's description takes some of the room."""
 FEWER = "wait for some of them, or cancel some"
 OWN_ROOM = 200
-"""Each realm may have one part in so many of what the pool holds, as full as the pool may be."""
+"""However full the pool is, each realm may have one part in this many of the pool's limit."""
 
 
 _HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
-    """Take a job, or find that it is here already."""
+    """Submit a job, or return the job that an equal earlier request made."""
     known, spec = asked_before(event, draft), event.spec
     if known is not None and (known.told_by == HERE or is_same_request(known.spec, spec)):
         _vouch(known, event, draft)
@@ -112,7 +113,10 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
 
 
 def _check_known(job: JobId, by: Owner, draft: PoolDraft) -> None:
-    """Raises NotFound, and Unavailable while nodes may still tell of it."""
+    """Check that the awaited job is known.
+
+    Raises NotFound; raises Unavailable while nodes may still report the job.
+    """
     try:
         draft.state.find(job, by)
     except NotFound:
@@ -125,7 +129,7 @@ def _check_known(job: JobId, by: Owner, draft: PoolDraft) -> None:
 
 
 def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
-    """Note the facts about a new job that are noted once, before the job is first put."""
+    """Record a new job's id, number and awaited jobs, before the job is first put."""
     state = draft.state
     state.next_sequence = max(state.next_sequence, job.sequence + 1)
     if old:
@@ -139,7 +143,10 @@ def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
 
 
 def asked_before(event: JobSubmitted, draft: PoolDraft) -> Job | None:
-    """The job that it is. Raises StateConflict where its id is that of somebody else's."""
+    """Return the job that an earlier request with this id made, or None.
+
+    Raises StateConflict if the id belongs to another owner's job.
+    """
     known = draft.state.jobs.get(event.job) or draft.state.ended.get(event.job)
     if known is not None:
         check_whose(known, event.spec.owner)
@@ -147,7 +154,7 @@ def asked_before(event: JobSubmitted, draft: PoolDraft) -> Job | None:
 
 
 def check_whose(known: Job, owner: Owner) -> None:
-    """Raises StateConflict where a job that is to have the id of a known one is of somebody else."""
+    """Raise StateConflict if the known job with this id belongs to another owner."""
     theirs = known.spec.owner
     if theirs.person != owner.person and theirs.principal != owner.principal:
         raise StateConflict(
@@ -156,12 +163,12 @@ def check_whose(known: Job, owner: Owner) -> None:
 
 
 def is_same_request(one: JobSpec, other: JobSpec) -> bool:
-    """Return True if both ask for the same, wherever it came in and whoever tells of it."""
+    """Return True if both ask for the same, whatever node each came from."""
     return replace(one, owner=other.owner, target=other.target, origin=other.origin) == other
 
 
 def _displace(told: Job, draft: PoolDraft) -> None:
-    """End what a stranger told of by the id of a job by which its owner means another."""
+    """End a job that a node reported with a false owner, and whose id the true owner now submits."""
     draft.state.old = draft.state.old.drop(told.id)
     if isinstance(told.state, Ended):
         draft.forget(told)
@@ -174,7 +181,10 @@ def _displace(told: Job, draft: PoolDraft) -> None:
 
 
 def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
-    """Take the owner's word for a job of which only a node had told until now. Raise StateConflict."""
+    """Accept the owner's submission of a job that only a node's report had named until now.
+
+    Raises StateConflict.
+    """
     if job.told_by == HERE:
         return
     if isinstance(job.state, Ended):
@@ -189,7 +199,10 @@ def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
 
 
 def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
-    """Raises where this can never run here, or there are too many already."""
+    """Check that the job can run here and that the limits allow it.
+
+    Raises RequestError, NotFound or LimitReached.
+    """
     state, rules = draft.state, draft.rules
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise RequestError(f"priority {priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
@@ -215,9 +228,9 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
 
 
 def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
-    """Raises StateConflict where a job that is not over has the name.
+    """Raise StateConflict if an unfinished job has the name.
 
-    An engine gives a name once; in a pool, where few meet on one engine, names are each person's own.
+    An engine allows each name once. In a pool, where few jobs share an engine, names belong to each person.
     """
     if not spec.name:
         return
@@ -229,7 +242,7 @@ def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
 
 
 def name_taken(name: str, job: JobId | None) -> StateConflict:
-    """``job``: the one that has the name; None where it is somebody else's."""
+    """Return the error for a taken name. ``job`` has the name; None hides another person's job."""
     whose = "somebody else's job" if job is None else f"job {job}"
     return StateConflict(
         f"the name {shown(name)} is that of {whose}, which is not over",
@@ -238,7 +251,7 @@ def name_taken(name: str, job: JobId | None) -> StateConflict:
 
 
 def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
-    """Raises LimitReached where the pool is full, but of a realm that has little."""
+    """Raise LimitReached if the pool is full, except for a realm with few jobs."""
     state, rules = draft.state, draft.rules
     mine = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
     own = (rules.max_queued // OWN_ROOM, rules.max_queued_bytes // OWN_ROOM)
@@ -255,7 +268,10 @@ def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
 
 
 def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
-    """Raises LimitReached where a realm has its share: the nodes that speak for it can invent users."""
+    """Raise LimitReached if the realm has used its limit.
+
+    The nodes that speak for a realm can invent users, so a limit for each person is not enough.
+    """
     rules, realm = draft.rules, spec.owner.realm
     mine = draft.state.realms.get(realm, NOTHING)
     _check_total(
@@ -284,7 +300,7 @@ def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
 def _check_total(
     held: Total, most: Total, spec: JobSpec, *, counted: str, sized: str, hint: str, hint_for_size: str = ""
 ) -> None:
-    """Raise LimitReached if there are as many jobs as there may be, or if they and this one take too much."""
+    """Raise LimitReached if the jobs, or their size with this job, reach the limit."""
     if held.jobs >= most.jobs:
         raise LimitReached(f"{most.jobs} {counted} already", hint=hint)
     if held.spec_bytes + spec.size_bytes > most.spec_bytes:
@@ -339,9 +355,9 @@ def ask_cancel(event: CancelAsked, draft: PoolDraft) -> None:
 
 
 def client_gone(event: ClientGone, draft: PoolDraft) -> None:
-    """Nobody waits for an interactive job any more: it leaves the queue, or gives its unclaimed place back.
+    """Take an interactive job without a client from the queue, or give back its place without a container.
 
-    What may run without our knowing is left alone until that is known.
+    A job that may run without our knowing is left alone until its state is known.
     """
     job = draft.state.find(event.job, event.by)
     draft.answer = job.id
@@ -367,7 +383,10 @@ def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
 
 
 def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
-    """Move a job among those of its project; among a node's own jobs also one that waits in the node's queue."""
+    """Set the priority of a job among the jobs of its project.
+
+    Among a node's own jobs this includes a job that waits in the node's queue.
+    """
     job = draft.state.find(event.job, event.by)
     waits_here = draft.rules.here and isinstance(job.state, Placing)
     job = job if waits_here else _queued(job)
@@ -380,7 +399,7 @@ def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
 
 
 def _queued(job: Job) -> Job:
-    """Raises StateConflict where the job has left the queue, also where its lease waits again on a node."""
+    """Raise StateConflict if the job has left the queue, also if its lease waits again on a node."""
     if isinstance(job.state, Queued):
         return job
     hint = f"`gpushare why {job.id}` tells more"
@@ -397,7 +416,7 @@ def _queued(job: Job) -> Job:
 
 
 def after_end(awaited: JobId, draft: PoolDraft) -> None:
-    """A job is over: those that waited for it, a part of them at a time."""
+    """Check some of the jobs that waited for a finished job, and set an alarm for the others."""
     state = draft.state
     waiting = state.dependents.get(awaited, ())
     now, later = waiting[:DEPENDENTS_AT_ONCE], waiting[DEPENDENTS_AT_ONCE:]
@@ -413,10 +432,10 @@ def after_end(awaited: JobId, draft: PoolDraft) -> None:
 
 
 def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] | None = None) -> None:
-    """Bring up to date what the job still waits for, and end the job if one of these can no longer come.
+    """Update the list of awaited jobs, and end the job if a required job failed.
 
-    ``past``: jobs that are over and that the state no longer knows. Another person's job counts as a job that
-    nobody knows: its end must tell nothing.
+    ``past`` holds finished jobs that the state no longer knows. Another person's job counts as an unknown
+    job, so that its end gives no information.
     """
     if not isinstance(job.state, Queued):
         return
@@ -436,9 +455,9 @@ def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] |
 
 
 def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:
-    """Return True if the awaited job is still to come.
+    """Return True if the awaited job may still end.
 
-    An unknown job is not, unless a node may still tell of it.
+    An unknown job counts as over, unless a node may still report it.
     """
     state = draft.state
     if _own(job, state.jobs.get(after.job)) is not None:
@@ -447,7 +466,7 @@ def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:
 
 
 def _own(job: Job, awaited: Job | None) -> Job | None:
-    """The job that is waited for, where the owner of the one that waits may see it."""
+    """Return the awaited job if the waiting job's owner may see it."""
     if awaited is None or not job.spec.owner.may_see_jobs_of(awaited.spec.owner):
         return None
     return awaited

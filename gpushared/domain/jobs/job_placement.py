@@ -53,7 +53,7 @@ Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
 
 def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
-    """Place those whose turn it is, where something changed since it was last looked."""
+    """Run a pass over the queue, if anything changed since the last pass."""
     state = draft.state
     due = state.stale or state.plan_again_at <= draft.now
     if not due or draft.now < state.plan_at:
@@ -127,7 +127,7 @@ def _candidates(
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingRequest:
-    """A job that waits, as the policy sees it. ``models``: those of the pool, by their names."""
+    """Return a waiting job as the policy sees it. ``models`` are the pool's models by their names."""
     assert isinstance(job.state, Queued)
     request = in_full(job.spec.request, models)
     lease = Lease(
@@ -155,7 +155,7 @@ def _winners(draft: PoolDraft) -> list[JobId]:
 
 
 def _carry_out(found: Plan, places: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft) -> None:
-    """Do what a pass decided: so many placements at once, and all preemptions."""
+    """Carry out a pass's decisions: at most ``placed_at_once`` placements, and all preemptions."""
     state = draft.state
     for name, grants in islice(found.grants.items(), draft.rules.placed_at_once):
         _place(state.jobs[JobId(name)], grants, places, draft)
@@ -175,7 +175,7 @@ def _place(job: Job, grants: tuple[Grant, ...], places: ClusterCapacity, draft: 
 
 
 def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
-    """Jobs give way: they are ended, and wait again, or were it."""
+    """Cancel the preempted jobs; each of them waits again if it may."""
     state = draft.state
     state.under_way = {**state.under_way, preemption.winner: preemption}
     winner = state.jobs[JobId(preemption.winner)]
@@ -197,8 +197,8 @@ def _fail_who_will_not_wait(snapshot: ClusterSnapshot, draft: PoolDraft) -> None
         job = None if isinstance(lease, JobShape) else draft.job(JobId(lease))
         if job is None or lease in draft.state.under_way:
             continue
-        # Another job stands before this one. The job is looked at when its turn comes: with many it costs a
-        # lot.
+        # Another job stands before this one. The check waits for this job's turn, because it costs a lot with
+        # many jobs.
         is_new = job.spec.interactive and lease not in draft.base.verdicts
         if job.spec.immediate or is_new:
             lack = _lack(job, verdict, snapshot, draft)
@@ -213,7 +213,10 @@ def _lack(job: Job, verdict: PassDecision, snapshot: ClusterSnapshot, draft: Poo
 
 
 def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
-    """Return why the jobs wait; a kind's verdict serves for jobs of that kind that were not looked at."""
+    """Return the reasons why the jobs wait.
+
+    The verdict on a shape also serves for jobs of that shape that the pass did not reach.
+    """
     known: dict[LeaseId | JobShape, PassDecision] = {}
     for lease, verdict in found.verdicts.items():
         known[lease] = verdict

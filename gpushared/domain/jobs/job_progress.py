@@ -47,7 +47,7 @@ NAMED = 3
 MAX_REFUSERS = 16
 """The job fails after this many nodes have refused it."""
 MOST_DOUBLINGS = 4
-"""The pause of a node that goes on refusing by the same words is doubled at most this many times."""
+"""The pause of a node that goes on refusing with the same report is doubled at most this many times."""
 _GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
@@ -74,7 +74,7 @@ _FATES = {
 
 
 def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -> None:
-    """Begin the next attempt: written first, then said to its nodes."""
+    """Begin the next attempt: the store has the attempt before its nodes receive the order."""
     number = job.attempts + 1
     state = Placing(number, parts, draft.now)
     nodes = ", ".join(name_of(part.node) for part in parts)
@@ -87,16 +87,16 @@ def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -
 
 
 def watch_silence(job: Job, draft: PoolDraft) -> None:
-    """Look after the nodes of a job that end it when they hear nothing, also if no connection breaks."""
+    """Set the alarms for the nodes that end the job for want of contact, also if no connection breaks."""
     if job.spec.stop_after_seconds is not None:
         for part in job.parts:
             draft.wake(draft.now + job.spec.stop_after_seconds, Wake.SILENCE, part.node)
 
 
 def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """Take in what a node says of its part of the attempt that is under way.
+    """Apply a node's report on its part of the current attempt.
 
-    What is no newer than what it said before came late, and what is final stays so.
+    A report no newer than the last one came late and changes nothing; a final state stays final.
     """
     part = next((part for part in job.parts if part.node == node), None)
     if part is None or is_over(part) or report.revision < part.revision:
@@ -122,20 +122,20 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 
 def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:
-    """A part is so now; what follows for the job."""
+    """Replace a part of the job, and advance the job."""
     assert not isinstance(job.state, Queued)
     before = next(part for part in job.parts if part.node == new.node)
     parts = tuple(new if part.node == new.node else part for part in job.parts)
     job = replace(job, state=replace(job.state, parts=parts))
-    # Whether a guard watches over it is to be known after a restart, too, while its node is silent.
+    # After a restart the guard must be known too, while the part's node is silent.
     draft.put(job, durable=is_over(new) or new.guarded != before.guarded)
     advance(job, draft)
 
 
 def advance(job: Job, draft: PoolDraft) -> None:
-    """Take a job as far as its parts are.
+    """Advance a job as far as its parts allow.
 
-    An end that an old memory is told of may be that of an attempt before the one that runs now.
+    With an old memory, a reported end may belong to an attempt before the one that runs now.
     """
     if draft.is_in_doubt(job.id) and any(map(is_over, job.parts)):
         return
@@ -149,7 +149,7 @@ def advance(job: Job, draft: PoolDraft) -> None:
 
 
 def _gather(job: Job, state: Placing, draft: PoolDraft) -> None:
-    """A gang before all of it is reserved: one that does not come makes all go again."""
+    """Commit a gang once all of its parts are reserved; if one part is over, take all of them down."""
     if is_incomplete(job) or draft.is_in_doubt(job.id):
         return
     over = [part for part in state.parts if is_over(part)]
@@ -166,7 +166,7 @@ def _gather(job: Job, state: Placing, draft: PoolDraft) -> None:
 
 
 def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
-    """An attempt that may run: it begins to, or it is over, or one part's end is the end of all."""
+    """Advance an attempt that may run: record that it runs, conclude it, or take its other parts down."""
     bad = [part for part in state.parts if is_over(part) and not _went_well(part)]
     if bad and len(state.parts) > 1:
         take_down(job, bad[0], draft)
@@ -222,7 +222,7 @@ def cancel(
     ending: Ending | None = None,
     grace_seconds: int | None = None,
 ) -> None:
-    """Have an attempt ended on all its nodes; what becomes of the job is done when all have confirmed it."""
+    """Order all nodes to end an attempt; ``then`` takes effect when all of them have confirmed the end."""
     assert isinstance(job.state, Placing | Running | Cancelling)
     grace = draft.rules.stop_grace_seconds if grace_seconds is None else grace_seconds
     state = Cancelling(job.state.attempt, job.state.parts, draft.now, then, by, ending, grace)
@@ -249,11 +249,11 @@ def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
         requeue(job, "it waits again", draft, wait_seconds=wait)
 
 
-# --- what becomes of it --------------------------------------------------------------------------------
+# --- after the attempt -----------------------------------------------------------------------------------
 
 
 def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
-    """The only part of an attempt is over, and not well."""
+    """Decide what follows when the only part of an attempt is over without success."""
     ending = _ending(part)
     if part.state is AttemptState.REFUSED:
         _refused(job, part, ending, draft)
@@ -301,7 +301,10 @@ def _passes(job: Job, ending: Ending, draft: PoolDraft) -> bool:
 
 
 def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
-    """Try the job later: its attempt did not even begin, which does not count as the job's own failure."""
+    """Try the job later.
+
+    The attempt did not even begin, so it does not count as the job's own failure.
+    """
     rules, troubles = draft.rules, job.troubles + 1
     wait = backoff_seconds(troubles, first=rules.retry_seconds, longest=rules.trouble_most_seconds)
     again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
@@ -316,7 +319,7 @@ def _ending_of_all(state: Cancelling) -> Ending:
 
 
 def _alike(one: Ending, other: Ending) -> bool:
-    """Engines quote ports and addresses; what they tell of is the same."""
+    """Return True if both reasons begin alike. Engines quote ports and addresses, so the rest may differ."""
     head, _, _ = other.reason.partition(":")
     return bool(head) and one.kind is other.kind and one.reason.partition(":")[0] == head
 
@@ -344,7 +347,7 @@ def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
 
 
 def requeue(job: Job, text: str, draft: PoolDraft, *, wait_seconds: float = 0.0) -> None:
-    """Back to the queue, at the place that it had."""
+    """Return the job to the queue, at its old place."""
     not_before = draft.now + wait_seconds if wait_seconds else 0.0
     job = tried(job, draft.now)
     draft.put(replace(job, state=Queued(draft.now, not_before)).note(draft.now, text))
@@ -357,7 +360,7 @@ def end(job: Job, outcome: JobOutcome, text: str, draft: PoolDraft) -> None:
 
 
 def lost(part: Part, kind: EndKind, reason: str) -> Part:
-    """A part that is known to be over though its node did not say so."""
+    """Return the part as over, although its node did not report the end."""
     return replace(part, state=AttemptState.ENDED, ending=Ending(kind, reason))
 
 
@@ -428,11 +431,11 @@ def _who(ending: Ending) -> str:
 
 
 def _count_refusal(part: Part, placed_at: float, draft: PoolDraft) -> None:
-    """Have a node that refuses again and again tried last. Tombstones are no refusals of a place.
+    """Count a node's refusals, and try a node that refuses again and again last. Tombstones do not count.
 
-    A node that had said before that its own users wait may keep its room for them, and is tried last as long
-    as they do. The room of another one may have been taken meanwhile, which it says in the end: only who
-    refuses by the same words as the last time rests longer and longer.
+    If the node had reported before that its own users wait, it may keep its room for them, and is tried last
+    as long as they wait. If it had not, the room may have been taken meanwhile, and the node's next reports
+    show that: the pause grows only if the node refuses with the same report as the last time.
     """
     member, ending = draft.state.members.get(part.node), _ending(part)
     if member is None or ending.kind not in {EndKind.NO_ROOM, EndKind.FAILED}:
@@ -451,7 +454,10 @@ def _count_refusal(part: Part, placed_at: float, draft: PoolDraft) -> None:
 
 
 def _says_the_same(before: HeartbeatReport, now: HeartbeatReport) -> bool:
-    """Stray memory never stands still, and takes no room from anybody for long."""
+    """Return True if the reports are equal apart from stray memory.
+
+    Stray memory varies all the time, and takes room from nobody for long.
+    """
     return replace(before, stray_bytes=()) == replace(now, stray_bytes=())
 
 
@@ -473,7 +479,10 @@ def _refusals(parts: Iterable[Part], draft: PoolDraft) -> int:
 
 
 def _backoff(job: Job, refusals: int, draft: PoolDraft) -> float:
-    """Longer with each refusal, and another one for each attempt, lest two gangs meet again and again."""
+    """Return the wait before the next attempt, which grows with the refusals.
+
+    The wait differs from attempt to attempt, so that two gangs do not meet again and again.
+    """
     rules = draft.rules
     most = backoff_seconds(max(1, refusals), first=rules.refused_seconds, longest=rules.refused_most_seconds)
     share = crc32(f"{job.id}/{job.attempts}".encode()) % 1000 / 1000
@@ -481,11 +490,11 @@ def _backoff(job: Job, refusals: int, draft: PoolDraft) -> float:
 
 
 MAX_KEPT = 500
-"""Characters of what a node said: it is kept with the job."""
+"""At most this many characters of a node's reason and hint are kept with the job."""
 
 
 def refused(job: Job, node: NodeName, ending: Ending) -> Job:
-    """The job, which is not offered to that node again."""
+    """Return the job with the node's refusal, so that the job is not offered to that node again."""
     said = replace(ending, reason=ending.reason[:MAX_KEPT], hint=ending.hint[:MAX_KEPT])
     return replace(job, refused_by=(*job.refused_by, node), refusals=(*job.refusals, said))
 

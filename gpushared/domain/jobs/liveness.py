@@ -1,11 +1,12 @@
 """Draw conclusions from a node's silence. Silence is never taken for death.
 
-Only two things follow from silence: words for people, and the end of jobs that were submitted with
-``stop_after_seconds`` and that a guard on their node watches over. A node counts from when it *sent* the
-newest beat that was acknowledged, which is never later than when we last heard of the node, and its clock may
-be slower than ours by ``fence_drift``. Its daemon ends the container within the grace of a stop, and its
-guard, which needs no daemon, within ``fence_margin_seconds``. If the node has not said that a guard watches,
-or never answered the order, nothing follows: only the node's own word tells the end.
+Only two things follow from silence: messages for people, and the end of jobs that were submitted with
+``stop_after_seconds`` and that a guard on their node watches over. A node counts from the time at which it
+*sent* the newest acknowledged heartbeat, which is never later than the coordinator's last message from the
+node. The node's clock may be slower than ours by ``fence_drift``. The node's daemon ends the container within
+the grace of a stop, and the guard, which needs no daemon, within ``fence_margin_seconds``. If the node has
+not said that a guard watches, or never answered the order, nothing follows: only the node's own report proves
+the end.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ UNKNOWN_BEATS = 6.0
 
 
 def beat_seconds(members: int, rules: PoolRules) -> float:
-    """Return the seconds between two beats of each member, if there are this many members."""
+    """Return the seconds between two heartbeats of each member, if there are this many members."""
     return max(rules.beat_seconds, members / rules.beats_per_second)
 
 
 def presence(member: Member, state: PoolState, now: float) -> Presence:
-    """Return what is known of a member, in a word for people."""
+    """Return the presence of a member, for people to read."""
     if member.heard_at is None:
         return Presence.NEVER
     beat = beat_seconds(len(state.members), state.rules)
@@ -54,7 +55,7 @@ def presence(member: Member, state: PoolState, now: float) -> Presence:
 
 
 def silent_since(member: Member, state: PoolState, now: float) -> float | None:
-    """Return when the member was last heard of, if that is longer ago than it should be."""
+    """Return the time of the member's last message, if the member is silent for too long."""
     if presence(member, state, now) in {Presence.NEVER, Presence.SUSPECT, Presence.UNKNOWN}:
         return member.heard_at
     return member.silent_since
@@ -63,7 +64,8 @@ def silent_since(member: Member, state: PoolState, now: float) -> float | None:
 def has_client(job: Job, state: PoolState, now: float) -> bool:
     """Return True if a place would be of use for the job.
 
-    While the node of an interactive job's client is not heard of, nobody can tell whether the client lives.
+    While the coordinator receives nothing from the node of an interactive job's client, nobody can tell
+    whether the client lives.
     """
     origin = state.members.get(job.spec.origin)
     if not job.spec.interactive or origin is None:
@@ -77,7 +79,7 @@ def takes_work(member: Member, state: PoolState, now: float) -> bool:
 
 
 def takes_work_until(member: Member, state: PoolState) -> float:
-    """Up to when a new attempt may go there if nothing more is heard of it; -infinite where none may."""
+    """Return the time until which a silent member may get a new attempt; -infinite if it may get none now."""
     if state.rules.here:
         return NEVER
     away = member.heard_at is None or member.forgotten_at is not None or member.drained_by
@@ -100,14 +102,14 @@ def _grace(job: Job, rules: PoolRules) -> int:
 
 
 def watch(node: NodeName, draft: PoolDraft) -> None:
-    """Come back to a node that is not connected when the first of its jobs must have ended."""
+    """Set an alarm for the time when the first of the node's jobs must have ended."""
     due = min((at for _, at in _fences(node, draft)), default=NEVER)
     if due < NEVER:
         draft.wake(max(due, draft.now), Wake.SILENCE, node)
 
 
 def look(node: NodeName, draft: PoolDraft) -> None:
-    """The jobs that the guard of a silent node was to end by now."""
+    """End the jobs that the guard of a silent node must have ended by now."""
     for job, at in _fences(node, draft):
         if at <= draft.now and job.id in draft.state.jobs:
             silent = format_duration(max(1, int(draft.now - _counted_from(node, draft))))
@@ -130,7 +132,7 @@ def _fences(node: NodeName, draft: PoolDraft) -> list[tuple[Job, float]]:
 
 
 def _counted_from(node: NodeName, draft: PoolDraft) -> float:
-    """Return when a node was last heard of, in this life of ours."""
+    """Return the time of a node's last message, or of our own start if that is later."""
     return max(draft.state.started_at, heard(draft.state.members[node]))
 
 

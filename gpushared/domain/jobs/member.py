@@ -1,4 +1,4 @@
-"""A member of the pool: a node as its coordinator knows it, and since when."""
+"""Define a member of the pool: the coordinator's view of a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Hold a node's equipment and abilities. ``address``: containers of a gang reach each other there."""
+    """Hold a node's equipment and abilities. Containers of a gang reach each other at ``address``."""
 
     gpus: tuple[Gpu, ...]
     cpu_milli: int = 0
@@ -24,7 +24,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A lease on a node, of an attempt or of a local user: what it holds counts wherever it came from."""
+    """Record a lease on a node, of an attempt or of a local user. Its grants count in either case."""
 
     lease: LeaseId
     grants: tuple[Grant, ...]
@@ -36,7 +36,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """Hold a node's report on its GPUs in a beat. ``waiting``: requests in the node's own queue."""
+    """Hold a node's report on its GPUs in a heartbeat. ``waiting``: requests in the node's own queue."""
 
     holdings: tuple[Holding, ...] = ()
     stray_bytes: tuple[tuple[GpuId, int], ...] = ()
@@ -48,7 +48,7 @@ class Presence(StrEnum):
     """Name the coordinator's knowledge of a node. The names are for people: silence decides nothing."""
 
     NEVER = "never-seen"
-    """Enrolled, but not heard of since this coordinator started."""
+    """The member is enrolled, and has sent nothing since this coordinator started."""
     READY = "ready"
     SUSPECT = "suspect"
     UNKNOWN = "unknown"
@@ -57,10 +57,10 @@ class Presence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """``heard_at``: the last word of it in this coordinator's life, None = none yet.
+    """Hold a member's data. ``heard_at`` is its last message to this coordinator, None before the first.
 
-    ``realms``: whose users it may vouch for; its own name always. ``connected``: its stream is open.
-    ``forgotten_at``: an admin gave their word that it is off.
+    The node may vouch for the users of ``realms``, and always for the users of its own name. ``connected``:
+    its stream is open. ``forgotten_at``: an admin stated then that the node is off.
     """
 
     name: NodeName
@@ -76,13 +76,14 @@ class Member:
     refusals: int = 0
     """The node has refused this many places, one after the other."""
     queue_since: float | None = None
-    """Since when it has said without a break that requests wait in its own queue; None = none do."""
+    """Since this time the node has reported without a break that requests wait in its own queue; None if no
+    request waits."""
     forgotten_at: float | None = None
     excused: bool = False
-    """A recovery goes on without this node's report, which may tell of attempts that nobody else knows."""
+    """A recovery goes on without this node's report, which may name attempts that no other node knows."""
 
     def unheard(self) -> Member:
-        """Return the member without the facts that a coordinator has from hearing the node, and loses."""
+        """Return the member without the facts from this coordinator's messages, which a restart loses."""
         return replace(
             self,
             free=HeartbeatReport(),
@@ -96,9 +97,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class RefusalPause:
-    """A node that refused several jobs in a row is tried last until then, and while its own users wait there.
+    """Pause a node that refused several jobs in a row: it is tried last until ``until``.
 
-    ``doublings``: how often in a row it refused by the same words. ``said``: those of the newest refusal.
+    The node is also tried last while its own users wait. ``doublings`` counts the consecutive refusals with
+    the same report. ``said`` is the report with the newest refusal.
     """
 
     until: float

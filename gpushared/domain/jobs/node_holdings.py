@@ -1,4 +1,4 @@
-"""List the holders of GPUs on a node: the reported ones, and those placed there but not reported yet."""
+"""List the holders of GPUs on a node: the reported ones, and the placed ones without a report yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gpushared.domain.scheduling.projects import Policy
 
 @dataclass(frozen=True, slots=True)
 class PlacedHolder:
-    """A holder, and what it was made of."""
+    """Hold a holder and its source."""
 
     holder: RunningLease
     source: Job | Holding
@@ -46,7 +46,7 @@ class PlacedHolder:
     def is_still(self, source: Job | Holding, grants: tuple[Grant, ...], project: str) -> bool:
         """Return True if the same entry would be made again.
 
-        A node tells of the same with other objects each time.
+        A node's new report is equal but has other objects.
         """
         same = source is self.source or (isinstance(source, Holding) and source == self.source)
         return same and grants == self.holder.lease.grants and project == self.holder.project
@@ -60,9 +60,9 @@ def held_on(
     policy: Policy,
     payers: QuotaOwners,
 ) -> Iterator[PlacedHolder]:
-    """All that is held of a node's ``gpus``, whatever else its node tells.
+    """Yield all holders of a node's ``gpus``; GPUs that belong to other nodes are left out.
 
-    ``known``: as it was before, of which is taken over what is the same.
+    ``known`` has the entries of the last pass, and unchanged entries are reused.
     """
     name, free = member.name, member.free
     told = {one.attempt: one for one in free.holdings if one.attempt is not None}
@@ -93,7 +93,7 @@ def held_on(
 
 
 def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
-    """The grants on these GPUs; nobody holds anything of a node's but what is there."""
+    """Return the grants on these GPUs. A node can only report holdings of its own GPUs."""
     if all(grant.gpu in gpus for grant in grants):
         return grants
     return tuple(grant for grant in grants if grant.gpu in gpus)
@@ -114,7 +114,7 @@ def part_id(job: Job, part: Part) -> LeaseId:
 
 
 def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
-    """Return True if the holding is an attempt of ours, live or already over."""
+    """Return True if the holding belongs to an attempt of ours, live or already over."""
     if holding.attempt is None:
         return False
     job = state.jobs.get(holding.attempt.job)
@@ -146,9 +146,9 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
     )
     priority = policy.classes[request.lease_class].priority + job.priority
     leaving = isinstance(job.state, Cancelling) or is_over(part)
-    # A turn is known by the time at which it was granted, not by that at which the container was up.
+    # The age of a turn counts from the grant, not from the time at which the container was up.
     granted_at = job.state.granted_at if isinstance(job.state, Running) else 0.0
-    # What counts for nobody's quota is not weighed against what others are guaranteed.
+    # A holder that counts to no quota is not weighed against the guarantees of others.
     stays = job.told_by != HERE
     return RunningLease(
         lease,
@@ -164,7 +164,10 @@ def _of_job(job: Job, part: Part, grants: tuple[Grant, ...], policy: Policy) -> 
 
 
 def _of_other(holding: Holding, name: NodeName, project: str, since: float) -> RunningLease:
-    """Since when it holds that is not told: it counts from our start."""
+    """Return another holding as a running lease.
+
+    The start of the holding is not reported, so it counts from our start.
+    """
     isolation = Isolation.EXCLUSIVE if holding.exclusive else Isolation.SHARED
     request = Request(gpu_count=len(holding.grants), isolation=isolation)
     lease = Lease(

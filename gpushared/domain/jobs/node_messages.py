@@ -17,9 +17,10 @@ from gpushared.domain.model.request import Caller
 
 @dataclass(frozen=True, slots=True)
 class OrderTaken:
-    """A coordinator said something. ``account``: as whom a ``Place`` would run here.
+    """Report an order from a coordinator. A ``Place`` would run here as ``account``.
 
-    ``refusal``: why this node does not take a ``Place``, such as an owner who has no account here.
+    ``refusal`` is the reason why this node does not take a ``Place``, such as an owner who has no account
+    here.
     """
 
     order: Order
@@ -30,7 +31,7 @@ class OrderTaken:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPrepared:
-    """Tell that the attempt's image is there, or with ``ending`` that it will not be."""
+    """Report that the attempt's image is there, or that it will not be (``ending``)."""
 
     key: AttemptKey
     coordinator: str = ""
@@ -39,7 +40,7 @@ class AttemptPrepared:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """Tell that the attempt's container could not be created or started."""
+    """Report that the attempt's container could not be created or started."""
 
     key: AttemptKey
     ending: Ending
@@ -48,9 +49,9 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class ContactMade:
-    """The coordinator acknowledged what was sent to it at ``sent_at`` (CLOCK_BOOTTIME of this boot).
+    """Report that the coordinator acknowledged a message sent at ``sent_at`` (CLOCK_BOOTTIME of this boot).
 
-    ``epoch`` and ``revision``: those that it named; 0 where it named none.
+    ``epoch`` and ``revision`` are those in the acknowledgement; 0 if it had none.
     """
 
     coordinator: str
@@ -62,7 +63,7 @@ class ContactMade:
 
 @dataclass(frozen=True, slots=True)
 class FencesLooked:
-    """Tell that it is ``at`` now (CLOCK_BOOTTIME of this boot): attempts too long without contact end."""
+    """Report that the time is ``at`` (CLOCK_BOOTTIME of this boot): attempts too long without contact end."""
 
     boot_id: str
     at: float
@@ -70,21 +71,21 @@ class FencesLooked:
 
 @dataclass(frozen=True, slots=True)
 class GuardLooked:
-    """Tell if a guard watches over the containers of all fenced attempts at the moment."""
+    """Report if a guard watches over the containers of all fenced attempts at the moment."""
 
     watches: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GuardEnded:
-    """The guard began to end these containers, which ran past their deadlines."""
+    """Report that the guard began to end these containers, which ran past their deadlines."""
 
     containers: frozenset[ContainerId]
 
 
 @dataclass(frozen=True, slots=True)
 class MachineGoesDown:
-    """The machine is being shut down or rebooted: what fails from now on does so because it is stopped."""
+    """Report that the machine shuts down or reboots, so that later failures count as caused by that."""
 
 
 AttemptEvent = (
@@ -103,7 +104,7 @@ AttemptEvent = (
 
 @dataclass(frozen=True, slots=True)
 class PrepareAttempt:
-    """Have its image on this node."""
+    """Pull the attempt's image to this node."""
 
     key: AttemptKey
     coordinator: str = ""
@@ -111,7 +112,7 @@ class PrepareAttempt:
 
 @dataclass(frozen=True, slots=True)
 class LaunchAttempt:
-    """Create and start its container in the lease that it has."""
+    """Create and start the attempt's container in its lease."""
 
     key: AttemptKey
     coordinator: str = ""
@@ -119,7 +120,7 @@ class LaunchAttempt:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpAttempt:
-    """Tell that the attempt is over: whatever is being prepared or launched for it is of no use any more."""
+    """Stop preparing or launching the attempt, because it is over."""
 
     key: AttemptKey
     coordinator: str = ""
@@ -127,7 +128,7 @@ class GiveUpAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TellCoordinator:
-    """Tell that the attempt's record changed."""
+    """Report the attempt's changed record to the coordinator."""
 
     key: AttemptKey
     coordinator: str = ""
@@ -138,11 +139,11 @@ AttemptInstruction = PrepareAttempt | LaunchAttempt | GiveUpAttempt | TellCoordi
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """The highest that was seen of a coordinator, and when it surely still knew of this node.
+    """Hold the highest epoch and revision seen of a coordinator, and when it surely still knew of this node.
 
-    ``revision``: the highest that was seen in ``epoch``.
-    ``at``: CLOCK_BOOTTIME, in seconds, of the moment at which the newest beat that it acknowledged was sent;
-    it says something in the boot ``boot_id`` only, and is None before the first.
+    ``revision`` is the highest one seen in ``epoch``. ``at`` is the time at which the newest acknowledged
+    heartbeat was sent (CLOCK_BOOTTIME, in seconds). It is valid in the boot ``boot_id`` only, and None before
+    the first acknowledgement.
     """
 
     epoch: int = 0

@@ -37,7 +37,7 @@ PORTS = range(20_000, 30_000)
 
 
 def order_for(job: Job, part: Part, draft: PoolDraft) -> Order | None:
-    """Return the order to a part's node, or None if the node is to speak next."""
+    """Return the order to a part's node, or None if the node's report must come first."""
     epoch = draft.state.epoch
     match job.state:
         case Cancelling(attempt, by=by, grace_seconds=grace) if not is_over(part):
@@ -52,7 +52,7 @@ def order_for(job: Job, part: Part, draft: PoolDraft) -> Order | None:
 
 
 def send(job: Job, draft: PoolDraft) -> None:
-    """Say what is to be said to each of a job's nodes, and come back to those that do not answer."""
+    """Send the orders to each of a job's nodes, and set an alarm to send them again."""
     waits = False
     for part in job.parts:
         order = order_for(job, part, draft)
@@ -64,7 +64,7 @@ def send(job: Job, draft: PoolDraft) -> None:
 
 
 def resend(job: Job, draft: PoolDraft) -> None:
-    """Send the job's orders to the connected nodes; the others get theirs when they are back."""
+    """Send the job's orders again to the connected nodes; other nodes get them when they reconnect."""
     waits = False
     if isinstance(job.state, Queued) and job.presumed is not None:
         _ask_how_it_ended(job, job.presumed, draft)
@@ -78,7 +78,7 @@ def resend(job: Job, draft: PoolDraft) -> None:
 
 
 def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
-    """Until it has said so, the job does not go to that node again."""
+    """Ask the node of a presumed end for the true end; until it has answered, the job does not go there."""
     member = draft.state.members.get(part.node)
     if member is not None and member.connected:
         draft.do(Send(part.node, Query(AttemptKey(job.id, job.attempts), draft.state.epoch)))
@@ -88,7 +88,7 @@ def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
 def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:
     """Return the port where a gang's attempt meets.
 
-    Another attempt gets another, in case the first is in use.
+    Each attempt gets another port, in case the first is in use.
     """
     first = crc32(str(key).encode()) % len(PORTS)
     ports = (PORTS[(first + step) % len(PORTS)] for step in range(len(PORTS)))
@@ -98,14 +98,14 @@ def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:
 def knows_ranks(job: Job) -> bool:
     """Return True if the rank of each part of a gang is known.
 
-    The ranks are unknown if nodes told of the gang to a coordinator that had forgotten it: the gang may have
-    been told the ranks of some parts before.
+    The ranks are unknown if nodes reported the gang to a coordinator that had forgotten it: some parts of the
+    gang may already have received their ranks.
     """
     return any(part.port for part in job.parts)
 
 
 def name_of(node: NodeName) -> str:
-    """``node b``; ``this node`` among a node's own jobs."""
+    """Return ``node b``, or ``this node`` among a node's own jobs."""
     return "this node" if node == HERE else f"node {node}"
 
 
@@ -123,7 +123,7 @@ def _place(job: Job, key: AttemptKey, part: Part, draft: PoolDraft) -> Place:
 
 
 def for_node(request: Request) -> Request:
-    """A request without what was said of other jobs, which its node does not know."""
+    """Return the request without its relations to other jobs, which the node does not know."""
     if not (request.near or request.away_from or request.after or request.begin_at):
         return request
     return replace(request, near=(), away_from=(), after=(), begin_at=None)

@@ -1,7 +1,7 @@
 """Order the waiting jobs so that a pass need not look at all of them, and throttle arrays.
 
-Jobs that ask for the same stand in one line (a *kind*). A project's lines stand in the order in which the
-policy looks at them. A change of one costs the same, however many jobs wait in a line.
+Jobs that ask for the same have one queue (a *kind*). A project's queues stand in the order in which the
+policy looks at them. Changing one job costs the same, however many jobs wait in a queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpushared.domain.model.request import Request
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """Hold what jobs that are decided alike have in common. ``order`` is that of the request's class."""
+    """Hold the common properties of jobs that are decided alike. ``order`` is that of the request's class."""
 
     project: str
     priority: int
@@ -33,7 +33,7 @@ class JobShape:
     target: NodeName
     not_on: tuple[NodeName, ...]
     hashed: int = field(init=False, compare=False, repr=False)
-    """Worked out once: it is the key of much, and a request has many fields."""
+    """The hash is computed once: the shape is the key of many maps, and a request has many fields."""
 
     def __post_init__(self) -> None:
         parts = (self.project, self.priority, self.order, self.request, self.target, self.not_on)
@@ -44,9 +44,9 @@ class JobShape:
 
 
 QueuePlace = tuple[int, JobId]
-"""A job by its sequence."""
+"""The job's sequence and its id, which order the jobs of a queue."""
 Front = tuple[int, int, int, JobId]
-"""The place of a line: the priority (negative), the class's order, and its first job."""
+"""The place of a queue: the priority (negative), the class's order, and the queue's first job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ProjectJobs:
 
 @dataclass(frozen=True, slots=True)
 class PendingJobs:
-    """``kinds``: a line each; ``where``: of each job its line."""
+    """Hold the waiting jobs: ``kinds`` has a queue for each kind, ``where`` the kind of each job."""
 
     kinds: PersistentMap[JobShape, PersistentSortedList[QueuePlace]] = field(default_factory=PersistentMap)
     backlogs: PersistentMap[str, ProjectJobs] = field(default_factory=PersistentMap)
@@ -148,7 +148,7 @@ def _moved(
     before: PersistentSortedList[QueuePlace],
     after: PersistentSortedList[QueuePlace],
 ) -> PersistentSortedList[Front]:
-    """The fronts after a line changed."""
+    """Return the fronts after a queue changed."""
     if before.first() == after.first():
         return fronts
     if before:
@@ -163,7 +163,7 @@ def _front(kind: JobShape, line: PersistentSortedList[QueuePlace]) -> Front:
 
 @dataclass(frozen=True, slots=True)
 class ArrayThrottle:
-    """One array. ``admitted``: jobs that run or may be placed. ``waiting``: jobs that are ready, in order."""
+    """Throttle one array. ``admitted``: jobs that run or may be placed. ``waiting``: ready jobs, in order."""
 
     admitted: PersistentMap[JobId, None] = field(default_factory=PersistentMap)
     waiting: PersistentSortedList[tuple[int, JobId]] = field(default_factory=PersistentSortedList)
@@ -172,9 +172,9 @@ class ArrayThrottle:
         return bool(self.admitted) or bool(self.waiting)
 
     def changed(self, job: Job, *, ready: bool) -> tuple[ArrayThrottle, tuple[JobId, ...]]:
-        """The throttle after a job of the array changed, and the jobs that may be placed from now on.
+        """Return the throttle after a job of the array changed, and the jobs that may be placed from now on.
 
-        ``ready``: but for the throttle the job may be placed.
+        ``ready`` says that, but for the throttle, the job may be placed.
         """
         most = job.spec.array_limit
         assert most is not None, "asked of jobs of a bounded array only"

@@ -1,4 +1,4 @@
-"""Explain why the pool has no room for a job: how many GPUs are in question, and what stands against each."""
+"""Explain why the pool has no room for a job: count the GPUs in question, and the reasons against each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _WORDS = {
 
 
 def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Lack:
-    """Explain what a waiting job lacks, without a look at the last pass's verdict."""
+    """Explain what a waiting job lacks, without the last pass's verdict."""
     members = [one for one in state.members.values() if one.forgotten_at is None]
     if not members:
         return Lack(
@@ -109,7 +109,7 @@ def _rooms(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) ->
 
 
 def _able(request: Request, hosts: Hosts) -> list[NodeName]:
-    """The nodes that would have room if nobody held anything and all were well."""
+    """Return the nodes that would have room if they were empty and all their GPUs were well."""
     return [
         NodeName(host)
         for host, rooms in hosts.items()
@@ -143,7 +143,7 @@ def _never(job: Job, request: Request, rooms: Sequence[FreeCapacity]) -> Lack:
 
 
 def _only_away(job: Job, away_ones: Sequence[Member], state: PoolState, now: float) -> str:
-    """Too few of the nodes that could take it take work at the moment."""
+    """Explain that too many of the nodes that could take the job take no work at the moment."""
     if len(away_ones) == 1 and job.spec.nodes == 1:
         name, why = away_ones[0].name, _away(away_ones[0], state, now)
         return f"only node {name} could take {_words(job.spec.request)}, and it {why}"
@@ -172,7 +172,7 @@ def _sentence(
 
 
 def _words(request: Request) -> str:
-    """Describe the request, with the only models that will do."""
+    """Describe the request, with its required models."""
     models = " or ".join(shown(model) for model in request.models)
     return f"{describe(request)} of model {models}" if models else describe(request)
 

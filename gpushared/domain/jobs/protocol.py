@@ -14,16 +14,16 @@ from gpushared.domain.model.lease import AttemptKey, LeaseId
 from gpushared.domain.model.request import Request
 
 CLIENT_END = "the end of its client"
-"""An interactive job for which nobody waits any more is cancelled with these words as the canceller."""
+"""A job without a client is cancelled with these words as the canceller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Run this part of an attempt. Asked again until it is answered; the answer is always the same.
+    """Order a node to run this part of an attempt. The order repeats until the answer, which never changes.
 
-    ``request`` is this node's part of what the job asks. ``wait``: let it wait in the node's own queue.
-    ``gang``: only reserve, until ``Commit`` says that all the others have done so too, at most
-    ``reserve_seconds``.
+    ``request`` is this node's part of the job's request. ``wait``: the part may wait in the node's own queue.
+    ``gang``: the node only reserves, at most for ``reserve_seconds``, until ``Commit`` says that all other
+    nodes have reserved too.
     """
 
     key: AttemptKey
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Ask what became of an attempt. A node that never saw the attempt refuses it for ever, and says so."""
+    """Ask for the state of an attempt. A node that never saw the attempt refuses it for ever, and says so."""
 
     key: AttemptKey
     epoch: int
@@ -45,7 +45,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class CancelPart:
-    """End it, or never begin it."""
+    """Order a node to end the part, or never to begin it."""
 
     key: AttemptKey
     epoch: int
@@ -55,18 +55,18 @@ class CancelPart:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Tell each member of a gang about the others; ``hosts`` is by rank."""
+    """Describe the gang to each of its members; ``hosts`` is by rank."""
 
     hosts: tuple[str, ...]
     rank: int
     port: int
     gpus: tuple[int, ...]
-    """GPUs of each, by rank."""
+    """The number of GPUs of each member, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """All of the gang have their reservations: start."""
+    """Order a node to start its part: all members of the gang have their reservations."""
 
     key: AttemptKey
     epoch: int
@@ -75,9 +75,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """End it where no container of it is being made or is there: whoever asked for it is gone.
+    """Order a node to end a part that has no container and none under way: the part's client is gone.
 
-    Only for interactive jobs. Its node alone knows whether the container came first.
+    The order is only for interactive jobs. The job's node alone knows whether the container came first.
     """
 
     key: AttemptKey
@@ -89,12 +89,13 @@ Order = Place | Query | CancelPart | Commit | GiveBack
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell how a part of an attempt stands on its node. ``revision`` rises with each change of the part.
+    """Report the state of a part of an attempt on its node. ``revision`` rises with each change of the part.
 
-    ``spec`` and ``request`` come with the reports of a node's registration on attempts that are under way or ended
-    lately, so that a coordinator that lost its memory can make its own records again. ``committed``: the gang
-    was told to start. ``started_at`` and ``ended_at`` are by the node's time of day. ``guarded``: the node
-    ends the part for want of contact also while its daemon is away or hangs; older nodes do not promise that.
+    ``spec`` and ``request`` come with the reports of a node's registration, for attempts that are under way
+    or ended lately, so that a coordinator that lost its memory can make its own records again. ``committed``:
+    the gang received its start order. ``started_at`` and ``ended_at`` are by the node's time of day.
+    ``guarded``: the node ends the part for want of contact also while its daemon is away or hangs; older
+    nodes do not promise that.
     """
 
     key: AttemptKey
@@ -111,7 +112,7 @@ class Report:
 
 
 def moved(report: Report, clock: Callable[[float], float]) -> Report:
-    """The report with its times by another clock."""
+    """Return the report with its times on another clock."""
     started_at, ended_at = report.started_at, report.ended_at
     if started_at is None and ended_at is None:
         return report
@@ -124,7 +125,7 @@ def moved(report: Report, clock: Callable[[float], float]) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class StaleEpoch:
-    """The order was not taken: the node has seen this higher epoch."""
+    """Refuse an order, because the node has seen this higher epoch."""
 
     key: AttemptKey
     epoch: int

@@ -1,4 +1,4 @@
-"""Count nodes' reported holdings to quotas: only to those of people for whom the node may speak."""
+"""Count nodes' reported holdings to quotas, if the node may speak for the holder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpushared.domain.jobs.member import Holding, Member
 from gpushared.domain.scheduling.projects import Policy
 
 NOBODYS = ""
-"""The project of what counts to no quota. No project is called so."""
+"""The project of holdings that count to no quota. No real project has this name."""
 
 
 class QuotaOwners:
-    """The coordinator's own table of who may use which project."""
+    """Map holdings to the projects that their owners may use, by the coordinator's own table."""
 
     def __init__(self, policy: Policy, rules: PoolRules) -> None:
         self._common_realms = rules.common_realms
@@ -26,7 +26,7 @@ class QuotaOwners:
                 self._projects[person].add(project.name)
 
     def project_of(self, holding: Holding, member: Member) -> str:
-        """The project that a holding counts to, where its owner may use that."""
+        """Return the holding's project if its owner may use that project, else ``NOBODYS``."""
         may = any(
             self._may_use(person, holding.project) for person in self._persons_of(holding.owner, member)
         )
@@ -35,7 +35,7 @@ class QuotaOwners:
     def _persons_of(self, user: str, member: Member) -> Iterable[str]:
         """Yield the persons that a local user may be.
 
-        The node's own configuration decides, and is unknown here.
+        The node's own configuration decides between them, and is unknown here.
         """
         for realm in {member.name, *member.realms}:
             principal = f"{user}@{realm}"
@@ -48,5 +48,8 @@ class QuotaOwners:
 
 
 def payer_of(job: Job) -> str:
-    """The project that a job counts to: none before it has its owner's word, or that of who may give it."""
+    """Return the project that a job counts to.
+
+    A job counts to no project until its owner, or a node that may speak for the owner, vouches for it.
+    """
     return job.project if job.told_by == HERE else NOBODYS

@@ -1,10 +1,10 @@
 """Find out the true state of the pool, after a coordinator's start and after a loss of memory.
 
-Nothing *old* is placed before all members have told what they have. A job is old if it was in the store at
-the start, if a node resent it, or if a node told of it: it may run somewhere without our knowing. After an
-ordinary start the store knows all old jobs, and the coordinator waits for silent members for only a minute.
-If a node has seen more of this pool than we remember, the coordinator waits for each member, until the member
-reports or somebody gives their word for it.
+Nothing *old* is placed before all members have reported. A job is old if it was in the store at the start, if
+a node resent it, or if a node reported it: the job may run somewhere without our knowing. After an ordinary
+start the store knows all old jobs, and the coordinator waits for silent members for only a minute. If a node
+has seen more of this pool than we remember, the coordinator waits for each member, until the member reports
+or an admin waives it.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.projects import project_of
 
 MAX_AHEAD = 1000
-"""No old memory lacks so many attempts of one job: more is a lie, and would use up their numbers."""
+"""An old memory lacks fewer attempts of one job than this. A higher claim is false, and would use up the
+job's numbers."""
 
-# --- a node says what it has ---------------------------------------------------------------------------
+# --- reports of nodes ----------------------------------------------------------------------------------
 
 
 def register(event: NodeRegistered, draft: PoolDraft) -> None:
-    """A node is here, and tells all that it knows.
+    """Register a node with its reports.
 
-    It has taken our epoch before (and takes no orders of lower ones any more), if that was not below what it
-    has seen. Raises ClaimRefused.
+    The node has already taken our epoch (and takes no orders of lower ones any more), unless our epoch was
+    below the highest that the node has seen. Raises ClaimRefused.
     """
     state = draft.state
     member = state.members.get(event.node) or Member(event.node, draft.now, (event.node,))
@@ -115,7 +116,7 @@ def register(event: NodeRegistered, draft: PoolDraft) -> None:
 
 
 def _remember_less(draft: PoolDraft) -> None:
-    """A node knows more of this pool than we do: our memory is an old one, or gone."""
+    """Begin a recovery: a node knows more of this pool than we do, so our memory is an old one, or gone."""
     state = draft.state
     if state.recovering_since is None:
         state.recovering_since = draft.now
@@ -125,7 +126,7 @@ def _remember_less(draft: PoolDraft) -> None:
 
 
 def unsettle(draft: PoolDraft) -> None:
-    """Whatever is not over may run somewhere."""
+    """Treat all unfinished jobs as old: each of them may run somewhere."""
     state = draft.state
     state.settled = False
     state.waiting, state.gangs, state.throttles = PendingJobs(), PendingJobs(), PersistentMap()
@@ -133,7 +134,7 @@ def unsettle(draft: PoolDraft) -> None:
 
 
 def _ask_of_the_rest(node: NodeName, named: set[AttemptKey], draft: PoolDraft) -> None:
-    """Send orders again for parts that the node did not tell of, or ask what became of them."""
+    """Send orders again for parts that the node did not report, or ask for the state of these parts."""
     for name in sorted(draft.state.by_node.get(node) or ()):
         job = draft.state.jobs[name]
         part = next(part for part in job.parts if part.node == node)
@@ -175,12 +176,12 @@ def reported(event: AttemptReported, draft: PoolDraft) -> None:
 
 
 def _is_of_presumed(job: Job, part: Part, node: NodeName, report: Report) -> bool:
-    """Return True if the report is on an attempt that was taken to be over, and none was begun since."""
+    """Return True if the report is on an attempt that was presumed over, and no other was begun since."""
     return isinstance(job.state, Queued) and (node, report.key.number) == (part.node, job.attempts)
 
 
 def _as_it_was(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> Job:
-    """While a job is in doubt, what is presumed of its attempt gives way to the attempt's own end."""
+    """Replace a presumed end by the attempt's own reported end, while the job is in doubt."""
     part = job.presumed
     if part is None or part.node != node or not _is_its_own_end(part, report):
         return job
@@ -206,7 +207,7 @@ def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) ->
 
 
 def _take_late_end(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
-    """Count an attempt's end by itself, as told late, as long as the job was not placed anew."""
+    """Count an attempt's late report of its own end, as long as the job was not placed anew."""
     tries = job.tries[:-1] if job.tries and job.tries[-1].number == job.attempts else job.tries
     state = Running(job.attempts, (part,), draft.now)
     job = replace(job, state=state, tries=tries, presumed=None)
@@ -216,17 +217,18 @@ def _take_late_end(job: Job, part: Part, report: Report, draft: PoolDraft) -> No
 
 
 def _may_have_it(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> bool:
-    """Return True if an attempt there that we do not know can be one of ours.
+    """Return True if an unknown attempt on the node can be one of ours.
 
-    We began none while another one was under way; nor, once all have reported, any that is not known. Else a
-    node could take over what is for others. Who guesses the id of a job does not know what the job asks for;
-    of an attempt that is over some honest nodes do not know it either.
+    We began no attempt while another one was under way, nor, once all nodes have reported, any attempt that
+    we do not know. Without this check a node could take over a job meant for other nodes. A node that guesses
+    the id of a job does not know the job's spec; but some honest nodes do not know the spec of a finished
+    attempt either.
     """
     is_it = report.state.is_final if report.spec is None else is_same_request(report.spec, job.spec)
     if not is_it:
         return False
     if draft.is_old(job.id):
-        # That it is for one node alone may be no more than that node's own word.
+        # A job's binding to one node may come from that node's own report alone.
         return job.spec.target in {HERE, node} or job.told_by != HERE
     if job.spec.target not in {HERE, node} or not isinstance(job.state, Queued):
         return False
@@ -236,15 +238,18 @@ def _may_have_it(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> 
 def _is_believed(node: NodeName, draft: PoolDraft) -> bool:
     """Return True if a node may have attempts that we do not know.
 
-    So it is while nodes are asked what they have, and of a node without which a recovery went on. At all
-    other times each attempt is in the store before its node hears of it.
+    That is so until all nodes have reported, and for a node without which a recovery went on. At all other
+    times each attempt is in the store before its node receives the order.
     """
     state = draft.state
     return draft.rules.here or not state.settled or state.members[node].excused
 
 
 def _keep_clear(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """The number of an attempt that we do not know is used: of ours its node would say how that one ended."""
+    """Skip the number of an unknown attempt.
+
+    If our next attempt had the same number, its node would answer with the end of the unknown one.
+    """
     if not _is_believed(node, draft):
         return
     if job.attempts < report.key.number <= job.attempts + MAX_AHEAD:
@@ -259,7 +264,7 @@ def _outranked(node: NodeName, report: StaleEpoch, draft: PoolDraft) -> None:
 
 
 def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """Apply a report on the attempt under way. The parts of an adopted gang are told of node by node."""
+    """Apply a report on the current attempt. The nodes of an adopted gang report its parts one by one."""
     if any(part.node == node for part in job.parts):
         apply(job, node, report, draft)
     elif is_gang(job.spec) and draft.is_old(job.id) and report.request is not None:
@@ -285,7 +290,7 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 
 def _note_number(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
-    """Remember the number of an attempt of a job that may come yet, of each node so many."""
+    """Remember the number of an attempt of a job that may still be reported, up to a limit for each node."""
     state = draft.state
     known = state.numbers.get(key.job)
     if known is None:
@@ -297,7 +302,7 @@ def _note_number(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
 
 
 def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> None:
-    """Make a job our own again, unless a node tells of more than can be there."""
+    """Make a job our own again, unless the node reports more jobs than it can have."""
     state, rules = draft.state, draft.rules
     total = state.reported_jobs.get(node, NOTHING).changed(spec, 1)
     most = rules.max_queued if rules.here else min(rules.max_told_per_node, rules.max_queued)
@@ -329,12 +334,12 @@ def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> N
 
 
 def _speaks_for(node: NodeName, spec: JobSpec, draft: PoolDraft) -> bool:
-    """Return True if a node's word is enough to run something in the owner's name, on other nodes too."""
+    """Return True if a node's report is enough to run a job for the owner, also on other nodes."""
     return draft.rules.here or spec.owner.realm in {node, *draft.state.members[node].realms}
 
 
 def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """Take over an attempt that is newer than all that we remember."""
+    """Adopt an attempt that is newer than all attempts that we remember."""
     part = Part(node, _request_of(job, report), address=draft.address_of(node))
     state = job.state
     _end_others(job, node, draft)
@@ -363,7 +368,7 @@ def _request_of(job: Job, report: Report) -> Request:
 
 
 def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
-    """Cancel the earlier attempt on the other nodes that told of it, as the attempt on ``node`` goes on."""
+    """Cancel the earlier attempt on the other nodes that reported it, as the attempt on ``node`` goes on."""
     if isinstance(job.state, Placing | Running | Cancelling):
         key = AttemptKey(job.id, job.state.attempt)
         order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
@@ -385,7 +390,7 @@ def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> Non
 
 
 def _cancel_again(name: JobId, node: NodeName, draft: PoolDraft) -> None:
-    """Send the cancel order for a job that was to be cancelled before the node told of it."""
+    """Send the cancel order for a job that was cancelled before the node reported it."""
     job = draft.state.jobs.get(name)
     if job is None or not isinstance(job.state, Cancelling):
         return
@@ -397,7 +402,7 @@ def _cancel_again(name: JobId, node: NodeName, draft: PoolDraft) -> None:
 
 
 def _end_stray(node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """An attempt that is not its job's any more: it is to end."""
+    """Order the node to end an attempt that does not belong to its job any more."""
     order = CancelPart(report.key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
     draft.do(Send(node, order))
 
@@ -406,14 +411,14 @@ def _attempt(job: Job) -> int:
     return 0 if isinstance(job.state, Queued | Ended) else job.state.attempt
 
 
-# --- who need not be waited for ------------------------------------------------------------------------
+# --- waived members ------------------------------------------------------------------------------------
 
 
 def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
     known = draft.state.members.get(event.node)
     realms = event.realms or (event.node,)
     if known is None:
-        # In a recovery it may have been one before we lost our memory, and remember that.
+        # During a recovery, the node may have been a member before we lost our memory, and may remember that.
         excused = draft.state.recovering_since is not None
         draft.put_member(Member(event.node, draft.now, realms, excused=excused))
         draft.state.waived |= {event.node}
@@ -422,7 +427,7 @@ def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
 
 
 def forget(event: NodeForgotten, draft: PoolDraft) -> None:
-    """Somebody's word that a node is off, or only that it need not be waited for."""
+    """Record an admin's statement that a node is off, or that the recovery need not wait for the node."""
     state = draft.state
     member = state.members.get(event.node)
     if member is not None and state.recovering_since is not None and event.node in state.missing():
@@ -440,7 +445,7 @@ def forget(event: NodeForgotten, draft: PoolDraft) -> None:
 
 
 def _end_orphans(jobs: Iterable[Job], draft: PoolDraft) -> None:
-    """Jobs that only a node told of that was forgotten since: there is nobody's word to run them anywhere."""
+    """End the waiting jobs whose only source is a node that was forgotten: nobody else vouches for them."""
     for job in jobs:
         member = draft.state.members.get(job.told_by)
         gone = member is None or member.forgotten_at is not None
@@ -450,7 +455,7 @@ def _end_orphans(jobs: Iterable[Job], draft: PoolDraft) -> None:
 
 
 def lose_part(job: Job, node: NodeName, kind: EndKind, reason: str, draft: PoolDraft) -> None:
-    """A part of a job is over, though its node did not say so."""
+    """Record that a part of a job is over, though its node did not report the end."""
     part = next(part for part in job.parts if part.node == node)
     if len(job.parts) == 1:
         job = replace(job, presumed=part)
@@ -462,7 +467,7 @@ def lose_part(job: Job, node: NodeName, kind: EndKind, reason: str, draft: PoolD
 
 
 def settle_if_due(draft: PoolDraft) -> None:
-    """Once all have reported, or had their time, what is old may be placed."""
+    """Let old jobs be placed, once all members have reported or have had their time."""
     state, rules = draft.state, draft.rules
     if state.settled:
         return
@@ -479,7 +484,7 @@ def settle_if_due(draft: PoolDraft) -> None:
 
 
 def settle(draft: PoolDraft) -> None:
-    """Treat old jobs as all others from now on; line up many at once, so that it is one piece of work."""
+    """Treat old jobs as all others from now on; many jobs enter the queue in one piece of work."""
     state = draft.state
     old, state.old = state.old, PersistentMap()
     state.settled, state.recovering_since, state.numbers = True, None, PersistentMap()
@@ -487,7 +492,7 @@ def settle(draft: PoolDraft) -> None:
     jobs = sorted((state.jobs[name] for name in old if name in state.jobs), key=lambda job: job.sequence)
     for job in jobs:
         if job.spec.array_limit is not None and not isinstance(job.state, Queued):
-            draft.line_up(job)  # what runs of an array counts before others of it are let in
+            draft.line_up(job)  # running jobs of an array count before other jobs of the array are admitted
     line_up_all([job for job in jobs if isinstance(job.state, Queued) and not job.awaits], draft)
     for job in jobs:
         if not isinstance(job.state, Queued) or job.awaits:
@@ -496,7 +501,7 @@ def settle(draft: PoolDraft) -> None:
 
 
 def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
-    """Line up many waiting jobs, as ``PoolDraft.line_up`` does for one."""
+    """Put many waiting jobs into the queue, as ``PoolDraft.line_up`` does for one job."""
     state = draft.state
     lines: dict[bool, list[tuple[JobId, int, JobShape]]] = {False: [], True: []}
     policy = state.policy
@@ -510,7 +515,7 @@ def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
 
 
 def _resume(job: Job, draft: PoolDraft) -> None:
-    """A job that was in doubt is so no more."""
+    """Advance a job that is no longer in doubt."""
     match job.state:
         case Queued():
             look_at_dependencies(job, draft)

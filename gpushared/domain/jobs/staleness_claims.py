@@ -1,9 +1,10 @@
-"""Nodes that say that they have seen more of the pool than its coordinator remembers.
+"""Judge the claims of nodes to have seen more of the pool than its coordinator remembers.
 
-It may be so: the coordinator's store is an old copy, or a copy of the coordinator led them. Nothing else
-tells of that, so such a word makes the pool recover, and all nodes report anew. It may as well be a lie of
-whoever has taken over a node. So each node's word counts once in a coordinator's life; and that of a node
-without which a recovery went on does not, because what it has seen is known to be lost.
+A claim may be true: the coordinator's store is an old copy, or a copy of the coordinator led the nodes. No
+other sign shows that, so a claim makes the pool recover, and all nodes report anew. A claim may also be
+false, from an intruder who controls the node. So each node's claim counts once in a coordinator's life. The
+claim of a node without which a recovery went on does not count, because the changes that the node has seen
+are known to be lost.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from gpushared.domain.model.errors import StateConflict
 
 
 class ClaimRefused(StateConflict):
-    """A node says once more that it has seen more of the pool than there was."""
+    """Refuse a node's second claim to have seen more of the pool than the coordinator."""
 
 
 def is_outranked(event: NodeRegistered, state: PoolState) -> bool:
     """Return True if another coordinator's orders of this epoch, or of a higher one, may be under way.
 
-    An old store counts its epochs from an old one, so a node that we have not met may know our epoch already.
+    An old store continues from its old epoch, so a node that we have not met may know our epoch already.
     """
     met = event.node in state.reported
     return event.seen_epoch > state.epoch or (not met and event.seen_epoch == state.epoch)
@@ -57,7 +58,7 @@ def refused(node: NodeName) -> ClaimRefused:
 
 
 def told(node: NodeName) -> str:
-    """Return the sentence that tells administrators of a node whose claim was believed."""
+    """Return the message to administrators about a node whose claim was believed."""
     return (
         f"node {node} said that it has seen more of this pool than the coordinator remembers, so all nodes "
         "were asked anew; it is not believed again before a restart. If no old copy was put back and no "

@@ -1,4 +1,4 @@
-"""Check a user's words about a job at its submission, as far as they can be read without the pool."""
+"""Check a user's submission of a job, as far as that is possible without the pool."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.units import shown
 
 MAX_ARRAY = 10_000
-"""Jobs of one array."""
+"""An array has at most this many jobs."""
 MAX_INDEX = 999_999
 MAX_ARRAY_TEXT = 4096
 MAX_RETRIES = 100
 LONGEST_STOP_AFTER_SECONDS = 30 * 24 * 3600
 SHORTEST_STOP_AFTER_SECONDS = 30
-"""A node's beat may be late by some seconds without anything being wrong."""
+"""A node's heartbeat may be late by some seconds without anything being wrong."""
 _THROTTLE = re.compile(r"([^%]*)%(\d{1,5})", re.ASCII)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 
 def check_bounds(number: int, least: int, most: int, what: str) -> int:
-    """The number. Raises RequestError where it is out of bounds."""
+    """Return the number. Raises RequestError if it is out of bounds."""
     if not least <= number <= most:
         raise RequestError(f"{number} {what} are not possible", hint=f"give {least} to {most}")
     return number
 
 
 class ArrayWords(NamedTuple):
-    """``numbers``: in order, each once; empty for no array. ``limit``: at most so many jobs run at once."""
+    """Hold the parsed array. ``numbers`` are in order, each once; at most ``limit`` jobs run at once.
+
+    ``numbers`` is empty if there is no array.
+    """
 
     numbers: tuple[int, ...]
     limit: int | None = None

@@ -45,7 +45,7 @@ class RequestSubmitted:
     immediate: bool = False
     held: bool = False
     attempt: AttemptKey | None = None
-    """The attempt to run a job that the lease is for, by this coordinator's order."""
+    """The lease is for this attempt of a job, by the order of ``coordinator``."""
     coordinator: str = ""
     holder: Process | None = None
     """The lease is given back when this process ends, as long as the process has created no container."""
@@ -56,14 +56,14 @@ class RequestSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestAbandoned:
-    """Nobody has waited for this queued lease for too long, or the process that holds it has ended."""
+    """Report that a queued lease has had no client for too long, or that its holding process has ended."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMissed:
-    """Nobody has waited for this queued lease for so many seconds; 0 if a client waits again."""
+    """Report that a queued lease has had no client for this many seconds; 0 if a client waits again."""
 
     lease: LeaseId
     seconds: int
@@ -163,7 +163,7 @@ class ClaimDropped:
 
 @dataclass(frozen=True, slots=True)
 class ContainerCreated:
-    """The container of a claimed lease exists.
+    """Report that the container of a claimed lease exists.
 
     ``stays``: nobody is attached to the container and it is not removed when it ends, so it can be started
     again.
@@ -178,14 +178,14 @@ class ContainerCreated:
 
 @dataclass(frozen=True, slots=True)
 class StartAsked:
-    """A start of the lease's container was asked for."""
+    """Report a request to start the lease's container."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
-    """A restart of the lease's container begins: the container's exit is not the end."""
+    """Report that a restart of the lease's container begins: the container's exit is not the end."""
 
     lease: LeaseId
     grace_seconds: int
@@ -193,7 +193,7 @@ class RestartAsked:
 
 @dataclass(frozen=True, slots=True)
 class RestartDone:
-    """The restart is over, well or not; the container has to be looked at."""
+    """Report that the restart is over, with or without success; the container must be inspected."""
 
     lease: LeaseId
 
@@ -202,7 +202,7 @@ class RestartDone:
 
 
 class Condition(StrEnum):
-    """Name the condition of a container in the engine's words; ``EXITED`` also after a start that failed."""
+    """Name the condition of a container in the engine's words; ``EXITED`` also follows a failed start."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -214,7 +214,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSeen:
-    """The engine confirmed the condition of a container. ``exit_code`` None = unknown."""
+    """Report a container's condition, confirmed by the engine. ``exit_code`` None means unknown."""
 
     container: ContainerId
     condition: Condition
@@ -223,14 +223,14 @@ class ContainerSeen:
     name: str = ""
     image: str = ""
     memory: ContainerMemory | None = None
-    """None if nobody told."""
+    """None if the source did not report it."""
     start_error: str = ""
-    """Why the container could not be started; empty if its process began."""
+    """The reason why the container could not be started; empty if its process began."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSurveyed:
-    """All containers with our label, as they were at ``at``.
+    """Report all containers with our label, as they were at ``at``.
 
     A lease's container that is missing here is gone.
     """
@@ -241,21 +241,21 @@ class EngineSurveyed:
 
 @dataclass(frozen=True, slots=True)
 class MeansKnown:
-    """The node's abilities for containers that have to give way are known (see ``Means``)."""
+    """Report the node's abilities for containers that have to give way (see ``Means``)."""
 
     means: Means
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSuspended:
-    """The container's GPU memory is on the host, and its processes are frozen."""
+    """Report that the container's GPU memory is on the host, and its processes are frozen."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendFailed:
-    """The container runs on as before. ``lasting``: another try would fail too."""
+    """Report that the container runs on as before. ``lasting``: another try would fail too."""
 
     lease: LeaseId
     reason: str
@@ -264,14 +264,14 @@ class SuspendFailed:
 
 @dataclass(frozen=True, slots=True)
 class ContainerResumed:
-    """The container runs on its GPUs again."""
+    """Report that the container runs on its GPUs again."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeFailed:
-    """The container is as suspended as before."""
+    """Report that the container is still suspended."""
 
     lease: LeaseId
     reason: str
@@ -279,7 +279,7 @@ class ResumeFailed:
 
 @dataclass(frozen=True, slots=True)
 class EditsMade:
-    """The lease's edits are in place."""
+    """Report that the lease's edits are in place."""
 
     lease: LeaseId
     walls: Walls
@@ -287,7 +287,7 @@ class EditsMade:
 
 @dataclass(frozen=True, slots=True)
 class SettingsTaken:
-    """The container was seen to have begun with the settings that were last made for its lease."""
+    """Report that the container began with the settings that were last made for its lease."""
 
     lease: LeaseId
     container: ContainerId
@@ -296,7 +296,7 @@ class SettingsTaken:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRefuted:
-    """A look at the lease's container shows another one than was made; ``ends``: it must not run on."""
+    """Report that the lease's container differs from the one that was made; ``ends``: it must not run on."""
 
     lease: LeaseId
     container: ContainerId
@@ -306,7 +306,7 @@ class ContainerRefuted:
 
 @dataclass(frozen=True, slots=True)
 class EditsFailed:
-    """The daemon cannot make the settings for a granted lease."""
+    """Report that the daemon cannot make the settings for a granted lease."""
 
     lease: LeaseId
     reason: str
@@ -314,16 +314,17 @@ class EditsFailed:
 
 @dataclass(frozen=True, slots=True)
 class GpusSurveyed:
-    """All GPUs of the node were listed."""
+    """Report all GPUs of the node."""
 
     gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GpusSampled:
-    """The GPUs were sampled at ``at``: the leases with processes there and their bytes, and strangers' bytes.
+    """Report a sample of the GPUs at ``at``: the leases with processes there and the memory of all processes.
 
-    ``readable``: the GPUs that answered; ``busy`` may hold leases whose bytes are unknown.
+    ``stray_bytes`` counts processes without a lease. ``readable`` holds the GPUs that answered. ``busy`` may
+    hold leases whose bytes are unknown.
     """
 
     at: float
@@ -335,23 +336,23 @@ class GpusSampled:
     outside_mps: Mapping[LeaseId, tuple[GpuId, int]] = field(default_factory=dict)
     """Leases with a process (host PID) that should be an MPS client on that GPU and is none."""
     xids: Mapping[GpuId, tuple[int, ...]] = field(default_factory=dict)
-    """Errors that the driver told of since the last sample."""
+    """Errors that the driver reported since the last sample."""
     lost: frozenset[GpuId] = frozenset()
-    """GPUs on which nothing can go on; ``troubles`` say why."""
+    """GPUs on which no work can go on; ``troubles`` has the reasons."""
     idle: frozenset[LeaseId] = frozenset()
     """Leases that run and do nothing on any of their GPUs."""
     active: frozenset[LeaseId] = frozenset()
-    """Leases that do something, or whose work cannot be told apart from other leases' work there."""
+    """Leases that do work, or whose work cannot be distinguished from other leases' work there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFaulted:
-    """An MPS server on these GPUs is in a fatal fault, which hit all its clients.
+    """Report that an MPS server on these GPUs is in a fatal fault, which hit all its clients.
 
     The event comes with every look that finds the fault, before that look's ``GpusSampled``, which may end a
-    victim. ``victims``: leases whose processes were clients of the server when it met the fault, and that
-    have some there still or had at the last look. A lease that is named again and again holds on to the
-    server and keeps it from recovering.
+    victim. ``victims`` holds the leases whose processes were clients of the server at the fault, and that
+    still have processes there or had some at the last look. A lease that is named again and again holds on to
+    the server and keeps it from recovering.
     """
 
     gpus: tuple[GpuId, ...]
@@ -361,7 +362,10 @@ class ServerFaulted:
 
 @dataclass(frozen=True, slots=True)
 class ClientsParted:
-    """Before the end of a container so many of its processes were taken off MPS; ``trouble`` says why not."""
+    """Report that this many processes were taken off MPS before the end of their container.
+
+    ``trouble`` is the reason if they could not be taken off.
+    """
 
     lease: LeaseId
     clients: int
@@ -399,21 +403,21 @@ class ProjectSet:
 
 @dataclass(frozen=True, slots=True)
 class DayTimeSet:
-    """Somebody set the time of day, which is now so far ahead of the rules' clock."""
+    """Report that somebody set the time of day, which is now this far ahead of the rules' clock."""
 
     ahead_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class QuietTimeChanged:
-    """A time began or ended in which other rules hold for idle leases."""
+    """Report that a time with other rules for idle leases began or ended."""
 
     quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed; deadlines are looked at."""
+    """Report that time passed; deadlines are checked."""
 
 
 Event = (

@@ -48,7 +48,7 @@ from gpushared.domain.scheduling.placement.free_capacity import (
 )
 
 _NOT_FOR_LEASES = (Reason.GPU_UNHEALTHY, Reason.UNMANAGED_USE, Reason.OTHER_GPU)
-"""These requests do not wait for leases to end, so the leases' time limits tell nothing about the start."""
+"""Requests with these reasons do not wait for leases to end, so time limits predict no start."""
 
 
 @dataclass(frozen=True, slots=True)

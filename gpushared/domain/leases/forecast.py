@@ -37,11 +37,11 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.scheduling.outcome import NEVER, Decision
 
 POSITIONS = 32
-"""An estimate further back in the queue says nothing."""
+"""An estimate further back in the queue means nothing."""
 STEPS = 64
 PASSES = 3
 ROUNDS = 8
-"""Where leases take turns, so many of them give way in a forecast; what comes after that says nothing."""
+"""If leases take turns, a forecast ends after this many of them gave way; later estimates mean nothing."""
 _NO_CONTAINER = ContainerId("")
 
 
@@ -160,7 +160,7 @@ def leaves_by(lease: Lease, rules: Rules) -> float:
 
 
 def _leaves_at(lease: Lease, rules: Rules) -> float:
-    """Return when the lease is off its GPUs if it uses its whole time; infinite if nothing tells."""
+    """Return when the lease is off its GPUs if it uses its whole time; infinite if the end is unknown."""
     limit = float("inf") if lease.expires_at is None else lease.expires_at
     return min(limit, leaves_by(lease, rules)) if is_leaving(lease) else limit
 

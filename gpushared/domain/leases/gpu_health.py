@@ -1,8 +1,8 @@
 """Handle sick and drained GPUs, and MIG instances that the admin destroyed.
 
 A lost GPU, or one with a driver error that no program made, is drained: it gets no new leases, and its leases
-end, because nothing on it can be trusted to go on. It stays drained, over restarts and reboots, until
-somebody who has looked after it undrains it. People drain GPUs too; then leases run on.
+end, because no work on it can be trusted to go on. It stays drained, over restarts and reboots, until an
+admin has checked and undrained it. People drain GPUs too; then leases run on.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from gpushared.domain.model.units import shown
 
 BY_NODE = "gpushared"
 GRACE_SECONDS = 2
-"""A container may save its files in that time; the GPU's memory can no longer be saved."""
+"""A container may save its files in this time; the GPU's memory can no longer be saved."""
 MAX_REASON = 200
 
 
 def sampled(event: GpusSampled, draft: Draft) -> None:
-    """Drain sick GPUs, and tell leases of the errors of programs on their GPUs."""
+    """Drain sick GPUs, and note the errors of programs in the stories of the leases on their GPUs."""
     for gpu in sorted(event.xids.keys() | event.lost):
         known = draft.view().drain_of(gpu)
         sickness = _sickness(gpu, event)
@@ -156,7 +156,7 @@ def _name(gpu: GpuId, draft: Draft) -> str:
     return f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else f"GPU {gpu}"
 
 
-# --- what people ask -----------------------------------------------------------------------------------
+# --- requests of people --------------------------------------------------------------------------------
 
 
 def drain_asked(event: GpuDrainAsked, draft: Draft) -> None:

@@ -106,11 +106,11 @@ def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
             draft.put(_with_promise(lease, None).note(draft.now, "the room that was made for it is lost"))
 
 
-# --- why the others wait -------------------------------------------------------------------------------
+# --- reasons to wait -----------------------------------------------------------------------------------
 
 
 def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
-    """Return the result of one pass over the queue now, in the queue's order; empty if nobody waits."""
+    """Return the result of one pass over the queue now, in the queue's order; empty if the queue is empty."""
     waiting = {lease.id: lease for lease in state.waiting()}
     if not waiting:
         return ()
@@ -147,7 +147,7 @@ def _decision(
 
 
 def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, tuple[Refusal, ...], str]:
-    """Return the refusals of ``why_no_room``, and a sentence if it is the host that has too little."""
+    """Return the refusals of ``why_no_room``, and a sentence if the host has too little CPU or memory."""
     reason, refusals = why_no_room(request, rooms_for(request, rooms, state))
     lack = lack_of_host(request, state) if reason is Reason.QUEUE_ORDER else ""
     return Reason.HOST_RESOURCES if lack else reason, refusals, lack

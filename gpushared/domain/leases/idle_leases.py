@@ -1,9 +1,9 @@
-"""Handle leases that hold GPUs without using them: tell them, then lower them, then suspend or end them.
+"""Handle leases that hold GPUs without using them: notify them, then lower them, then suspend or end them.
 
-A lease is idle from the first look that finds it running without any work on its GPUs, so loading data after
-the start counts as idle time from the start on and not before. One look that finds work ends the idle time.
-Work that cannot be told apart from other leases' work counts as the lease's own. Only the notices to a lease
-survive a restart of the daemon; a lease without a notice counts anew from there.
+A lease is idle from the first look that finds it running without any work on its GPUs. So loading data after
+the start counts as idle time. One look that finds work ends the idle time. Work that cannot be distinguished
+from other leases' work counts as the lease's own. Only the notices to a lease survive a restart of the
+daemon; a lease without a notice counts anew from there.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def idle_since(lease: Lease, state: NodeState) -> float | None:
 
 
 def look(sample: GpusSampled, draft: Draft) -> None:
-    """Count on for leases that rest, and do what is due.
+    """Add to the idle time of leases without work, and act on it.
 
-    A lease of which the sample tells nothing stays as it was.
+    A lease that is not in the sample stays as it was.
     """
     before, draft.resting = draft.resting, {}
     for lease in draft.view().holders():
@@ -88,17 +88,17 @@ def _policy(lease: Lease, draft: Draft) -> IdlePolicy:
 
 
 def _told_after(policy: IdlePolicy) -> float:
-    """Return after how many idle seconds a lease is told; nothing happens to a lease before that."""
+    """Return after how many idle seconds a lease gets a notice; nothing happens to a lease before that."""
     after = [policy.warn_seconds] if policy.warn_seconds else []
     after += [policy.action_seconds] if policy.action is not IdleAction.NONE else []
     return min(after, default=float("inf"))
 
 
-# --- being told ----------------------------------------------------------------------------------------
+# --- notices -------------------------------------------------------------------------------------------
 
 
 def _tell(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
-    """Tell the lease once, and again when the consequence or its time changes."""
+    """Notify the lease once, and again when the consequence or its time changes."""
     held = lease.notice
     if held is not None and held.kind is not NoticeKind.IDLE:
         return lease  # it ends anyway
@@ -144,7 +144,7 @@ def _sentence(
     return idle
 
 
-# --- the end of it -------------------------------------------------------------------------------------
+# --- the action ----------------------------------------------------------------------------------------
 
 
 def _act(lease: Lease, lasted: float, policy: IdlePolicy, draft: Draft) -> None:

@@ -10,14 +10,14 @@ from gpushared.domain.model.lease import ContainerId, LeaseId
 
 @dataclass(frozen=True, slots=True)
 class MakeEdits:
-    """Put in place the settings that a container of this lease needs."""
+    """Put in place the settings for a container of this lease."""
 
     lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
 class DropEdits:
-    """Take the lease's settings away again."""
+    """Remove the lease's settings."""
 
     lease: LeaseId
     device_name: str
@@ -42,7 +42,7 @@ class StartContainer:
 
 @dataclass(frozen=True, slots=True)
 class HoldContainer:
-    """Give a container that now runs the settings that only a running container can be given."""
+    """Give a running container the settings that only a running container can get."""
 
     lease: LeaseId
     container: ContainerId
@@ -66,7 +66,7 @@ class ResumeContainer:
 
 @dataclass(frozen=True, slots=True)
 class NotifyContainer:
-    """Tell the container's program the lease's notice, or that there is no notice any more."""
+    """Give the container's program the lease's notice, or withdraw the notice."""
 
     lease: LeaseId
 
@@ -80,7 +80,7 @@ class InspectContainer:
 
 @dataclass(frozen=True, slots=True)
 class SampleGpus:
-    """Look at the GPUs now, not at the next turn."""
+    """Sample the GPUs now, before the next regular sample."""
 
 
 Instruction = (

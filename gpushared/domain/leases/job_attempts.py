@@ -1,8 +1,8 @@
 """Run jobs on this node as attempts. Each attempt has a record in its coordinator's log, and a lease.
 
 The record changes in the same step as the thing that it records: the node writes an order before it answers
-the order, and an attempt's state follows its lease's state. The daemon's work for an attempt (pull, create,
-start) comes back as events.
+the order, and an attempt's state follows its lease's state. The results of the daemon's work for an attempt
+(pull, create, start) come back as events.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ CONTACT_WRITTEN_SECONDS = 10.0
 """The node writes a contact to disk only this often. A node that forgets a contact fences too early, never
 too late."""
 FENCE_GRACE_SECONDS = 10
-"""The grace of a fence is bounded by this, however long stops on this node may take: the coordinator waits no
+"""The grace of a fence is at most this, however long stops on this node may take: the coordinator waits no
 longer."""
 GUARD_AFTER_SECONDS = 5
-"""The guard ends a container so long after the daemon's own look: the daemon comes first and asks the
+"""The guard ends a container this long after the daemon's own check: the daemon comes first and asks the
 engine."""
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
 NOT_STARTED = Ending(EndKind.FAILED, "no container was started in time")
 LEFT_OVER = re.compile(r"task [0-9a-f]+: already exists")
-"""An engine that was killed while it started a container meets the rest of that start (containerd's
-ErrAlreadyExists). This container does not start any more; a new one does."""
+"""An engine that was killed during a container's start finds the rest of that start later (containerd's
+ErrAlreadyExists). Such a container does not start any more; a new one does."""
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """A request may be refused with these errors. Then the attempt is refused, and its record says so."""
@@ -138,7 +138,7 @@ def _note_epoch(attempt_log: AttemptLog, draft: Draft) -> None:
 
 
 def _start_gang(attempt: Attempt, draft: Draft) -> None:
-    """Launch a gang's attempt once all of the gang are ready; its reservation is then like any other."""
+    """Launch a gang's attempt once the whole gang is ready; its reservation is then like any other."""
     lease = _lease_of(attempt, draft)
     if lease is None or not isinstance(lease.state, Reserved):
         return
@@ -158,7 +158,7 @@ def _lease_of(attempt: Attempt, draft: Draft) -> Lease | None:
     return None if attempt.lease is None else draft.leases.get(attempt.lease)
 
 
-# --- what the daemon did for an attempt ----------------------------------------------------------------
+# --- the daemon's results for an attempt ---------------------------------------------------------------
 
 
 def prepared(event: AttemptPrepared, draft: Draft) -> bool:
@@ -168,7 +168,7 @@ def prepared(event: AttemptPrepared, draft: Draft) -> bool:
     """
     attempt = _live(event.coordinator, event.key, draft)
     if attempt is None or attempt.state is not AttemptState.PREPARING:
-        return False  # cancelled meanwhile
+        return False  # the attempt was cancelled before its image was there
     if event.ending is not None:
         _note(attempt, AttemptState.ENDED, draft, ending=event.ending)
         return False
@@ -219,7 +219,7 @@ def _request_of(attempt: Attempt) -> Request:
 
 
 def launch_failed(event: LaunchFailed, draft: Draft) -> None:
-    """End the lease of an attempt that has no container, or one that does not start, and so the attempt.
+    """End the lease of an attempt whose container is missing or does not start, and so the attempt.
 
     The attempt's ending repeats the event's words.
     """
@@ -230,7 +230,7 @@ def launch_failed(event: LaunchFailed, draft: Draft) -> None:
 
 
 def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) -> None:
-    """End a live attempt with an ending of its own, whatever its lease's outcome says."""
+    """End a live attempt with this ending, whatever its lease's outcome is."""
     lease = _lease_of(attempt, draft)
     if lease is None:
         _note(attempt, AttemptState.ENDED, draft, ending=ending)
@@ -240,11 +240,11 @@ def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) 
     _end(attempt, Failed(ending.reason, ending.hint), ending.reason, draft, grace_seconds)
 
 
-# --- whether the coordinator may take it for dead ------------------------------------------------------
+# --- contact with the coordinator ----------------------------------------------------------------------
 
 
 def contact_made(event: ContactMade, draft: Draft) -> None:
-    """Note that the coordinator heard of this node. A contact that came too late still fences attempts."""
+    """Note that the coordinator received a message of this node. A contact that is too late still fences."""
     _fence(event.coordinator, event.boot_id, event.sent_at, draft)
     known = draft.contacts.get(event.coordinator, Contact())
     # A coordinator that lost its memory counts its revisions anew, in a new epoch.
@@ -287,9 +287,9 @@ def _fence(coordinator: str, boot_id: str, at: float, draft: Draft) -> None:
 
 
 def _heard_at(contact: Contact, boot_id: str) -> float:
-    """Return when the coordinator last heard of this node in this boot.
+    """Return when the coordinator last received a message of this node in this boot.
 
-    Minus infinity, which is always too long ago, if nothing is known of this boot.
+    Return minus infinity, which is always too long ago, if nothing is known of this boot.
     """
     known = contact.boot_id == boot_id and contact.at is not None
     return contact.at if known and contact.at is not None else -math.inf
@@ -303,7 +303,7 @@ def _end_fenced(attempt: Attempt, by: str, draft: Draft) -> None:
     _end_as(attempt, Ending(EndKind.FENCED, reason), draft, grace)
 
 
-# --- the guard, which ends them without the daemon -----------------------------------------------------
+# --- the guard, which ends attempts without the daemon -------------------------------------------------
 
 
 def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
@@ -325,7 +325,7 @@ def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
 
 
 def due_containers(state: NodeState, boot_id: str, at: float) -> tuple[ContainerId, ...]:
-    """Return the containers of the attempts that a look at the fences at this moment would end."""
+    """Return the containers of the attempts that a check of the fences at this moment would end."""
     found = []
     for attempt_log in state.attempts.values():
         since = _heard_at(state.contacts.get(attempt_log.coordinator, Contact()), boot_id)
@@ -354,7 +354,7 @@ def guard_looked(event: GuardLooked, draft: Draft) -> None:
 def guard_ended(event: GuardEnded, draft: Draft) -> None:
     """Record that the guard ended these containers at their deadlines.
 
-    That cut their work off, whatever their exit codes.
+    The guard cut their work off, whatever their exit codes are.
     """
     for attempt_log in list(draft.attempts.values()):
         for attempt in log_of.fenced(attempt_log):
@@ -363,11 +363,11 @@ def guard_ended(event: GuardEnded, draft: Draft) -> None:
                 _end_fenced(attempt, "the guard of this node", draft)
 
 
-# --- an attempt's state follows its lease's ------------------------------------------------------------
+# --- an attempt's state follows its lease's state ------------------------------------------------------
 
 
 def follow(draft: Draft) -> None:
-    """Copy into the records what the event did to the leases of attempts."""
+    """Copy the event's changes to the leases of attempts into the attempts' records."""
     for lease in draft.changed_leases():
         if lease.attempt is None:
             continue
@@ -375,7 +375,7 @@ def follow(draft: Draft) -> None:
         if attempt is not None:
             _follow(attempt, lease, draft)
     if isinstance(draft.report, Report):
-        # The answer is the record as it is written, which the order itself may have moved on.
+        # The answer is the written record, because the order itself may have changed the record.
         draft.report = log_of.report_of(draft.attempts[draft.report_to].records[draft.report.key])
 
 
@@ -385,7 +385,7 @@ def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
             alone = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
             to = AttemptState.REFUSED if alone else AttemptState.ENDED
             ending = RAN_OUT if alone else _ending(attempt, outcome, draft)
-            # A container may be over before anybody saw it run.
+            # A container may be over before any look saw it run.
             ran = ending.kind is EndKind.EXITED and attempt.started_at is None
             _note(attempt, to, draft, ending=ending, lease=lease, started_at=draft.now if ran else None)
         case Reserved():
@@ -415,7 +415,7 @@ def _launches_now(attempt: Attempt) -> bool:
 
 
 def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
-    """Return the ending recorded before the attempt's lease ended, else the one that the outcome tells."""
+    """Return the ending recorded before the lease ended, else the ending that follows from the outcome."""
     lost = attempt.boot_id and attempt.boot_id != draft.base.boot_id
     if lost and (isinstance(outcome, Finished) or outcome == REMOVED):
         return Ending(EndKind.LOST, "the node went down while it ran")
@@ -502,7 +502,7 @@ def _note(
 
 
 def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dict[str, AttemptLog]:
-    """Sort the records of a journal into books, one for each coordinator."""
+    """Sort the records of a journal into logs, one for each coordinator."""
     by_coordinator: dict[str, list[Attempt]] = {name: [] for name in contacts}
     for record in records:
         by_coordinator.setdefault(record.coordinator, []).append(record)
@@ -552,7 +552,7 @@ def is_to_launch(attempt: Attempt, state: NodeState) -> bool:
 
 
 def prune(draft: Draft) -> None:
-    """Forget, now and then, the final records for which nothing can come late any more."""
+    """Forget, now and then, the final records that are too old for any late order."""
     if draft.now - draft.pruned_at < PRUNE_SECONDS and draft.pruned_at <= draft.now:
         return
     draft.pruned_at = draft.now

@@ -132,10 +132,10 @@ def _lease_of(event: ContainerSeen, draft: Draft) -> Lease | None:
 
 
 def _is_news(event: ContainerSeen, lease: Lease, at: float, now: float) -> bool:
-    """Return True if a survey taken at ``at`` tells anything about the lease as it is now.
+    """Return True if a survey taken at ``at`` has news about the lease as it is now.
 
-    A container that is older than its lease lies there stopped until its start is done. Only an event or an
-    inspect tells that such a container has ended, not a survey.
+    A container that is older than its lease is stopped until its start is done. Only an event or an inspect,
+    not a survey, proves that such a container has ended.
     """
     state = lease.state
     if isinstance(state, Ended) or state.since >= at:
@@ -230,7 +230,7 @@ def _exited(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
 def _seen_draining(lease: Lease, state: Draining, event: ContainerSeen, draft: Draft) -> None:
     up = event.condition in _UP
     if state.outcome == REMOVED and event.exit_code is not None and not up:
-        # A survey missed the container before its last words came.
+        # A survey missed the container before its exit was reported.
         draft.move(lease, replace(state, outcome=_finished(event)), _exit_text(event))
     elif not up and not state.exited:
         gone = event.condition is Condition.GONE

@@ -26,15 +26,17 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.units import format_memory
 
 UNSEEN = "unseen-memory-"
-"""The names of troubles begin so, before the GPU index, if the watchdog does not see some of the memory."""
+"""The names of troubles begin with this prefix, before the GPU index, if the watchdog does not see some of
+the memory."""
 CALM_SECONDS = 10.0
-"""All must be well for so long, and for as long as patience lasts, before it counts as well again. Else a
-program that frees its memory for a moment now and again would never be ended, and fill the journal."""
+"""A lease must stay within its limits for this long, and for the length of the patience, before the trouble
+counts as over. Otherwise a program that frees its memory for a moment now and again would never be ended, and
+would fill the journal."""
 _DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 
 def watch(sample: GpusSampled, draft: Draft) -> None:
-    """Look at the processes of every slice; note, stop or kill as the policy of its class says."""
+    """Check the processes of every slice; note, stop or kill as the policy of its class says."""
     draft.calm = {of: since for of, since in draft.calm.items() if of[0] in draft.leases}
     for lease in draft.view().holders():
         if _is_watched(lease):
@@ -94,7 +96,7 @@ def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
 
 
 def _is_calm(lease: Lease, about: str, draft: Draft) -> bool:
-    """Return True if all has been well for long enough since it first was."""
+    """Return True if the lease has stayed within its limits for long enough."""
     policy = draft.rules.watchdog[lease.request.lease_class]
     since = draft.calm.setdefault((lease.id, about), draft.now)
     return draft.now - since >= max(CALM_SECONDS, policy.patience_seconds)
@@ -121,7 +123,7 @@ def _where(gpu_id: GpuId, draft: Draft) -> str:
 
 
 def overlap(leases: Mapping[LeaseId, Lease], gpu: GpuId, leasable_bytes: int, stray_bytes: int) -> int:
-    """Return how many leased bytes of a GPU processes without a lease hold; 0 if they keep out of them."""
+    """Return how many leased bytes of a GPU are held by processes without a lease; 0 if there are none."""
     grants = [grant for lease in leases.values() for grant in lease.grants if grant.gpu == gpu]
     booked = sum(grant.memory_bytes for grant in grants)
     return max(0, booked + stray_bytes - leasable_bytes) if booked else 0

@@ -1,8 +1,8 @@
-"""Handle faults of MPS servers: tell the victims, end leases that hold on, and start containers again.
+"""Handle faults of MPS servers: notify the victims, end leases that hold on, and start containers again.
 
 A fatal fault of one client reaches all clients of its server, and the server takes no new clients until all
-of the old ones are gone. So the victims' stories tell them of the fault, a lease that holds on for too long
-is ended, and a lease that asked for it is started again once the server is well.
+of the old ones are gone. So the victims' stories record the fault, a lease that holds on for too long is
+ended, and a lease that asked for a restart is started again once the server is well.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ from gpushared.domain.model.lease import (
 )
 
 START_AGAIN_SECONDS = 10.0
-"""A start that failed is tried again after so long."""
+"""A failed start is tried again after this long."""
 
 
 def server_faulted(event: ServerFaulted, draft: Draft) -> None:
-    """Tell the victims of the fault, and end leases that hold on to the broken server for too long."""
+    """Note the fault in the victims' stories.
+
+    Leases that hold on to the broken server for too long end.
+    """
     new = not _in_fault(event.gpus, draft)
     for gpu in event.gpus:
         draft.faulted[gpu] = draft.now
@@ -71,7 +74,7 @@ def hit_by_another(lease: Lease, text: str, draft: Draft) -> None:
 
 
 def watch_faults(draft: Draft) -> None:
-    """Start again the leases that wait for it, and forget the faults that containers outlived."""
+    """Start the leases that wait for a restart, and forget the faults that containers outlived."""
     for lease in list(draft.leases.values()):
         state = lease.state
         if isinstance(state, Starting) and state.by_node:
@@ -88,7 +91,7 @@ def _outlived(lease: Lease, draft: Draft) -> bool:
     return lease.health.faulted_at is not None and draft.now - lease.health.faulted_at >= over
 
 
-# --- meeting a fault -----------------------------------------------------------------------------------
+# --- victims of a fault --------------------------------------------------------------------------------
 
 
 def _met(lease: Lease, text: str, where: str, draft: Draft) -> None:

@@ -78,7 +78,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts, usage_of
 
 NOBODY = "nobody"
-"""The name stands for a client that is gone, as the one who ended a lease."""
+"""The name stands for a client that is gone, where a record names the one who ended a lease."""
 
 
 def handle(state: NodeState, event: m.Event, now: float) -> Step:
@@ -296,7 +296,7 @@ def _(event: m.ContainerCreated, draft: Draft) -> None:
     lease = draft.find(event.lease)
     draft.answer = lease.id
     if isinstance(lease.state, Starting | Active | Paused) and lease.container == event.container:
-        return  # the engine told of the container first
+        return  # the engine reported the container first
     if not isinstance(lease.state, Reserved):
         raise StateConflict(
             f"lease {lease.id} is {state_name(lease.state)} already",
@@ -467,7 +467,7 @@ def _(event: MachineGoesDown, draft: Draft) -> None:  # noqa: ARG001 - chosen by
 
 @_apply.register
 def _(event: m.DayTimeSet, draft: Draft) -> None:
-    """Write the settings of leases with a time limit anew, since they tell the container the time of day."""
+    """Write the settings of leases with a time limit anew, because the settings contain the time of day."""
     draft.ahead_seconds = event.ahead_seconds
     for lease in draft.view().holders():
         if lease.expires_at is not None:

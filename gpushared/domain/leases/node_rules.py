@@ -53,7 +53,7 @@ class IdleAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """Set the consequences of idle time, each after so many seconds of it; 0 = never."""
+    """Set the consequences of idle time, each after this many seconds; 0 means never."""
 
     warn_seconds: float = 1800.0
     lower_seconds: float = 3600.0
@@ -63,7 +63,10 @@ class IdlePolicy:
 
 @dataclass(frozen=True, slots=True)
 class IdleRules:
-    """Set the consequences of idle time by class; ``quiet``: for classes with other rules in quiet times."""
+    """Set the consequences of idle time by class.
+
+    ``quiet`` holds the classes with other rules in quiet times.
+    """
 
     usual: Mapping[LeaseClass, IdlePolicy]
     quiet: Mapping[LeaseClass, IdlePolicy] = field(default_factory=dict)
@@ -75,27 +78,27 @@ class Rules:
 
     claim_seconds: int = 60
     create_seconds: int = 600
-    """A create may pull an image; a claimed lease is kept for the create so long."""
+    """A create may pull an image; a claimed lease is kept for the create this long."""
     start_seconds: int = 60
     stop_grace_seconds: int = 10
     stop_retry_seconds: int = 15
     notice_seconds: int = 300
-    """A program is told of its end so long before."""
+    """A program is notified of its end this long before."""
     fault_patience_seconds: float = 30.0
-    """Processes may hold on so long to an MPS server that met a fault."""
+    """Processes may hold on this long to an MPS server that met a fault."""
     policy: Policy = field(default_factory=Policy)
     """The policy by the configuration alone; ``policy_with`` returns the policy that holds."""
     preemption: PreemptionSetting = PreemptionSetting.AUTO
     placement: PolicyName = PolicyName.PACK
-    """The rule by which one of the GPUs that fit is taken."""
+    """The rule that chooses one of the GPUs that fit."""
     together: Together = Together.OFF
-    """Whose leases are put together, among GPUs that are worth about the same."""
+    """The leases that are put together, among GPUs that are worth about the same."""
     counts_host: bool = True
     """True if the host's CPU and memory may run out."""
     preempt_notice_seconds: int = 60
-    """A program that has to give way is told so long before it is stopped."""
+    """A program that has to give way is notified this long before it is stopped."""
     suspend_seconds: int = 60
-    """A move of GPU memory to the host's, or back, may take so long before it is asked for again."""
+    """A move of GPU memory to the host's, or back, may take this long before the daemon asks for it again."""
     max_queued: int = 1000
     max_queued_per_user: int = 100
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(
@@ -114,7 +117,7 @@ class Rules:
         return self.project_idle.get(project) or IdleRules(self.idle, self.quiet_idle)
 
     def policy_with(self, projects: Mapping[str, Project]) -> Policy:
-        """Return the policy with the projects that were set at run time, which win over the configuration."""
+        """Return the policy with the projects set at run time, which win over the configuration."""
         policy = self.policy
         if projects:
             policy = replace(policy, projects={**policy.projects, **projects})

@@ -45,7 +45,7 @@ ENDED_KEPT_IN_MEMORY = 256
 """A client that asks again right after the end gets its answer; the journal has all ended leases."""
 
 FAULT_SEEN_SECONDS = 3.0
-"""A server whose fault nobody has seen for so long is well again; the GPUs are looked at more often."""
+"""A server whose fault no look has found for this long is well again; the GPUs are sampled more often."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _SCRAMBLE = 0x9E3779B1
@@ -79,9 +79,9 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Hold everything the rules know.
+    """Hold all facts that the rules know.
 
-    ``leases`` are those that are not over, in the order they were asked for.
+    ``leases`` holds the unfinished leases, in the order in which they were requested.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -95,21 +95,22 @@ class NodeState:
     faulted: Mapping[GpuId, float] = field(default_factory=dict)
     """When an MPS server on a GPU was last seen in a fault."""
     calm: Mapping[tuple[LeaseId, str], float] = field(default_factory=dict)
-    """Since when a lease is free of a trouble that the watchdog saw, until that has lasted long enough."""
+    """Since this time a lease is free of a trouble that the watchdog saw, until the calm has lasted long
+    enough."""
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     """The use of each project before now, by leases that hold nothing any more."""
     turns: Mapping[str, float] = field(default_factory=dict)
     """When each project last had its turn (see ``policy.order``)."""
     projects: Mapping[str, Project] = field(default_factory=dict)
-    """The projects as they were set at run time, which wins over the configuration."""
+    """The projects that were set at run time, which win over the configuration."""
     resting: Mapping[LeaseId, float] = field(default_factory=dict)
-    """Since when each running lease was seen to do nothing on its GPUs."""
+    """Since this time each running lease has done nothing on its GPUs."""
     container_memory: Mapping[LeaseId, ContainerMemory] = field(default_factory=dict)
-    """The containers' limits of the host's memory, and their use of it, as the engine last told."""
+    """The containers' limits and use of the host's memory, in the engine's last report."""
     quiet: bool = False
     """It is a quiet time by the configuration's calendar."""
     ahead_seconds: float = 0.0
-    """The time of day, which people set, is so far ahead of the clock that counts time."""
+    """The time of day, which people set, is this far ahead of the clock that counts time."""
     means: Means = field(default_factory=Means)
     host: HostSize = field(default_factory=HostSize)
     mix: DemandProfile = field(default_factory=DemandProfile)
@@ -121,15 +122,15 @@ class NodeState:
     """The contacts with each coordinator; ``contacts_written`` is the journal's copy, maybe older."""
     contacts_written: Mapping[str, Contact] = field(default_factory=dict)
     pruned_at: float = 0.0
-    """When final records were last looked through for old ones."""
+    """The time of the last search for old final records."""
     boot_id: str = ""
-    """The id tells this boot of the machine from all others."""
+    """The id distinguishes this boot of the machine from all others."""
     engine_surveyed: bool = True
-    """False from a restart until the engine's first survey: a container may exist that nobody noted."""
+    """False from a restart until the engine's first survey: a container may exist that no record has."""
     goes_down: bool = False
-    """The machine is being shut down; nobody says so before a container failed in the shutdown."""
+    """The machine is being shut down; the report of that comes before any container fails in the shutdown."""
     earlier_boots_over: bool = True
-    """False from a restart until the attempts that must not begin in another boot than their order's are
+    """False from a restart until the attempts that may not begin in another boot than that of their order are
     ended."""
 
     def day(self, at: float) -> float:
@@ -291,7 +292,7 @@ class Draft:
         self.answer: LeaseId | None = None
 
     def view(self) -> NodeState:
-        """Return the state as it would be now."""
+        """Return the state with the draft's changes so far."""
         return replace(
             self.base,
             gpus=self.gpus,
@@ -326,7 +327,7 @@ class Draft:
             self._records[attempt_log.coordinator, key] = None
 
     def write_contact(self, coordinator: str) -> None:
-        """Let the contact with this coordinator, as it is at the end of the event, be written."""
+        """Mark the contact with this coordinator, as it is at the end of the event, to be written."""
         self._contacts_to_write[coordinator] = None
 
     def changed_leases(self) -> list[Lease]:
@@ -382,7 +383,7 @@ class Draft:
         return found
 
     def finish(self) -> Step:
-        """Return the step: the new state, and what is to be written and done."""
+        """Return the step: the new state, the writes and the instructions."""
         ended = _newest({**self.base.ended, **self._ended})
         state = replace(self.view(), ended=ended)
         lease = None if self.answer is None else self.find(self.answer)

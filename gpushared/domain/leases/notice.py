@@ -1,4 +1,4 @@
-"""Tell a container's program that its lease will end, so that it can save its work, and take the notice back."""
+"""Notify a container's program that its lease will end, so that it can save its work; withdraw notices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpushared.domain.model.units import format_duration
 
 
 def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
-    """Tell the program once: by a file in the container, and by the signal that the request named."""
+    """Notify the program once: by a file in the container, and by the signal that the request named."""
     if lease.notice == notice:
         return lease
     told = replace(lease, notice=notice)
@@ -29,7 +29,7 @@ def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
 
 
 def withdraw(lease: Lease, draft: Draft, only: NoticeKind | None = None) -> Lease:
-    """Take the notice back, since the lease does not end after all; ``only`` limits this to one kind."""
+    """Withdraw the notice, because the lease does not end after all; ``only`` limits this to one kind."""
     if lease.notice is None or only not in (None, lease.notice.kind):
         return lease
     draft.do(NotifyContainer(lease.id))
@@ -37,7 +37,7 @@ def withdraw(lease: Lease, draft: Draft, only: NoticeKind | None = None) -> Leas
 
 
 def notify_of_expiry(draft: Draft) -> None:
-    """Tell the leases whose time is nearly up."""
+    """Notify the leases whose time is nearly up."""
     for lease in list(draft.leases.values()):
         ends = lease.expires_at
         if ends is None or not isinstance(lease.state, Active):
@@ -50,7 +50,7 @@ def notify_of_expiry(draft: Draft) -> None:
 
 
 def awake(lease: Lease, draft: Draft) -> Lease:
-    """Return the lease as one that is not idle, with its idle notice taken back."""
+    """Return the lease as one that is not idle, without its idle notice."""
     draft.resting.pop(lease.id, None)
     lease = withdraw(lease, draft, NoticeKind.IDLE)
     return replace(lease, idleness=Idleness())

@@ -1,4 +1,4 @@
-"""Handle containers that wait without holding anything: suspended ones, and stopped ones in the queue."""
+"""Handle containers that wait without holding GPUs: suspended ones, and stopped ones in the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Foretell a running lease's fate when others need its GPUs."""
+"""Predict what happens to a running lease when others need its GPUs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from gpushared.domain.scheduling.quota_usage import QuotaUsage
 def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     """Return what happens to a lease when others need its GPUs, or why it had to leave them.
 
-    For a lease that waits the text tells whose work would be lost if it did not. The text is empty if nothing
-    is to be said.
+    For a waiting lease the text names the leases that do not give way because they would lose their work. The
+    text is empty if neither applies.
     """
     winner = _made_way_for(lease.id, state)
     if winner is not None and winner.preemption.promised is not None:
@@ -58,7 +58,7 @@ def _why_not_milder(lease: Lease, state: NodeState) -> str:
 
 
 NAMED = 3
-"""So many of the leases that stand in the way are named."""
+"""At most this many of the leases that stand in the way are named."""
 
 
 def _who_would_lose(lease: Lease, state: NodeState) -> str:

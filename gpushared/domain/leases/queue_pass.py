@@ -90,7 +90,7 @@ def _of_project(lease: Lease, state: NodeState) -> Lease:
 
 
 def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
-    """Return a waiting lease as a candidate, with the request that it is placed by now."""
+    """Return a waiting lease as a candidate, with the request by which it is placed now."""
     request = wanted_request(lease, state)
     return PendingRequest(
         _of_project(lease if request is lease.request else replace(lease, request=request), state),

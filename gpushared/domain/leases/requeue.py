@@ -79,7 +79,7 @@ def is_leaving(lease: Lease) -> bool:
 
 
 def preempt(lease: Lease, by: str, draft: Draft) -> None:
-    """Let a lease give way; ``by`` says to whom, for its story."""
+    """Let a lease give way; ``by`` names the winner, for the lease's story."""
     why = f"gives way to {by}"
     if isinstance(lease.state, Reserved):
         end_early(lease, Preempted(by), why, draft)
@@ -112,7 +112,7 @@ def stop_those_told(draft: Draft) -> None:
             drain(lease, outcome, "its notice is over", draft, grace_seconds=draft.rules.stop_grace_seconds)
 
 
-# --- queued again --------------------------------------------------------------------------------------
+# --- back in the queue ---------------------------------------------------------------------------------
 
 
 def start_requeued(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:

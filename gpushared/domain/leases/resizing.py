@@ -55,13 +55,13 @@ from gpushared.domain.scheduling.pass_records import NEVER, Plan, Reservation
 from gpushared.domain.scheduling.placement.free_capacity import need_on
 
 SAMPLE_SECONDS = 5.0
-"""Samples, several a second if it matters, tell the use of processes; older samples say nothing."""
+"""Samples, several a second if need be, show the use of processes; samples older than this are ignored."""
 
 _Resizable = Reserved | Starting | Active | Paused
 
 
 def resize(event: ResizeAsked, draft: Draft) -> None:
-    """Give the lease its new size, or raise why not. The size that the lease has already changes nothing."""
+    """Give the lease its new size, or raise the reason why not. An unchanged size changes nothing."""
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
     _check_state(lease)
@@ -138,7 +138,7 @@ def _resized(request: Request, size: NewSize) -> Request:
 
 
 def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Request:
-    """Return the size that the request comes to: of a range, as much as its GPUs have room for now."""
+    """Return the request's new size; a range gets as much as the lease's GPUs have room for now."""
     if not is_elastic(request):
         return request
     chosen = least(request)
@@ -349,7 +349,7 @@ def _used_bytes(lease: Lease, gpu: Gpu, draft: Draft) -> int:
     use = draft.use
     on_gpus = use.used_bytes.get(lease.id, {})
     fresh = abs(draft.now - use.at) <= SAMPLE_SECONDS and gpu.id in use.readable
-    # 0 bytes mean a process whose use the driver does not tell.
+    # 0 bytes mean a process whose use the driver does not report.
     if not fresh or on_gpus.get(gpu.id) == 0 or (lease.id in use.busy and not on_gpus):
         raise Unavailable(
             f"what lease {lease.id} uses on GPU {gpu.index} is not known at the moment",

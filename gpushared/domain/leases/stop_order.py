@@ -1,8 +1,8 @@
-"""Choose what comes first when a container is to end: its MPS clients' end, or its own signal.
+"""Choose which comes first when a container is to end: the end of its MPS clients, or its own signal.
 
 The end of a client with work under way is undefined for its server and so for its neighbours. Therefore
 clients are terminated before signals that end processes. The exception is a program that catches the signal:
-it has said that it wants to end by itself, perhaps with a checkpoint that needs its GPU. Pure.
+by that it asks to end by itself, perhaps with a checkpoint that needs its GPU. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LEAD_SECONDS = 3.0
 class ClientStopOrder(StrEnum):
     """Say when the clients are terminated: at once, before the kill that ends the grace, or never.
 
-    Never is for signals by which only processes end that would end by themselves.
+    Never is for signals that end only processes which would end by themselves.
     """
 
     CLIENTS_FIRST = "clients-first"
@@ -34,9 +34,9 @@ class ClientStopOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SignalHandling:
-    """Record how a process handles signals (the masks of /proc/PID/status), and its children with theirs.
+    """Record how a process handles signals (the masks of /proc/PID/status), with its children.
 
-    ``init``: the process is one of the small inits, which hand signals on to their child. ``first``: the
+    ``init``: the process is one of the small inits, which forward signals to their child. ``first``: the
     process is the first of its PID namespace, on which signals that it does not catch have no effect, but for
     SIGKILL.
     """
@@ -73,7 +73,7 @@ class ContainerEnd:
 
 
 def at_once(asked: AskedEnd) -> bool:
-    """Return True if the request leaves nothing to the container, whatever the container is like."""
+    """Return True if the request leaves no choice to the container."""
     return (asked.kill and asked.grace_seconds == 0) or signal_number(asked.signal) == signal.SIGKILL
 
 
@@ -105,7 +105,7 @@ def lead_seconds(grace_seconds: float) -> float:
 
 
 def _catches(process: SignalHandling, number: int) -> bool:
-    """Return True if the process catches the signal, or hands it on to a child that does."""
+    """Return True if the process catches the signal, or forwards it to a child that does."""
     if _has(process.caught, number):
         return True
     return _hands_on(process, number) and any(_catches(child, number) for child in process.children)
@@ -120,7 +120,7 @@ def _ends(process: SignalHandling, number: int) -> bool:
 
 
 def _hands_on(process: SignalHandling, number: int) -> bool:
-    """Return True if the process hands signals on to its child, as the small inits do.
+    """Return True if the process forwards signals to its child, as the small inits do.
 
     While they wait for signals the kernel shows the signals as not blocked, so inits are known by their
     names; other programs that do the same are recognised at moments when they are not waiting.

@@ -25,7 +25,7 @@ MAX_REQUEST_ID = 128
 
 
 def submit(event: RequestSubmitted, draft: Draft) -> Lease:
-    """Return the lease of a request, a new one or that of the same request asked before."""
+    """Return the lease of a request: a new one, or the lease of an equal earlier request."""
     known = _asked_before(event, draft)
     if known is not None:
         draft.answer = known.id

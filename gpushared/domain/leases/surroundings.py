@@ -31,7 +31,7 @@ def size_of_host(state: NodeState) -> HostSize:
 
 
 def free_of_host(state: NodeState) -> HostSize:
-    """Return the CPU and memory that no lease has taken yet; less than nothing if the machine shrank."""
+    """Return the CPU and memory that no lease has taken yet; negative if the machine shrank."""
     size = size_of_host(state)
     held = [lease.request for lease in state.holders()]
     cpu = None if size.cpu_milli is None else size.cpu_milli - sum(one.host_cpu_milli or 0 for one in held)
@@ -112,7 +112,7 @@ def lack_of_memory(lease: Lease, state: NodeState) -> str:
 
 
 def _on_gpus(lease: Lease, state: NodeState) -> int:
-    """Return the memory used on the lease's GPUs, or all that it holds if the driver tells no use."""
+    """Return the memory used on the lease's GPUs, or all that it holds if the driver reports no use."""
     used = sum(state.use.used_bytes.get(lease.id, {}).values())
     if used or lease.id not in state.use.busy:
         return used

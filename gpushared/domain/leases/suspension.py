@@ -57,7 +57,7 @@ def why_not(lease: Lease, state: NodeState) -> str:
     return lack_of_memory(lease, state)
 
 
-# --- what people ask -----------------------------------------------------------------------------------
+# --- requests of people --------------------------------------------------------------------------------
 
 
 def pause_asked(event: PauseAsked, draft: Draft) -> None:
@@ -105,7 +105,7 @@ def _wanting(lease: Lease, *, wanted: bool) -> Lease:
 
 
 def suspend(lease: Lease, why: str, draft: Draft, *, wanted: bool) -> None:
-    """Begin to take a running lease off its GPUs. ``wanted``: it is to come back when there is room."""
+    """Begin to take a running lease off its GPUs. ``wanted``: it comes back when there is room."""
     state = lease.state
     assert isinstance(state, Active)
     deadline = draft.now + draft.rules.suspend_seconds
@@ -137,7 +137,7 @@ def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
         draft.do(InspectContainer(state.container))
 
 
-# --- and back ------------------------------------------------------------------------------------------
+# --- back on the GPUs ----------------------------------------------------------------------------------
 
 
 def resume(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
@@ -161,7 +161,10 @@ def resumed(event: ContainerResumed, draft: Draft) -> None:
 
 
 def resume_failed(event: ResumeFailed, draft: Draft) -> None:
-    """Keep the lease suspended. Its memory is still on the host, so nothing is lost; somebody has to look."""
+    """Keep the lease suspended.
+
+    Its memory is still on the host, so nothing is lost; somebody has to check.
+    """
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Resuming):

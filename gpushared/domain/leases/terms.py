@@ -1,4 +1,4 @@
-"""Check and complete a request as it comes, and teach placement what was asked for."""
+"""Check and complete an incoming request, and teach placement its size."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def learned(mix: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> Demand
 
 
 def mix_of(leases: Iterable[Lease]) -> DemandProfile:
-    """Return the mix of earlier requests, the oldest first, as the leases known after a restart tell."""
+    """Return the mix of earlier requests, the oldest first, from the leases known after a restart."""
     mix = DemandProfile()
     for lease in leases:
         size = size_of(_by_share(lease))
@@ -60,7 +60,7 @@ def mix_of(leases: Iterable[Lease]) -> DemandProfile:
 
 
 def _by_share(lease: Lease) -> Request:
-    """Return a request for bytes with the share that was granted beside them; this needs no GPU."""
+    """Return a request for bytes with its granted share beside them; this needs no GPU."""
     request = lease.request
     grants = lease.state.grants if isinstance(lease.state, Ended) else lease.grants
     if request.compute_permille is not None or request.memory_permille is not None or not grants:

@@ -1,10 +1,11 @@
-"""A program of its own that copies files as a container's user; it starts as root and gives that up first.
+"""Copy files as a container's user, in a program of its own.
 
-It is told what to do in one line of JSON on its standard input and answers on its standard output. Standard
-library only, all of it imported before the container's files are the ones that it sees.
+The program starts as root and gives up its rights first. It reads its order as one line of JSON from its
+standard input and answers on its standard output. It uses the standard library only, and imports all of it
+before it sees the container's files in place of the machine's.
 
 Between its entry into the container's files and the loss of its rights the program imports nothing and opens
-nothing by a name: at each name there is whatever the container's owner put there.
+nothing by a name: the container's owner may have put any file at each name.
 """
 
 import contextlib
@@ -44,17 +45,18 @@ from gpushared.gate.mounts import mount_helper as pins
 from gpushared.mountinfo import parse_line
 
 MEMORY_BYTES = 512 << 20
-"""A head of an archive may be of any length, and is held whole."""
+"""The head of an archive may have any length, and is held whole."""
 DEVICES = "/dev"
 WORK = "gpushare-work"
-"""A directory beside the container's own layer, in which the kernel prepares files of that layer.
+"""The name of a directory beside the container's own layer, in which the kernel prepares files of that layer.
 
-The engine has one of its own. A mount empties it, while a container that root starts just now may need it.
+The engine has such a directory too. A mount empties the directory, while a container that root starts may
+need the engine's one at that moment.
 """
 
 
 class Channel:
-    """The two ends of the line to the daemon."""
+    """Hold the two ends of the connection to the daemon."""
 
     def __init__(self) -> None:
         self.input = io.BufferedReader(io.FileIO(0, "rb"), BLOCK_BYTES)
@@ -62,18 +64,18 @@ class Channel:
         self.has_answered = False
 
     def progress(self) -> None:
-        """Tell that this process does not hang."""
+        """Send a sign that this process does not hang."""
         self.output.write(b"\n")
         self.output.flush()
 
     def answer(self, words: dict[str, Any]) -> None:
-        """Tell what came of the order; an archive may follow."""
+        """Answer the order; an archive may follow."""
         self.output.write(json.dumps(words).encode() + b"\n")
         self.has_answered = True
 
 
 def main() -> None:
-    """Do what is ordered; the exit code tells whether an archive that was begun is whole."""
+    """Carry out the order; the exit code says whether an archive that was begun is whole."""
     try:
         _main(Channel())
     except Exception:  # noqa: BLE001 - whatever it is: a traceback would be read from the container's files
@@ -118,7 +120,7 @@ def _entered(order: Order) -> View:
 
 def _do(order: Order, view: View, channel: Channel) -> None:
     deed = Deed(order["deed"])
-    # The engine follows links to the places of mounts as well.
+    # The engine follows links to the places of mounts too.
     mounts = [os.path.realpath(each) for each in order["mounts"]]
     if deed is Deed.WRITE:
         _unpack(order, mounts, channel)
@@ -174,7 +176,7 @@ def _unpack(order: Order, mounts: list[str], channel: Channel) -> None:
     keeps_kinds, keeps_owners = order["keeps_kinds"], order["keeps_owners"]
     unpacking = Unpacking(path, groups, mounts, keeps_kinds=keeps_kinds, keeps_owners=keeps_owners)
     unpacking.take(channel.input)
-    # What follows the end of an archive is nobody's, but whoever sends it wants to be rid of it.
+    # The bytes after the end of an archive belong to nothing, but the sender needs a reader for them.
     with contextlib.suppress(OSError):
         while channel.input.read(BLOCK_BYTES):
             pass
@@ -182,10 +184,10 @@ def _unpack(order: Order, mounts: list[str], channel: Channel) -> None:
 
 
 def bound() -> None:
-    """Set the bounds of this process. Nothing is imported any more: an image could bring that along.
+    """Set the bounds of this process, and end all imports: an image could bring the imported module along.
 
-    Python answers an interrupt, which the user's programs outside can send, and an error that nobody catches
-    with a traceback: it opens the program's source by its path, where an image may have a device.
+    Python answers an interrupt, which the user's programs outside can send, and an uncaught error with a
+    traceback: Python opens the program's source by its path, where an image may have a device.
     """
     sys.meta_path.clear()
     sys.path.clear()
@@ -196,7 +198,7 @@ def bound() -> None:
 
 
 def count_for_user(files: list[str]) -> None:
-    """Join the user's cgroups: the resources that this process takes from now on count as the user's."""
+    """Join the user's cgroups: resources that this process takes from now on count as the user's."""
     try:
         for path in files:
             Path(path).write_text("0")
@@ -207,9 +209,9 @@ def count_for_user(files: list[str]) -> None:
 
 
 def enter(pid: int, container: str) -> View:
-    """See the container's files and no others from here on.
+    """Enter the container's mount namespace; from here on the process sees no other files.
 
-    By a handle of its first process: while that lives, its number is no other's.
+    A handle of the container's first process keeps the process's number from being reused.
     """
     own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -234,15 +236,16 @@ def enter(pid: int, container: str) -> View:
 
 
 def mount(layers: dict[str, Any], *, writes: bool) -> View:
-    """See the files of a container that does not run from here on, and no others.
+    """Mount the files of a container that does not run; from here on the process sees no other files.
 
-    The container's layers are mounted as the engine mounts them, for this process alone. As root it looks up
-    the engine's own paths to the layers, which only root can change, and nothing that lies in a layer.
+    The container's layers are mounted as the engine mounts them, for this process alone. As root the process
+    looks up the engine's own paths to the layers, which only root can change, and no path inside a layer.
     """
     own_files = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         opened = _opened(layers, writes=writes)
-        # By numbers of descriptors from here on: the names of many layers are too long for an option.
+        # From here on descriptor numbers stand for the layers: the names of many layers are too long for an
+        # option.
         os.fchdir(own_files)
         names = [str(each) for each in opened]
         top = kernel.mount_overlay(names[:-2], *names[-2:]) if writes else kernel.mount_overlay(names)
@@ -274,7 +277,7 @@ def _opened(layers: dict[str, Any], *, writes: bool) -> list[int]:
 
 
 def become(order: Order) -> None:
-    """Be the container's user."""
+    """Become the container's user."""
     kernel.become(order["uid"], order["gid"], order["groups"])
     kernel.die_with_parent()
 

@@ -1,7 +1,7 @@
-"""The helper program as the daemon calls it: one process for each copy, bounded in number and in patience.
+"""Run the helper program for the daemon: one process for each copy, with a bound on number and time.
 
 A file system in a container can keep a process in the kernel where no signal ends it. So a process that moves
-nothing is left behind, and counts as one of its user's copies until it is gone.
+no byte is left behind, and counts as one of its user's copies until it is gone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gpushared.net.socket_wire import Piece, Wire
 
 COMMAND = command_of("gpushared.gate.copies.copy_helper")
 AT_ONCE = 4
-"""For one user."""
+"""The bound is for one user."""
 IDLE_SECONDS = 300.0
-"""A copy of which no byte moves for so long is given up, whoever keeps it: a file system, or the client."""
+"""A copy that moves no byte for this long is given up, whether a file system or the client blocks it."""
 ANSWER_BYTES = 1024 * 1024
 _ERRORS: dict[RefusalKind, type[GpushareError]] = {
     RefusalKind.MISSING: NotFound,
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class Helper:
-    """One process. All that waits raises ``TimedOut`` when nothing moves."""
+    """Talk to one helper process. Each method that waits raises ``TimedOut`` if no byte moves."""
 
     def __init__(self, process: asyncio.subprocess.Process, wire: Wire, idle_seconds: float) -> None:
         self._process = process
@@ -55,7 +55,7 @@ class Helper:
 
     @asynccontextmanager
     async def answer_to(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
-        """Send these, and meanwhile wait for the answer; what the helper does not want is sent no more."""
+        """Send the pieces and wait for the answer at the same time; sending ends when the answer comes."""
         sending = asyncio.create_task(self._send_all(pieces))
         answer = asyncio.create_task(self.answer(while_sending=True))
         try:
@@ -79,16 +79,16 @@ class Helper:
         await self._send(json.dumps(order).encode() + b"\n")
 
     async def _send(self, data: Piece) -> None:
-        """Part of what follows the order. What a process that has ended does not take is forgotten."""
+        """Send bytes of the order or after it. Bytes that an ended process does not take are dropped."""
         with contextlib.suppress(ConnectionError):
             await self.moving(self._wire.write([data]))
 
     async def answer(self, *, while_sending: bool = False) -> dict[str, Any]:
-        """Return the helper's answer to the order. Raise the error that the helper tells of.
+        """Return the helper's answer to the order, or raise the error that the helper reports.
 
-        ``while_sending``: an answer is not expected yet, for as long as sending takes.
+        ``while_sending`` waits without a limit, because the answer may come only after all bytes are sent.
         """
-        # Empty lines tell of progress.
+        # Empty lines report progress.
         while b"\n" not in self._early:
             read = self._wire.read(BLOCK_BYTES)
             data = await (read if while_sending else self.moving(read))
@@ -111,7 +111,7 @@ class Helper:
             raise Unavailable("the copy broke off in the middle")
 
     async def moving(self, step: Awaitable[_T]) -> _T:
-        """A step of the copy, which has its time."""
+        """Return the result of one step of the copy. Raises ``TimedOut`` if the step takes too long."""
         try:
             async with asyncio.timeout(self._idle_seconds):
                 return await step
@@ -123,7 +123,7 @@ class Helper:
 
 
 class Copies:
-    """The helpers of all users."""
+    """Start the helpers of all users, within the bound for each user."""
 
     def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
@@ -131,7 +131,10 @@ class Copies:
 
     @asynccontextmanager
     async def helper(self, uid: int) -> AsyncIterator[Helper]:
-        """A process for one copy of a user, which ends with this. Raises ``TimedOut`` and ``Unavailable``."""
+        """Run a helper for one copy of a user; the helper ends with the block.
+
+        Raises ``TimedOut`` and ``Unavailable``.
+        """
         held = life(await self._turn(uid))
         try:
             ours, theirs = socket.socketpair()
@@ -151,7 +154,10 @@ class Copies:
             wire.close()
 
     async def _turn(self, uid: int) -> Callable[[], None]:
-        """One of the user's turns, and the way to give it back: when no process of the copy is left."""
+        """Take one of the user's turns, and return the function that gives it back.
+
+        The turn goes back when no process of the copy is left. Raises ``TimedOut``.
+        """
         turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
         try:
             async with asyncio.timeout(self._idle_seconds):
@@ -182,7 +188,7 @@ async def _started(line: socket.socket, held: int) -> asyncio.subprocess.Process
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its line is cut, of which it ends by itself; one that a file system holds is not waited for."""
+    """End the process, whose connection is closed. A process that a file system holds is left behind."""
     try:
         await _wait(process)
     finally:

@@ -1,10 +1,10 @@
 """Define the messages between the daemon and its helper program, and their paths. Standard library only.
 
-The order is one line of JSON, and so is the answer; empty lines before the answer tell of progress. The bytes
+The order is one line of JSON, and so is the answer; empty lines before the answer report progress. The bytes
 of an archive follow the order, or the answer.
 
-Each path is looked up as the container's user, so a path that somebody swaps meanwhile leads only where that
-user may go anyway.
+Each path is looked up as the container's user, so a path that somebody swaps during the copy leads only where
+that user may go anyway.
 """
 
 import os
@@ -19,7 +19,8 @@ from gpushared.mountinfo import is_under
 
 Order = dict[str, Any]
 STAT, AGAIN = "stat", "again"
-"""An answer has one of these: the file that was found, or the path to look for again from the beginning."""
+"""An answer has one of these keys: the file that was found, or the path to search for again from the
+beginning."""
 BLOCK_BYTES = 256 * 1024
 START = "start it first, or write to a volume or directory that it mounts"
 GO_BITS = (
@@ -57,7 +58,7 @@ class RefusalKind(StrEnum):
 
 
 class CopyRefusedError(Exception):
-    """The helper does not do what it is asked for; the text says why, for the caller to read."""
+    """Report that the helper refuses an order; the text states the reason, for the caller to read."""
 
     def __init__(self, kind: RefusalKind, text: str, hint: str = "") -> None:
         super().__init__(text)
@@ -66,12 +67,12 @@ class CopyRefusedError(Exception):
 
 
 def cleaned(path: str) -> str:
-    """The path from the container's root, without dots and doubled slashes."""
+    """Return the path from the container's root, without dots and doubled slashes."""
     return "/" + posixpath.normpath("/" + path).lstrip("/")
 
 
 def means_directory(path: str) -> bool:
-    """Return True if a link at the end is to be followed, because a slash or a dot is written after it."""
+    """Return True if a link at the end is to be followed, because a slash or a dot follows it."""
     return path.endswith(("/", "/.")) or path == "."
 
 
@@ -83,7 +84,10 @@ def name_of(path: str) -> str:
 
 
 def resolved(path: str) -> str:
-    """The path without links in its directories; of a link at its end only where that is followed."""
+    """Return the path without links in its directories.
+
+    A link at the end of the path stays unless it is to be followed.
+    """
     plain = cleaned(path)
     if means_directory(path):
         return os.path.realpath(plain)
@@ -103,13 +107,13 @@ def stat_of(path: str, found: os.stat_result, target: str) -> dict[str, Any]:
 
 
 def go_mode(mode: int) -> int:
-    """A file's mode as Go's ``FileMode``."""
+    """Return a file's mode as Go's ``FileMode``."""
     kind = sum(bits for is_kind, bits in GO_BITS if is_kind(mode))
     return kind | sum(bits for flag, bits in GO_FLAGS if mode & flag) | (mode & 0o777)
 
 
 def go_time(moment_ns: int) -> str:
-    """A time as Go writes it in JSON."""
+    """Return a time as Go writes it in JSON."""
     seconds, rest = divmod(moment_ns, NANOSECONDS)
     fraction = f".{rest:09d}".rstrip("0").rstrip(".")
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"
@@ -129,14 +133,14 @@ def refusal_of(error: OSError, doing: str, path: str) -> CopyRefusedError:
 
 
 def check_uncovered(path: str, mounts: Iterable[str], doing: str) -> None:
-    """Raise ``CopyRefusedError`` for a path that something is mounted over when the container runs."""
+    """Raise ``CopyRefusedError`` for a path below a place that the running container mounts over."""
     for mount in mounts:
         if is_under(path, mount):
             raise covered(mount, doing)
 
 
 def covered(mount: str, doing: str) -> CopyRefusedError:
-    """Explain that the files at a path are not those of the container's own layers."""
+    """Return the error for a path that does not show the container's own layers."""
     return CopyRefusedError(
         RefusalKind.FORBIDDEN,
         f"what is mounted at {mount} cannot be {doing} while it does not run",
@@ -145,10 +149,10 @@ def covered(mount: str, doing: str) -> CopyRefusedError:
 
 
 def missing(path: str) -> CopyRefusedError:
-    """The caller reads the engine's own words for a path that is not there; the daemon has these."""
+    """Return the error for a missing path; the daemon turns it into the engine's own words."""
     return CopyRefusedError(RefusalKind.MISSING, path)
 
 
 def first_of(error: OSError, otherwise: str) -> str:
-    """The path that an error is about."""
+    """Return the path that an error is about."""
     return str(error.filename) if error.filename else otherwise

@@ -1,7 +1,7 @@
 """Read a tree of files as a tar archive, or pick one out of a whole container's. Standard library only.
 
-The process that runs this is the container's user. It never opens a device, which no cgroup would keep from
-it: a file is held by its name first, and read only where it is a regular one.
+The process that runs this code is the container's user. It never opens a device, because no cgroup would keep
+the process from the device: the process first holds a file by its name, and reads only regular files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpushared.gate.copies.order import (
 from gpushared.mountinfo import is_under
 
 ENTRIES_AT_ONCE = 1024
-"""Between two signs of progress."""
+"""This many entries lie between two signs of progress."""
 END_OF_ARCHIVE = bytes(2 * tarfile.BLOCKSIZE)
 KINDS = {
     stat.S_IFDIR: tarfile.DIRTYPE,
@@ -45,11 +45,11 @@ KINDS = {
     stat.S_IFCHR: tarfile.CHRTYPE,
     stat.S_IFBLK: tarfile.BLKTYPE,
 }
-"""Sockets are in no archive."""
+"""An archive has no entry for sockets."""
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_LINKS = 40
-"""On the way to one file, as the kernel has it."""
+"""The path of one file may have this many links, as in the kernel."""
 ENTRY_KINDS = {
     tarfile.DIRTYPE: 0o040000,
     tarfile.SYMTYPE: 0o120000,
@@ -61,7 +61,7 @@ REGULAR = 0o100000
 
 
 class TreeFile(NamedTuple):
-    """One file of the tree: its path, its name in the archive, and an open handle that only names it."""
+    """Hold one file of the tree: its path, its name in the archive, and an open handle that only names it."""
 
     path: str
     name: str
@@ -70,10 +70,10 @@ class TreeFile(NamedTuple):
 
 
 class Tree:
-    """The files at and below a path.
+    """Archive the files at and below a path.
 
-    ``barren``: directories whose content is left out, unless one of them is asked for itself. ``own_files``:
-    a handle of ``/proc/self/fd``, by which a file that is held is opened.
+    ``barren`` holds directories whose content is left out, unless such a directory is the path itself.
+    ``own_files`` is a handle of ``/proc/self/fd``, through which a held file is opened.
     """
 
     def __init__(self, path: str, name: str, barren: frozenset[str], own_files: int) -> None:
@@ -82,10 +82,13 @@ class Tree:
         self._barren = barren
         self._own_files = own_files
         self._links: dict[tuple[int, int], str] = {}
-        """The first names of files that have several, in this archive."""
+        """The first names of files with several names, in this archive."""
 
     def check(self, told: Told) -> None:
-        """Raise ``RefusedError`` for a file that cannot be read: in an archive nothing can be said of it."""
+        """Raise ``CopyRefusedError`` for a file that cannot be read.
+
+        An archive that has begun cannot report an error.
+        """
         for number, found in enumerate(self._walk()):
             if stat.S_ISREG(found.stat.st_mode):
                 try:
@@ -98,7 +101,7 @@ class Tree:
                 told()
 
     def write(self, out: IO[bytes]) -> None:
-        """The whole archive. Raises ``OSError`` for a file that cannot be read any more."""
+        """Write the whole archive. Raises ``OSError`` for a file that cannot be read any more."""
         for found in self._walk():
             self._write(found, out)
         out.write(END_OF_ARCHIVE)
@@ -106,9 +109,9 @@ class Tree:
     def _walk(self) -> Iterator[TreeFile]:
         """Yield files in the engine's order.
 
-        Leave out files that vanish meanwhile, except the path itself.
+        Leave out files that vanish during the walk, except the path itself.
         """
-        # Names alone, for a directory may have millions.
+        # The list holds names alone, because a directory may have millions of them.
         waiting = [(self._path, self._name, [""])]
         while waiting:
             directory, prefix, left = waiting[-1]
@@ -132,7 +135,7 @@ class Tree:
             waiting.append((path, name, below))
 
     def _below(self, found: TreeFile) -> list[str]:
-        """The names in a directory, the first one last."""
+        """Return the names in a directory, the first one last."""
         if not stat.S_ISDIR(found.stat.st_mode) or (found.path in self._barren and found.path != self._path):
             return []
         try:
@@ -175,9 +178,9 @@ class Tree:
 
 
 def _write_content(file: IO[bytes], found: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
-    """Write as many bytes as the head says, whatever a program adds or takes away meanwhile.
+    """Write as many bytes as the head says, even if a program changes the file's length meanwhile.
 
-    The kernel's files do not tell their sizes: the bytes of the first reads are the size of a short file.
+    The kernel's files do not show their sizes: the bytes of the first reads are the size of a short file.
     """
     start = _read_full(file)
     if len(start) < BLOCK_BYTES:
@@ -221,7 +224,7 @@ def _head(entry: tarfile.TarInfo) -> bytes:
 
 
 class PastError(Exception):
-    """The file is before what was read already: the export is wanted once more, for this path."""
+    """Report that the file lies before the read part: the export must come once more, for this path."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -229,10 +232,11 @@ class PastError(Exception):
 
 
 class Picking:
-    """The file that the client asked for, in one export. Paths begin at the container's root.
+    """Pick the file that the client asked for out of one export. Paths begin at the container's root.
 
-    An export follows no link and mounts nothing, so nobody can lead the engine astray by it. It comes in the
-    order of names and is read once; where a link leads back to what is past, it has to come once more.
+    An export follows no link and mounts nothing, so no link can lead the engine astray. The export comes in
+    the order of names and is read once; if a link leads back to a part that was read already, the export has
+    to come once more.
     """
 
     def __init__(self, order: Order) -> None:
@@ -244,7 +248,7 @@ class Picking:
         self._archive: tarfile.TarFile
 
     def find(self, stream: io.BufferedReader[io.FileIO]) -> tuple[dict[str, Any], tarfile.TarInfo]:
-        """Return the file's status as the engine would tell it, and its entry.
+        """Return the file's status in the engine's format, and the file's entry.
 
         Raise ``CopyRefusedError``, or ``PastError`` if this export is the wrong one.
         """
@@ -259,7 +263,7 @@ class Picking:
         return self._stat(entry), entry
 
     def write(self, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
-        """The archive that begins with what was found."""
+        """Write the archive that begins with the found entry."""
         top, name = self._target, name_of(self._asked)
         self._copy(entry, name, out)
         for each in self._entries() if entry.isdir() else ():
@@ -275,7 +279,8 @@ class Picking:
 
     def _entries(self) -> Iterator[tarfile.TarInfo]:
         while (entry := self._archive.next()) is not None:
-            # Kept for those who look back, be they millions; typeshed does not know of the list.
+            # ``tarfile`` keeps the entries, of which there may be millions, for random access; typeshed lacks
+            # the list.
             self._archive.members.clear()  # type: ignore[attr-defined]
             yield entry
 
@@ -293,7 +298,7 @@ class Picking:
         raise missing(self._asked)
 
     def _follow(self, here: str) -> None:
-        """A link on the way is known now."""
+        """Continue the search behind a link on the way to the target."""
         target = self._through(self._target, follows=self._follows)
         if target == self._target:
             return
@@ -302,7 +307,7 @@ class Picking:
         self._target = target
 
     def _through(self, path: str, *, follows: bool) -> str:
-        """The path without those of its links that are known."""
+        """Return the path with its known links resolved."""
         done: list[str] = []
         left = path.split("/")[::-1]
         links = 0
@@ -324,7 +329,10 @@ class Picking:
         return "/".join(done)
 
     def _check_mounts(self, *, is_whole: bool) -> None:
-        """Raise ``CopyRefusedError`` for what an export does not have; ``is_whole``: with all that is below."""
+        """Raise ``CopyRefusedError`` for a target under a mount, which an export lacks.
+
+        ``is_whole`` includes mounts below the target.
+        """
         for mount in self._mounts:
             above = is_whole and (not self._target or is_under(mount, self._target))
             if above or is_under(self._target, mount):
@@ -333,7 +341,7 @@ class Picking:
     def _stat(self, entry: tarfile.TarInfo) -> dict[str, Any]:
         target = ""
         if entry.issym():
-            # A link that is still to come may be on the way.
+            # Links that come later in the export may be on the way.
             rest = [each for each in self._entries() if each.issym()]
             self._links |= {each.name.strip("/"): each.linkname for each in rest}
             target = f"/{self._through(self._target, follows=True)}"
@@ -355,14 +363,14 @@ class Picking:
 
 
 def _root() -> tarfile.TarInfo:
-    """An export has no entry for the root itself."""
+    """Return an entry for the root, which an export does not have."""
     entry = tarfile.TarInfo("")
     entry.type, entry.mode = tarfile.DIRTYPE, 0o755
     return entry
 
 
 def _renamed(path: str, top: str, name: str) -> str:
-    """The path by the name under which the client knows the top. Raises ``OSError`` for one outside."""
+    """Return the path below the client's name for the top. Raises ``OSError`` for a path outside the top."""
     if top and not is_under(path, top):
         raise OSError(f"{path} has another name outside, which is not copied")
     return f"{name.rstrip('/')}/{path[len(top) :].lstrip('/')}" if path != top else name

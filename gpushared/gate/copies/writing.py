@@ -1,7 +1,7 @@
-"""A tar archive unpacked into a directory, for ``docker cp`` into a container. Standard library only.
+"""Unpack a tar archive into a directory, for ``docker cp`` into a container. Standard library only.
 
-The process that runs this is the container's user: an entry that leads elsewhere, by its own name or by links
-of others, leads only where that user may write anyway.
+The process that runs this code is the container's user: an entry that leads elsewhere, by its own name or by
+links of other entries, leads only where that user may write anyway.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from gpushared.gate.copies.order import (
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 IMPLIED_MASK = 0o022
-"""Directories that stand in no entry are made with this mask."""
+"""Directories without an entry of their own are made with this mask."""
 PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
-"""Until the content is there."""
+"""Files and directories have these modes until their content is there."""
 
 
 class ArchiveEntry(tarfile.TarInfo):
-    """A head that is broken ends the archive with an error, wherever it stands."""
+    """Read a tar entry; a broken head ends the archive with an error, wherever the head stands."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> ArchiveEntry:
@@ -44,7 +44,7 @@ class ArchiveEntry(tarfile.TarInfo):
 
 
 class _Directory(NamedTuple):
-    """One whose mode and time are set when all is in it; ``is_own`` where it was made here."""
+    """Hold a directory whose mode and time are set when it is full; ``is_own`` says that it was made here."""
 
     path: Path
     entry: tarfile.TarInfo
@@ -55,8 +55,8 @@ class Unpacking:
     """Unpack one archive into the directory ``root``.
 
     ``keeps_kinds``: no directory is replaced by another kind of file, or the other way round.
-    ``keeps_owners``: the files belong to the entries' owners, and not to the caller. ``mounts``: the places
-    where the container mounts something when it runs, which is not mounted now. Nothing is written there.
+    ``keeps_owners``: the files belong to the entries' owners, and not to the caller. ``mounts`` holds the
+    places that the running container mounts over; nothing is mounted there now, and nothing is written there.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Unpacking:
         self._directories: list[_Directory] = []
 
     def take(self, stream: io.BufferedReader[io.FileIO]) -> None:
-        """Unpack what comes. Raises ``CopyRefusedError``; what came before that stays unpacked."""
+        """Unpack the stream. Raises ``CopyRefusedError``; entries before the error stay unpacked."""
         os.umask(IMPLIED_MASK)
         try:
-            # An empty stream is no broken archive to the engine.
+            # The engine does not treat an empty stream as a broken archive.
             if stream.peek():
                 self._take(stream)
         except tarfile.TarError as error:
@@ -86,7 +86,8 @@ class Unpacking:
     def _take(self, stream: io.BufferedReader[io.FileIO]) -> None:
         with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES, tarinfo=ArchiveEntry) as archive:
             while (entry := archive.next()) is not None:
-                # Kept for those who look back, be they millions; typeshed does not know of the list.
+                # ``tarfile`` keeps the entries, of which there may be millions, for random access; typeshed
+                # lacks the list.
                 archive.members.clear()  # type: ignore[attr-defined]
                 self._put(entry, archive)
         for directory in reversed(self._directories):
@@ -111,7 +112,10 @@ class Unpacking:
             raise refusal_of(error, "written", first_of(error, str(path))) from None
 
     def _inside(self, path: str, name: str) -> str:
-        """The path from the root, empty for the root itself. Raises ``CopyRefusedError`` where it leads out."""
+        """Return the path from the root, empty for the root itself.
+
+        Raises ``CopyRefusedError`` for a path outside.
+        """
         plain = posixpath.normpath(path)
         if plain == ".." or plain.startswith("../"):
             raise CopyRefusedError(RefusalKind.BROKEN, f"{name} in the archive leads out of {self._root}")
@@ -136,7 +140,7 @@ class Unpacking:
             )
 
     def _make_way(self, path: Path, entry: tarfile.TarInfo) -> bool:
-        """Remove what the entry replaces; whether it is a directory that is there already."""
+        """Remove the file that the entry replaces; return True if the entry's directory exists already."""
         try:
             found = path.lstat()
         except FileNotFoundError:
@@ -188,7 +192,7 @@ class Unpacking:
                     _write_all(file, piece)
             file.truncate(file.tell())
 
-    # --- whose, when, and who may ---
+    # --- owners, times and modes ---
 
     def _finish(self, directory: _Directory) -> None:
         if directory.is_own:
@@ -197,18 +201,18 @@ class Unpacking:
             except OSError as error:
                 raise refusal_of(error, "written", str(directory.path)) from None
             return
-        # One that was there already may be another's, and then stays as it is.
+        # An existing directory may belong to another user, and then stays as it is.
         with contextlib.suppress(OSError):
             self._set_all(directory.path, directory.entry)
 
     def _set_all(self, path: Path, entry: tarfile.TarInfo) -> None:
         self._set_owner(path, entry)
-        # What somebody put into the place of a file of ours is the caller's as well, links too.
+        # A file that somebody put into the place of ours belongs to the caller too, as do links.
         path.chmod(stat.S_IMODE(entry.mode))
         os.utime(path, (entry.mtime, entry.mtime), follow_symlinks=False)
 
     def _set_owner(self, path: Path, entry: tarfile.TarInfo) -> None:
-        """Before the mode, of which a change of owners takes the set-uid bit."""
+        """Set the owner. This comes before the mode, because a change of owners clears the set-uid bit."""
         if self._keeps_owners:
             os.chown(path, -1, entry.gid, follow_symlinks=False)
 
