@@ -1,4 +1,4 @@
-"""Judge every Docker request of every caller by its route, and hand it to its handler."""
+"""Judge every Docker request of every caller by its route, and pass the request to its handler."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ from gpushared.storage.audit.line import Origin, Sink, ignore
 class Gate:
     """Serve exchanges. The HTTP layer sends the daemon's errors to the client in Docker's form.
 
-    ``audit`` gets a line for each request that changes something or is refused.
-
-    ``policy`` may be replaced at any time; it holds for requests that come after. ``name``: containers bear
-    it, to be told from those of other gates. ``walls``: what bounds all containers of a user together.
-    ``passwd``: without it containers have their images' users only.
+    ``audit`` gets a line for each request that changes something or is refused. ``policy`` may be replaced at
+    any time; the new one applies to later requests. ``name`` is on the gate's containers, to distinguish them
+    from those of other gates. ``walls`` limits all containers of a user together. Without ``passwd``
+    containers have their images' users only.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Gate:
             await self._handle(exchange, recorded)
 
     def refused(self, refusal: RequestRefusal, caller: Caller, origin: Origin) -> None:
-        """Tell the audit that the HTTP layer refused a request, which never came to the gate."""
+        """Write to the audit that the HTTP layer refused a request before the gate received it."""
         self._audit(line_of_refusal(refusal, caller, origin))
 
     async def _handle(self, exchange: Exchange, recorded: Recording) -> None:

@@ -33,13 +33,13 @@ _REFUSALS = (LimitReached, NotFound, PermissionRefused, RequestError, TimedOut, 
 
 
 class Explainer:
-    """Ask everything that a create asks: the rules, and also the engine and the system."""
+    """Check all that a create checks: the rules, and also the engine and the system."""
 
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
     async def explain(self, raw: bytes, version: Version | None, caller: Caller) -> list[FieldFinding]:
-        """Explain every field that says something. Raises errors that prevent the explanation itself."""
+        """Explain every field that has an effect. Raises errors that prevent the explanation itself."""
         notes = Notes()
         try:
             dropped: list[str] = []
@@ -103,7 +103,7 @@ class Explainer:
             notes.set("Env", None, [entry for entries in env.values() for entry in entries], ", ".join(env))
 
     async def _look(self, judged: Body, account: Account, notes: Notes) -> None:
-        """Look at the facts that only the engine and the system know."""
+        """Check the facts that only the engine and the system know."""
         engine, mounts = self._handler_context.engine, judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             try:

@@ -1,8 +1,8 @@
 """Parse request bodies once, strictly, and write them anew from the judged values.
 
 The engine's own parser is lenient (https://pkg.go.dev/encoding/json#Unmarshal): it takes a key in any case,
-lets a later duplicate win or merge, and reads HostConfig fields at the top level too. What is refused here
-is what the engine might read differently from us.
+lets a later duplicate win or merge, and reads HostConfig fields at the top level too. This module refuses
+every body that the engine might read differently from us.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gpushared.gate.api.fields import CREATE_TABLE, HOST_TABLE
 
 BODY_BYTES = 1024 * 1024
 MAX_VALUES = 10_000
-"""Everybody waits while a body is parsed: this many values take 5 ms, ten times as many 150 ms."""
+"""All requests wait while a body is parsed: this many values take 5 ms, ten times as many 150 ms."""
 MAX_DEPTH = 32
 CPUSET = "Cpuset"
 """Engine 20.10 reads this field at the top level, though no description of the API has it."""
 OWN_NETWORKS = frozenset({"", "default", "bridge", "none"})
-"""Everybody may use these networks of the engine."""
+"""Every caller may use these networks of the engine."""
 HOST_NETWORK = "host"
 """This network is the machine's own."""
 CPU_PERIOD_US = 100_000
 """The engine takes this period if a body names none."""
 
 Json = Any
-"""A decoded JSON value; whoever reads one checks its type."""
+"""A decoded JSON value; its reader checks its type."""
 Body = dict[str, Json]
 LABEL_PORTS: Final = "gpushare.published-ports"
 """This label has the gate's count of the ports at the container's create."""
@@ -42,7 +42,7 @@ ALL_CAPABILITIES = "all"
 
 
 def parse_object(raw: bytes) -> Body:
-    """Return the JSON object in ``raw``. Raises ``RequestError`` for anything that leaves room for doubt."""
+    """Return the JSON object in ``raw``. Raises ``RequestError`` for an ambiguous body."""
     if len(raw) > BODY_BYTES:
         raise RequestError(f"the body is longer than {BODY_BYTES} bytes")
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
@@ -50,7 +50,7 @@ def parse_object(raw: bytes) -> Body:
     try:
         text = raw.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-        # Refuses half surrogates and numbers that overflow: the engine would read them as something else.
+        # This refuses half surrogates and numbers that overflow: the engine would read them as other values.
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise _too_deep() from None
@@ -70,8 +70,9 @@ def serialise(body: Mapping[str, Json]) -> bytes:
 def check_create(body: Body, dropped: list[str] | None = None) -> Body:
     """Return the create body without the fields on no table, whose names go to ``dropped``.
 
-    Raises if the engine would see a field that the gate does not, or see it elsewhere, or take its value for
-    another: ``PermissionRefused`` for an unknown field if there is no ``dropped``, else ``RequestError``.
+    Raises if the engine would see a field that the gate does not see, or see the field elsewhere, or take its
+    value for another value: ``PermissionRefused`` for an unknown field if there is no ``dropped``, else
+    ``RequestError``.
     """
     check_keys(body, {*CREATE_TABLE, *HOST_TABLE, CPUSET}, "")
     misplaced = sorted(HOST_TABLE.keys() & body.keys())
@@ -83,7 +84,10 @@ def check_create(body: Body, dropped: list[str] | None = None) -> Body:
 
 
 def check_keys(body: Body, known: Iterable[str], where: str) -> None:
-    """Refuse keys that the engine would take for one of ``known`` though they are spelled otherwise."""
+    """Raise ``RequestError`` for keys that differ from ones of ``known`` in spelling only.
+
+    The engine would take such a key for the known one.
+    """
     folded = {name.casefold(): name for name in known}
     for key in body:
         meant = folded.get(key.casefold(), key)
@@ -169,10 +173,10 @@ def counted(labels: Mapping[str, str]) -> int:
 
 
 def check_counted(name: str, ports: int, labels: Mapping[str, str], most: int) -> None:
-    """Raise ``PermissionRefused`` where a container would publish more than it was created for.
+    """Raise ``PermissionRefused`` if a container would publish more ports than its create allowed.
 
-    Its image may have been another when it was looked at; one from before ports were counted has what a user
-    may have.
+    The image may have been replaced after the create. A container from before ports were counted may have as
+    many as a user may have.
     """
     given = counted(labels) if LABEL_PORTS in labels else most
     if most and ports > given:
@@ -185,14 +189,14 @@ def check_counted(name: str, ports: int, labels: Mapping[str, str], most: int) -
 def _size(port: str) -> int:
     match = _PORT.fullmatch(port)
     if match is None or match[2] is None:
-        return 1  # where it is no port, the engine says so
+        return 1  # the engine reports a text that is no port
     return max(1, int(match[2]) - int(match[1]) + 1)
 
 
 def named_in(env: Sequence[str]) -> str | None:
-    """Return the variable's value, None if it is not there; the engine takes the last of several.
+    """Return the variable's value, or None if the variable is not set; the engine takes the last of several.
 
-    A bare name, which takes back the image's value, is an empty value.
+    A bare name, which unsets the image's value, is an empty value.
     """
     found = [value for name, _, value in (entry.partition("=") for entry in env) if name == CAPABILITIES]
     return found[-1] if found else None
@@ -201,7 +205,8 @@ def named_in(env: Sequence[str]) -> str | None:
 def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_CAPABILITIES) -> None:
     """Raise if the user's variables name a capability that is unknown, or that the site does not give.
 
-    NVIDIA's container toolkit reads ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over an unknown word.
+    NVIDIA's container toolkit reads ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over an unknown name.
+    Raises ``RequestError`` or ``PermissionRefused``.
     """
     for word in _words(named_in(env) or ""):
         if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:

@@ -1,6 +1,7 @@
-"""The endpoints of the Docker Engine API, each with its scope. What is on no list is refused, for everybody.
+"""List the endpoints of the Docker Engine API, each with its scope.
 
-The engine's own descriptions, from API version 1.24 on, are the list of what there is.
+An endpoint on no list is refused, for all callers. The lists follow the engine's own descriptions, from API
+version 1.24 on.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ OPTIONS = ("OPTIONS is a question of web browsers, which have no business here",
 
 
 def match_route(method: str, path: str) -> Match | None:
-    """Return the route of a request, None if it is on no list."""
+    """Return the route of a request, None if no list has it."""
     return _TABLE.match(method, path)
 
 
@@ -125,7 +126,7 @@ ROUTES: tuple[Route, ...] = (
     _route("GET", "/containers/json", _A.CONTAINER_LIST, _CONTAINERS, closed="since before"),
     _route("POST", "/containers/create", _A.CREATE, "name platform", _IN),
     _route("POST", "/containers/prune", _A.CONTAINER_PRUNE, "filters stream"),
-    # A slash is in no container's name, but clients ask for an image's name here first
+    # A container's name never has a slash, but clients ask for an image's name here first
     _route("GET", "/containers/{name...}/json", _A.CONTAINER, "size"),
     _route("GET", "/containers/{name}/top", _A.TOP, "ps_args"),
     _route("GET", "/containers/{name}/logs", _A.CONTAINER, _LOGS),
@@ -191,7 +192,7 @@ ROUTES: tuple[Route, ...] = (
     _route("GET", "/volumes/{name...}", _A.VOLUME),
     _route("DELETE", "/volumes/{name}", _A.VOLUME, "force"),
     _refused("PUT", "/volumes/{name}", CLUSTER_VOLUME),
-    # Plugins; `docker inspect` asks here for names that are nothing else
+    # Plugins; `docker inspect` asks here last for any name
     _trusted("GET", "/plugins", PLUGINS),
     _refused("GET", "/plugins/privileges", PLUGIN),
     _route("GET", "/plugins/{name...}/json", _A.PLUGIN),

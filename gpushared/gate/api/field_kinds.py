@@ -1,8 +1,8 @@
 """Describe the fields of the Engine API: the kind of their values, and the API versions that have them.
 
 A table is written as lines of ``Name kind [table] [since] [-until] [option] [= rule]``, versions as ``1.41``;
-the option is that of ``docker run``. A field on no table is never sent to the engine, whoever asks: the field is
-dropped if no engine reads it, and refused if the engine is newer than the table and may read it.
+the option is that of ``docker run``. A field on no table is never sent to the engine, for any caller: the
+field is dropped if no engine reads it, and refused if the engine is newer than the table and may read it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FieldKind(StrEnum):
     SIZE = "size"
     """Height and width."""
     OPAQUE = "opaque"
-    """The value is not looked into, because no rule lets it pass."""
+    """No code reads the value, because no rule lets it pass."""
     RECORD = "record"
     RECORDS = "records"
     RECORD_BY_NAME = "record-by-name"
@@ -50,7 +50,10 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``until`` is the last version that has it, ``rule`` how a confined caller's value is judged."""
+    """Describe a field.
+
+    ``until`` is the last version that has the field; ``rule`` judges a confined caller's value.
+    """
 
     kind: FieldKind
     table: Table | None = None
@@ -68,12 +71,12 @@ Table = Mapping[str, Field]
 
 
 def table(text: str, **tables: Table) -> Table:
-    """The table that ``text`` describes; ``tables`` are those that it names."""
+    """Return the table that ``text`` describes; ``tables`` are the tables that the text names."""
     return MappingProxyType(dict(_field(line, tables) for line in text.strip().splitlines()))
 
 
 def version_of(text: str) -> Version:
-    """``1.41``, or ``v1.41``."""
+    """Read a version such as ``1.41`` or ``v1.41``."""
     major, minor = text.removeprefix("v").split(".")
     return int(major), int(minor)
 
@@ -90,10 +93,10 @@ def fit(
     """Return a copy without the fields that the table or the version does not have.
 
     A field that the request's version does not have is left out, as the engine's description of that version
-    promises; its name goes to ``left_out`` if it had a value. Nulls of unknown fields are ignored.
-    The name of a field on no table goes to ``dropped``; without ``dropped`` such a field is refused.
-    Raises ``PermissionRefused`` for a field on no table, ``RequestError`` for one that the engine would take
-    for another, and for a value of another kind.
+    promises; its name goes to ``left_out`` if it had a value. Nulls of unknown fields are ignored. The name
+    of a field on no table goes to ``dropped``; without ``dropped`` such a field is refused. Raises
+    ``PermissionRefused`` for a field on no table, ``RequestError`` for a field that the engine would take for
+    another one, and for a value of another kind.
     """
     fitted: dict[str, Json] = {}
     folded = {} if body.keys() <= fields.keys() else {known.casefold(): known for known in fields}
@@ -112,7 +115,7 @@ def fit(
 def respelled(body: Mapping[str, Json], spellings: Mapping[str, str]) -> dict[str, Json]:
     """Return the body with the table's names for fields that a client is known to spell otherwise.
 
-    Raises ``RequestError`` if a field stands there in both spellings: the engine takes the last.
+    Raises ``RequestError`` if the body has a field in both spellings: the engine takes the last.
     """
     for other, name in spellings.items():
         if other in body and name in body:
@@ -123,7 +126,10 @@ def respelled(body: Mapping[str, Json], spellings: Mapping[str, str]) -> dict[st
 def _leave_unknown(
     name: str, value: Json, folded: Mapping[str, str], where: str, dropped: list[str] | None
 ) -> None:
-    """``folded`` gives the table's spelling: engines read a name in any case, by the rules of Unicode."""
+    """Drop or refuse an unknown field.
+
+    ``folded`` gives the table's spelling: engines read a name in any case, by the rules of Unicode.
+    """
     if meant := folded.get(name.casefold()):
         raise RequestError(f"{where}{readable(name)} is not a field", hint=f"it is spelled {where}{meant}")
     if value is None:
@@ -137,7 +143,7 @@ def _leave_unknown(
 
 
 def readable(name: str) -> str:
-    """Return a client's word so that it may stand in a message or a log."""
+    """Return a client's text in a form that is safe in a message or a log."""
     return name if name.isidentifier() and len(name) <= LONGEST_NAME else shown(name)
 
 

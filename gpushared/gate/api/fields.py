@@ -1,9 +1,10 @@
 """List the fields of the Engine API's bodies from its published descriptions, from 1.24 to 1.56.
 
-https://docs.docker.com/reference/api/engine/ has one description a version. A version after the kind is the
-first that has the field, one with a dash the last. Fields that no description names, but that engines decode
-or clients send, stand here too. After ``=`` is the rule by which a confined caller's value is judged
-(``gpushared.gate.policy.admission``), with its hint after a semicolon; a field without a rule is refused.
+https://docs.docker.com/reference/api/engine/ has one description for each version. A version after the kind
+is the first that has the field; a version with a dash is the last. The tables also list fields that no
+description names, but that engines decode or clients send. After ``=`` is the rule by which a confined
+caller's value is judged (``gpushared.gate.policy.admission``), with its hint after a semicolon; a field
+without a rule is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from gpushared.gate.api.field_kinds import Table, table
 
 NEWEST = (1, 56)
-"""The newest version whose fields stand here."""
+"""The newest version whose fields the tables list."""
 
 HEALTH = table("""
     Test words
@@ -271,7 +272,7 @@ CREATE_TABLE: Table = {
 UPDATE_TABLE: Table = {**RESOURCES_TABLE, "RestartPolicy": _HOST_ONLY["RestartPolicy"]}
 
 EXEC_SPELLINGS = {"detachKeys": "DetachKeys"}
-"""aiodocker writes the field so; engines read both spellings."""
+"""aiodocker uses this spelling; engines read both spellings."""
 EXEC_TABLE = table("""
     AttachStdin flag = allowed
     AttachStdout flag = allowed

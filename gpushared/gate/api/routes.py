@@ -22,7 +22,7 @@ ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 HEXLESS_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 MAX_PARAMETERS = 100
 FALSE = frozenset({"", "0", "no", "false", "none"})
-"""The engine's words for false; all others are true."""
+"""The engine reads these values as false and all others as true."""
 REPEATABLE = frozenset({"names", "platform", "type", "changes"})
 FLAG = r"[A-Za-z0-9]{0,8}"
 NUMBER = r"-?[0-9]{0,10}"
@@ -44,7 +44,7 @@ _WORDS: Mapping[str, str] = {
 }
 ONLY_NO = frozenset({"link"})
 NO = re.compile(r"0|no|false|none|", re.IGNORECASE)
-"""The engine takes these words for no."""
+"""The engine reads these values as no."""
 FORMS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(form, re.DOTALL) for form, names in _WORDS.items() for name in names.split()
 }
@@ -95,25 +95,26 @@ class RouteAction(StrEnum):
     PLUGIN = "plugin"
 
 
-"""The reference page describes so which callers may use the action, and on which things."""
+"""The reference page describes with these texts which callers may use the action, and on which things."""
 
 
 class Payload(StrEnum):
     """Name the kind of body that an endpoint takes."""
 
     NONE = "none"
-    """Engines take no notice of a body here."""
+    """Engines ignore a body here."""
     REFUSED = "refused"
-    """Engines refuse a body here: it held options once."""
+    """Engines refuse a body here, because older ones read options from it."""
     STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``query`` lists the parameters that a confined caller may give, ``closed`` what engines read besides.
+    """Describe an endpoint: ``query`` lists the parameters that a confined caller may give.
 
-    Both are empty where only trusted callers may ask: there the engine alone reads the query.
-    ``why`` and ``hint`` are what those hear who may not ask it.
+    ``closed`` lists further parameters that engines read. Both are empty if only trusted callers may use the
+    endpoint: there the engine alone reads the query. ``why`` and ``hint`` are the refusal that other callers
+    get.
     """
 
     methods: tuple[str, ...]
@@ -130,7 +131,10 @@ class Route:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """``{name}`` in ``path`` is one segment, ``{name...}`` may hold slashes, as images' names do."""
+        """Return the pattern of the path.
+
+        ``{name}`` in ``path`` is one segment; ``{name...}`` may hold slashes, as images' names do.
+        """
         escaped = re.escape(self.path)
         for word, group in _GROUPS.items():
             escaped = escaped.replace(re.escape(word), group)
@@ -154,7 +158,7 @@ class RouteTable:
             self._by_first.setdefault(first, []).append((route.pattern, route))
 
     def match(self, method: str, path: str) -> Match | None:
-        """Return the route of a request, None if it is on no list."""
+        """Return the route of a request, None if no route matches."""
         first = path.split("/", 2)[1]
         for pattern, route in self._by_first.get(first, ()):
             if method in route.methods and (found := pattern.fullmatch(path)):
@@ -164,7 +168,10 @@ class RouteTable:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``path`` is decoded, without version prefix and doubled slashes; ``version`` is ``v1.41`` or empty."""
+    """Hold a decoded target: ``path`` has no version prefix and no doubled slashes.
+
+    ``version`` is ``v1.41`` or empty.
+    """
 
     path: str
     version: str = ""
@@ -220,13 +227,13 @@ def parse_target(raw: bytes) -> Target:
 
 
 def _refused(raw: bytes) -> RequestError:
-    # A query may hold secrets, and what is said here is kept.
+    # A query may hold secrets, and the error's text is logged.
     path = raw.partition(b"?")[0][:200].decode("ascii", "backslashreplace")
     return RequestError(f"{path} is no path of the Docker Engine API")
 
 
 def asked_end(method: str, target: Target) -> AskedEnd | None:
-    """Return the end that a stop, restart, kill or removal asks for; None for a removal that ends nothing."""
+    """Return the end that a stop, restart, kill or removal asks for; None if a removal ends nothing."""
     if method == "DELETE":
         return KILL if target.flag("force") else None
     if target.path.endswith("/kill"):
@@ -235,7 +242,10 @@ def asked_end(method: str, target: Target) -> AskedEnd | None:
 
 
 def asked_stop(target: Target) -> AskedEnd:
-    """Return the stop of a stop or restart. The engine ignores a grace that is no number, or refuses it."""
+    """Return the stop that a stop or restart asks for.
+
+    The engine ignores a grace that is no number, or refuses the request.
+    """
     try:
         grace = int(target.get("t"))
     except ValueError:
@@ -244,7 +254,7 @@ def asked_stop(target: Target) -> AskedEnd:
 
 
 def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
-    """Return the target without the parameters that engines do not read, and the names of these.
+    """Return the target without the parameters that engines do not read, and the names of these parameters.
 
     A request that only trusted callers may make stays as it is.
     """
@@ -256,7 +266,10 @@ def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
 
 
 def check_parameters(route: Route, target: Target) -> None:
-    """Raise for a parameter that is not for confined callers, is given twice, or has a form that none has."""
+    """Raise for a parameter that a confined caller may not give, or that is repeated or malformed.
+
+    Raises ``PermissionRefused`` or ``RequestError``.
+    """
     seen: set[str] = set()
     for name, value in target.query:
         if name not in route.query or (name in ONLY_NO and not NO.fullmatch(value)):
@@ -278,7 +291,10 @@ def check_ps(arguments: str) -> None:
 
 
 def parse_filters(raw: str) -> Filters:
-    """Clients write lists (``{"label": ["a=b"]}``) or, the old way, sets (``{"label": {"a=b": true}}``)."""
+    """Read the filters of a request.
+
+    Clients write lists (``{"label": ["a=b"]}``) or, in the old form, sets (``{"label": {"a=b": true}}``).
+    """
     said: Filters = {}
     for name, values in (parse_object(raw.encode()) if raw else {}).items():
         chosen = [value for value, on in values.items() if on] if isinstance(values, dict) else values
@@ -289,7 +305,7 @@ def parse_filters(raw: str) -> Filters:
 
 
 def own_only(raw: str, caller: Caller) -> str:
-    """Add a filter that only the caller's things pass; the engine wants all labels to fit."""
+    """Add a filter that only the caller's objects pass; the engine requires all labels to match."""
     return write_filters(with_own(parse_filters(raw), caller))
 
 

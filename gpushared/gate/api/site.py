@@ -32,10 +32,11 @@ def root_mark(uid: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
-    """The rules in force. Names in ``*`` patterns are matched whole; ``NO_LIMIT`` is none.
+    """Hold the rules in force. A name must match a ``*`` pattern as a whole; ``NO_LIMIT`` sets no limit.
 
     ``gangs_on_host_network``: the parts of jobs on several nodes may have the machine's own network.
-    ``everybody_confined``: what trusted callers create is judged too. ``machine``: of what percentages are.
+    ``everybody_confined``: the creates of trusted callers are judged too. ``machine`` is the size to which
+    percentages refer.
     """
 
     preset: PolicyPreset = PolicyPreset.LAB

@@ -1,1 +1,1 @@
-"""Know whose each container is, put leases into containers, and compare containers with their leases."""
+"""Find each container's owner, put leases into containers, and compare containers with their leases."""

@@ -54,12 +54,12 @@ log = logging.getLogger(__name__)
 
 CREATED = 201
 ROOT_USER = "0:0"
-"""The judge writes root's user so."""
+"""The judge writes root's user in this form."""
 NO_IMAGE = "No such image: "
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
 NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
-"""An image may carry these labels, if committed from a leased container, and they would be believed."""
+"""An image may carry these labels, if committed from a leased container, and the gate would trust them."""
 NO_WISH = dict.fromkeys(WISH_LABELS, "")
 """An image may carry these labels too; they are cleared for containers that get a lease by their labels."""
 
@@ -108,18 +108,18 @@ class Creator:
                 return await self._create_wishing(order, gpu_request)
 
     async def forgo(self, gpu_request: GpuRequest | None, caller: Caller) -> None:
-        """End the caller's lease, which nobody will use: the create was refused before its claim."""
+        """End the caller's lease, which no container will use: the create was refused before its claim."""
         if isinstance(gpu_request, ClaimWish):
             with contextlib.suppress(GpushareError):
                 claim = await self._lease_service.claim(gpu_request.lease, caller)
                 await self._lease_service.release(claim.lease)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the creates under way."""
         await self._under_way.wait()
 
     async def _create_plain(self, order: CreateOrder) -> EngineAnswer:
-        # An image may carry variables that give GPUs, to whom the engine's runtime goes by them.
+        # An image may carry variables that give GPUs, if the engine's runtime reads them.
         if order.confined or self._gives_by_variable():
             order.body["Env"] = merge_env(strings(order.body, "Env"), {VISIBLE_DEVICES: NO_DEVICES})
         return await self._post(order, {})
@@ -128,7 +128,7 @@ class Creator:
         try:
             return self._lease_service.engine_facts().nvidia_by_default
         except EngineUnavailable:
-            return True  # it has not described itself yet
+            return True  # the engine has not described itself yet
 
     async def _create_wishing(self, order: CreateOrder, gpu_request: RequestSpec) -> EngineAnswer:
         facts = self._lease_service.engine_facts()
@@ -149,9 +149,9 @@ class Creator:
         )
 
     async def _missing_image(self, order: CreateOrder) -> EngineAnswer | None:
-        """Return the engine's answer if it lacks the image: nobody may hold a GPU while an image is pulled.
+        """Return the engine's answer if it lacks the image: no request may hold a GPU during an image pull.
 
-        Engine 20.10 repeats in a look at an image the words that a create has once.
+        Engine 20.10 writes the words twice when it looks at an image, and once in a create.
         """
         image = quote(str(order.body.get("Image") or ""), safe="")
         answer = await self._engine.call("GET", f"/images/{image}/json".encode())
@@ -183,15 +183,15 @@ class Creator:
             await (self._lease_service.release if isinstance(error, RequestError) else give_back)(claim.lease)
             raise
         if answer.status != CREATED:
-            # Clients come back once they have pulled a missing image; after other refusals people do, with
-            # another lease.
+            # Clients come back once they have pulled a missing image; after other refusals people come back,
+            # with another lease.
             await (give_back if answer.status == NOT_FOUND else self._lease_service.release)(claim.lease)
             return answer
         await self._report(order, claim, ContainerId(answer.json()["Id"]))
         return answer
 
     async def _report(self, order: CreateOrder, claim: Claim, container: ContainerId) -> None:
-        """Tell the node of the container; a container that the node cannot record must not stay."""
+        """Report the container to the node; a container that the node cannot record must not stay."""
         try:
             found = await inspect(self._engine, "containers", container, suffix="/json")
             name = str((found or {}).get("Name", "")).lstrip("/")
@@ -219,7 +219,7 @@ class Creator:
     async def _own_volumes(self, order: CreateOrder) -> AsyncIterator[frozenset[str]]:
         """Keep the owners of a container's volumes the same while the block creates the container.
 
-        A volume may have become another user's during the wait for the lease. Gives the names of the volumes
+        A volume may have become another user's during the wait for the lease. Yields the names of the volumes
         that have files.
         """
         names = volumes_of(_mounts_of(order)) if order.confined else []
@@ -235,7 +235,7 @@ class Creator:
         try:
             await self._new_volumes.give(order.record.container, order.caller, used)
         except GpushareError:
-            # A volume was made past the gate in the meantime and is somebody else's.
+            # A volume was made past the gate in the meantime and belongs to another user.
             with contextlib.suppress(GpushareError):
                 await self._engine.call("DELETE", f"/containers/{order.record.container}?v=1".encode())
             raise
@@ -251,7 +251,7 @@ def _mounts_of(order: CreateOrder) -> list[Body]:
 
 
 def _stays(body: Body) -> bool:
-    """Return True if the container can be started again later without anybody missing its output."""
+    """Return True if the container can be started again later without a client that misses its output."""
     attached = any(body.get(stream) for stream in ("AttachStdin", "AttachStdout", "AttachStderr"))
     return not attached and not section(body, "HostConfig").get("AutoRemove")
 
@@ -283,14 +283,20 @@ class NewVolumes:
         self._lease_service = lease_service
 
     async def used(self, volumes: Iterable[Body]) -> frozenset[str]:
-        """Return the names of the volumes that have files already; the engine leaves these as they are."""
+        """Return the names of the volumes that already have files.
+
+        The engine leaves these volumes as they are.
+        """
         looked = _places(volumes)
         if not looked or not (found := await self._help("empty-volumes", looked)):
             return frozenset(each["name"] for each in looked)
         return frozenset(each["name"] for each in looked) - {*found["empty"]}
 
     async def give(self, container: str, caller: Caller, used: frozenset[str]) -> None:
-        """Make the container's volumes the caller's, but for the used. Raises ``NotFound`` for another's."""
+        """Give the container's unused volumes to the caller.
+
+        Raises ``NotFound`` for another user's volume.
+        """
         found = await inspect(self._engine, "containers", container, suffix="/json") or {}
         names = [str(each["Name"]) for each in objects(found, "Mounts") if each.get("Type") == "volume"]
         volumes = [await find_owned(self._engine, "volumes", name, caller) for name in names]
@@ -298,7 +304,7 @@ class NewVolumes:
             await self._help("give-volumes", places, uid=caller.uid, gid=caller.gid)
 
     async def _help(self, deed: str, places: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
-        """Return the helper's answer, empty if nothing can be done: then the volumes stay root's."""
+        """Return the helper's answer, empty if the helper can do nothing: then the volumes stay root's."""
         try:
             if self._lease_service.engine_facts().maps_users:
                 return {}

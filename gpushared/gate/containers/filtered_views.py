@@ -1,4 +1,4 @@
-"""Show a confined caller its part of the engine's facts and of everybody's networks. Pure."""
+"""Show a confined caller its part of the engine's facts and of all users' networks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 SHARED_NETWORKS = frozenset({"bridge", "host", "none"})
 USER_OF_URL = re.compile(r"(?<=//)[^/@\s]*@")
 HIDDEN_INFO = frozenset({"Containerd", "DiscoveredDevices", "GenericResources", "NRI", "SystemStatus"})
-"""The way to containerd; devices by name, leases among them; the rest is what plugins and swarms say."""
+"""These fields hold the path to containerd, devices by name (leases among them), and facts of plugins and
+swarms."""
 HIDDEN_OF_SHARED = frozenset({"Status", "Services", "Peers"})
 UNCOUNTED = -1
 """Engines give this number for an image whose containers they have not counted."""

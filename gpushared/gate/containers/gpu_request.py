@@ -1,8 +1,8 @@
 """Read the request for GPUs, CPUs and memory in a create body, in the many ways of Docker's clients.
 
-A GPU request is taken out of the body: what the container gets instead is its lease. In order of precedence: the
+A GPU request is removed from the body: the container gets its lease instead. In order of precedence: the
 label of a lease to claim, the ``gpushare.*`` labels, a CDI name ``gpushare.io/gpu=0.25``, and whole GPUs by
-``--gpus N``, a device request or NVIDIA's CDI names. Ways to a GPU that say no size are refused.
+``--gpus N``, a device request or NVIDIA's CDI names. A request for a GPU without a size is refused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NVIDIA_CAPABILITIES = frozenset({"gpu", "nvidia", *COMMON_DRIVER_CAPABILITIES, *
 """The engine assumes that NVIDIA's driver has these capabilities."""
 NVIDIA_RUNTIMES = re.compile(r"nvidia([-.].*)?")
 DEVICES_BY_MOUNT = re.compile(r"/(var/)?run/nvidia-container-devices(/.*)?")
-"""NVIDIA's runtime takes mounts at these paths for names of GPUs."""
+"""NVIDIA's runtime reads mounts at these paths as names of GPUs."""
 CDI_ANNOTATION = "cdi.k8s.io/"
 WITHOUT_GPU = frozenset({"void", "none", ""})
 NANO_PER_MILLI = 1_000_000
@@ -58,7 +58,7 @@ NANO_PER_MILLI = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClaimWish:
-    """Use this lease, which the caller already has."""
+    """Ask for this lease, which the caller already has."""
 
     lease: LeaseId
 
@@ -69,8 +69,8 @@ GpuRequest = ClaimWish | RequestSpec
 def take_gpu_request(body: Body) -> GpuRequest | None:
     """Return the GPU request in a create body, or None. All of its forms are removed from the body.
 
-    ``gpu`` may come back as ``ALL_GPUS``. Raises ``RequestError`` for a way to GPUs that names no size, or
-    that names particular ones.
+    ``gpu`` may be ``ALL_GPUS`` in the result. Raises ``RequestError`` for a request for GPUs that names no
+    size, or that names particular GPUs.
     """
     host = section(body, "HostConfig")
     labels = dict(section(body, "Labels"))
@@ -133,7 +133,10 @@ def with_count(gpu_request: RequestSpec, gpu_count: int) -> RequestSpec:
 
 @contextmanager
 def docker_words() -> Iterator[None]:
-    """Have refusals of a GPU request name labels, which Docker clients can write, for ``gpushare run``'s options."""
+    """Let the refusals of a GPU request name labels, which Docker clients can write.
+
+    Without this they name options of ``gpushare run``.
+    """
     try:
         yield
     except RequestError as error:
@@ -154,7 +157,7 @@ def _take_labels(labels: Body) -> RequestSpec:
     for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
         value = labels.pop(label)
         if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT, LABEL_GATE}:
-            continue  # ours to set
+            continue  # only the gate sets these labels
         if label not in WISH_LABELS:
             known = ", ".join([LABEL_LEASE, *WISH_LABELS])
             raise RequestError(f"{label} is not a label of gpushare's", hint=f"there are {known}")
@@ -181,7 +184,7 @@ def _decide(lease: object, labelled: RequestSpec, sizes: list[str]) -> GpuReques
 def _take_requests(host: Body, body: Body) -> list[str]:
     """Return the sizes that device requests ask for; requests for other vendors' devices stay.
 
-    Capabilities of the driver that the requests name become a variable, as with the engine itself.
+    The driver's capabilities that the requests name become a variable, as in the engine itself.
     """
     sizes: list[str] = []
     kept: list[Body] = []
@@ -200,7 +203,7 @@ def _take_requests(host: Body, body: Body) -> list[str]:
 
 
 def _sizes_of(request: Body) -> list[str] | None:
-    """Return the sizes that one device request asks for, None if it is not about our GPUs."""
+    """Return the sizes that one device request asks for, None if it asks for other devices."""
     ids = strings(request, "DeviceIDs")
     driver = text(request, "Driver")
     if driver == "cdi":
@@ -221,9 +224,9 @@ def _sizes_of(request: Body) -> list[str] | None:
 
 
 def _fits_nvidia(request: Body) -> bool:
-    """Return True if an engine that chooses a driver would take NVIDIA's: one list has nothing else.
+    """Return True if an engine that chooses a driver would choose NVIDIA's.
 
-    An empty list fits every driver.
+    That is so if one list has only NVIDIA's capabilities. An empty list fits every driver.
     """
     options = request.get("Capabilities") or []
     if not isinstance(options, list) or not all(isinstance(option, list) for option in options):
@@ -257,7 +260,10 @@ def _size_of_cdi(name: str) -> str | None:
 
 
 def _whole(sizes: list[str]) -> list[str]:
-    """Refuse several CDI names, which would be several parts; only one name has a meaning here."""
+    """Raise ``RequestError`` for several CDI names.
+
+    They would be several parts of GPUs; only one name has a meaning here.
+    """
     if len(sizes) > 1:
         raise RequestError(
             f"several GPU devices are named: {', '.join(sizes)}", hint="2x0.5 asks for two halves"
@@ -300,7 +306,10 @@ def _take_runtime(host: Body, gpu_request: GpuRequest | None) -> None:
 
 
 def _check_words(body: Body, host: Body) -> None:
-    """Raise where annotations or mounts would tell NVIDIA's runtime of GPUs, with a lease or without."""
+    """Raise ``RequestError`` if annotations or mounts would name GPUs to NVIDIA's runtime.
+
+    This holds for containers with a lease and without.
+    """
     for name in section(host, "Annotations"):
         if name.startswith(CDI_ANNOTATION):
             raise RequestError(f"the annotation {name} would give devices past the lease", hint=SIZE_HINT)

@@ -19,7 +19,8 @@ GPU_KIND = "nvidia.com/gpu"
 MIG_PREFIX = "MIG-"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICES = "void"
-"""With this value NVIDIA's runtime does the same as the plain one, whatever else an image says."""
+"""With this value NVIDIA's runtime does the same as the plain one, whatever an image's other variables
+are."""
 
 
 def binds_late(facts: EngineFacts) -> bool:
@@ -33,8 +34,8 @@ def binds_late(facts: EngineFacts) -> bool:
 def mechanism_for(edits: Edits | None, facts: EngineFacts) -> DeviceMechanism:
     """Return the mechanism by which these GPUs come into the container.
 
-    MIG instances are made and destroyed while NVIDIA's CDI specs stay as they are: an instance that the specs
-    do not name is asked for in the next best way. Raises ``RequestError`` if there is none.
+    MIG instances are made and destroyed while NVIDIA's CDI specs stay as they are: the engine gets an
+    instance that the specs do not name by the next best mechanism. Raises ``RequestError`` if there is none.
     """
     unnamed = [gpu for gpu in edits.gpus if is_unnamed(gpu, facts)] if edits is not None else []
     if not unnamed:
@@ -48,7 +49,7 @@ def mechanism_for(edits: Edits | None, facts: EngineFacts) -> DeviceMechanism:
 
 
 def is_unnamed(gpu: str, facts: EngineFacts) -> bool:
-    """Return True for a MIG instance that CDI would have to bring, but does not know."""
+    """Return True for a MIG instance that must come through CDI, but is in no CDI spec."""
     through_cdi = facts.gpu_mechanism is DeviceMechanism.CDI
     return through_cdi and gpu.startswith(MIG_PREFIX) and gpu not in facts.cdi_gpus
 
@@ -57,12 +58,12 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
     """Put a lease's settings into ``body``, in place of the user's own for the same things.
 
     ``edits`` is None for a container that gets its lease at start (``binds_late``). Raises ``RequestError``
-    when a mount of the user's would hide one of ours, or they want another cgroup than the lease's.
+    if a mount of the user's would hide one of ours, or if the user wants another cgroup than the lease's.
     """
     host = body["HostConfig"] = section(body, "HostConfig")
     env = strip_env(strings(body, "Env"))
     own_targets = [mount.target for mount in edits.mounts] if edits is not None else []
-    # The engine puts what a user and an image mount on top of a device's mounts, also one around them.
+    # The engine puts mounts of a user and of an image on top of a device's mounts, also a mount around these.
     around = facts.lease_devices and edits is None
     check_mounts(user_targets(body), [CONTAINER_DIRECTORY, *own_targets], around=around)
     if edits is not None:
@@ -97,7 +98,10 @@ def merge_env(env: list[str], ours: Mapping[str, str]) -> list[str]:
 
 
 def default_env(env: list[str], defaults: Mapping[str, str]) -> list[str]:
-    """Add our variables that the user did not set; a bare name, which unsets the image's, is set."""
+    """Add our variables that the user did not set.
+
+    A bare name, which unsets the image's variable, counts as set.
+    """
     said = {_name(entry) for entry in env}
     return [*env, *(f"{name}={value}" for name, value in defaults.items() if name not in said)]
 
@@ -115,10 +119,10 @@ def user_targets(body: Body) -> list[str]:
 
 
 def check_mounts(targets: list[str], own_targets: list[str], *, around: bool = False) -> None:
-    """Raise ``RequestError`` when a user's mount lies on or under one of ours: theirs would win.
+    """Raise ``RequestError`` if a user's mount lies on or under one of ours: the user's would win.
 
-    One that lies over ours does no harm where ours is in the body too: the engine mounts the shorter paths
-    first. Where ours comes only by a device (``around``), it would hide ours.
+    A mount that lies over ours does no harm if ours is in the body too: the engine mounts the shorter paths
+    first. If ours comes only by a device (``around``), the user's mount would hide ours.
     """
     for target in targets:
         for own_target in own_targets:
@@ -140,14 +144,14 @@ def _name(entry: str) -> str:
 
 
 def _cdi_names(device_name: str, edits: Edits | None, facts: EngineFacts) -> list[str]:
-    """Put the lease's name last: of two devices that set a variable, the engine lets the last one win."""
+    """Return the CDI names, the lease's name last: of two devices that set a variable, the last one wins."""
     through_cdi = mechanism_for(edits, facts) is DeviceMechanism.CDI
     gpus = [f"{GPU_KIND}={gpu}" for gpu in edits.gpus] if edits is not None and through_cdi else []
     return [*gpus, f"{LEASE_KIND}={device_name}"]
 
 
 def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> list[str]:
-    """Add the GPUs themselves if the engine brings them in by another way than CDI."""
+    """Add the GPUs themselves if the engine uses another mechanism than CDI for them."""
     mechanism = mechanism_for(edits, facts)
     if mechanism is DeviceMechanism.DEVICE_REQUEST:
         request = {"Driver": "", "Capabilities": [["gpu"]], "DeviceIDs": list(edits.gpus)}
@@ -161,8 +165,9 @@ def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> l
 def _place(host: Body, cgroup_parent: str) -> None:
     """Put the container below the lease's cgroup, where the driver limits its memory.
 
-    In the caller's own cgroup nothing would hold it, and in ours nothing of what they want of theirs would.
-    The lease's may be in the one of all containers of its user: there both bound the container.
+    In the caller's own cgroup no limit of the lease would hold the container, and in the lease's none of the
+    caller's limits. The lease's cgroup may be in the cgroup of all containers of its user: there both limit
+    the container.
     """
     if not cgroup_parent:
         return

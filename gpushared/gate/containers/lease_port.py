@@ -16,7 +16,7 @@ from gpushared.ports import Edits, EngineFacts
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Hold a reserved lease that is being put into a container, with the settings that make it real."""
+    """Hold a reserved lease that is being put into a container, with the settings that make it effective."""
 
     lease: LeaseId
     device_name: str
@@ -28,17 +28,17 @@ class Claim:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables about the job for its program, in place of the user's own with the same names."""
     env_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Variables about the job that the user's own win over."""
+    """Variables about the job; the user's own variables with the same names win."""
 
 
 class LeasePort(Protocol):
-    """Show the node to the gate. Every call may raise any ``GpushareError``, which the client is told.
+    """Show the node to the gate. Every call may raise any ``GpushareError``, which goes to the client.
 
     Calls that wait in the queue are cancelled when the client goes away; they must then leave the queue.
     """
 
     def engine_facts(self) -> EngineFacts:
-        """Return the facts from the engine's probe; raises ``EngineUnavailable`` before there was one."""
+        """Return the facts from the engine's probe; raises ``EngineUnavailable`` before the first probe."""
         ...
 
     async def gpu_count(self) -> int:
@@ -46,9 +46,9 @@ class LeasePort(Protocol):
         ...
 
     async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
-        """Take the caller's own reservation; comes back when its edits are in place.
+        """Claim the caller's own reservation; returns when its edits are in place.
 
-        Raises ``NotFound`` (also for another's lease), ``PermissionRefused``, ``StateConflict``.
+        Raises ``NotFound`` (also for another user's lease), ``PermissionRefused``, ``StateConflict``.
         """
         ...
 
@@ -61,27 +61,30 @@ class LeasePort(Protocol):
         ...
 
     async def unclaim(self, lease: LeaseId) -> None:
-        """Give back a claim without a container: the reservation stands again, with new time for a claim."""
+        """Give back a claim without a container.
+
+        The reservation is claimable again, with new time for a claim.
+        """
         ...
 
     async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
-        """Ask for a lease of a container to be called so, wait in the queue for it, and claim it.
+        """Ask for a lease for a container of this name, wait in the queue for it, and claim it.
 
-        Raises ``LimitReached`` when it has waited as long as the request, or the site, lets it.
+        Raises ``LimitReached`` after the longest wait that the request, or the site, allows.
         """
         ...
 
     async def release(self, lease: LeaseId) -> None:
         """Give back a claimed or acquired lease that has no container and will get none.
 
-        A job's lease stays: the node's launcher of jobs decides about it.
+        A job's lease stays: the node's launcher of jobs decides about that lease.
         """
         ...
 
     async def created(
         self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
     ) -> None:
-        """Note that the engine has made the container of a claimed lease.
+        """Record that the engine has made the container of a claimed lease.
 
         ``stays``: nobody is attached to the container and it is not removed when it ends.
         """
@@ -96,7 +99,7 @@ class LeasePort(Protocol):
         ...
 
     async def start_failed(self, container: ContainerId) -> None:
-        """Note that the engine refused the start that ``before_start`` prepared."""
+        """Record that the engine refused the start that ``before_start`` prepared."""
         ...
 
     async def before_restart(self, container: ContainerId, caller: Caller) -> None:
@@ -104,7 +107,7 @@ class LeasePort(Protocol):
         ...
 
     async def after_restart(self, container: ContainerId) -> None:
-        """Note that the restart is over, with or without success; the next inspect decides on the lease."""
+        """Record that the restart is over, with or without success; the next inspect decides on the lease."""
         ...
 
     def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
@@ -115,7 +118,7 @@ class LeasePort(Protocol):
         ...
 
     def last_words(self, container: str) -> Callable[[], str] | None:
-        """Return a function that tells, when the output is over, why the container's lease was ended.
+        """Return a function that explains, when the output is over, why the container's lease was ended.
 
         The function returns an empty text if the lease was not ended. Return None if no live lease has a
         container of this name or (beginning of an) id.
@@ -123,8 +126,9 @@ class LeasePort(Protocol):
         ...
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
-        """Return the variables of the container's live lease for programs that join it, else nothing.
+        """Return the variables of the container's live lease for programs that join the container.
 
-        CDI gives variables to a container's first process only; ``docker exec`` does not see them.
+        Return an empty mapping without a live lease. CDI gives variables to a container's first process only;
+        ``docker exec`` does not see them.
         """
         ...

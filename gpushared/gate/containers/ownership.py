@@ -1,7 +1,7 @@
 """Find the owner of a container by its labels, and lock containers against actions that must not overlap.
 
-A name is resolved once, by an inspect, and the full id is used from then on: a container may be named like
-another one's short id. Another user's containers do not exist for the caller.
+A name is resolved once, by an inspect, and the full id is used from then on: a container may have a name that
+equals another one's short id. To the caller, another user's containers do not exist.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 LIKE_AN_ID = re.compile(r"/?[0-9a-f]{12,64}")
 LISTINGS = {"containers": b"/containers/json?all=1", "networks": b"/networks"}
-"""The listings of the ids for which a name of a container or network could be taken."""
+"""A name for a container or network could also be an id in one of these listings."""
 HOLDER = re.compile(r'container "?([0-9a-f]{64})')
 
 
@@ -53,14 +53,14 @@ class Layers:
     """The directories of overlay2 that make up a container's files, by the engine's paths."""
 
     lower: tuple[str, ...]
-    """The image's, the topmost one first."""
+    """The directories of the image, the topmost one first."""
     upper: str
-    """The container's own."""
+    """The container's own directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container as the gate needs it."""
+    """Hold the facts about one container that the gate needs."""
 
     id: ContainerId
     name: str
@@ -68,9 +68,10 @@ class Container:
     user: str = ""
     """The container's programs run as this user, in the engine's words."""
     networks: frozenset[str] = frozenset()
-    """The names by which it will look for its networks at every start, without ``OWN_NETWORKS``."""
+    """The names by which the container will look for its networks at every start, without
+    ``OWN_NETWORKS``."""
     terminal: bool = False
-    """Its output is that of a terminal."""
+    """The container's output is that of a terminal."""
     is_still: bool = False
     """None of the container's processes runs, and the engine is not about to start one."""
     is_new: bool = False
@@ -80,41 +81,41 @@ class Container:
     groups: tuple[int, ...] = ()
     """The container's programs have these groups besides the group in ``user``."""
     has_volumes: bool = False
-    """The image's volumes count too."""
+    """This includes the image's volumes."""
     mounts: tuple[str, ...] = ()
-    """The places where something is mounted in the container."""
+    """The places in the container on which a mount lies."""
     tmpfs: tuple[str, ...] = ()
     """The places where a file system in memory is mounted besides ``mounts``."""
     layers: Layers | None = None
-    """None where the engine keeps the container's files in another way."""
+    """None if the engine keeps the container's files in another way."""
     volumes: frozenset[str] = frozenset()
-    """The container will look for volumes that users made by these names."""
+    """The container will look for users' volumes by these names."""
     ports: int = 0
     """The container publishes this many of the machine's ports while it runs."""
     auto_remove: bool = False
     cgroup_parent: str = ""
     cpus: float = 0.0
-    """The container may use this many CPUs; 0 = without a limit."""
+    """The container may use this many CPUs; 0 sets no limit."""
 
     @property
     def owner(self) -> int | None:
-        """The uid of who created it; None for what came past every gate."""
+        """Return the uid of the container's creator; None for a container that was made past every gate."""
         uid = self.labels.get(LABEL_OWNER, "")
         return int(uid) if uid.isdecimal() else None
 
     @property
     def pin(self) -> str:
-        """The name of what is held for it, empty where it mounts the paths themselves."""
+        """Return the name of the files held for the container, empty if it mounts the paths themselves."""
         return self.labels.get(LABEL_PINS, "")
 
     @property
     def host_paths(self) -> list[PathWish]:
-        """The files of the host that its creator mounted into it."""
+        """Return the files of the host that the container's creator mounted into it."""
         return [PathWish(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS) or "[]")]
 
     @property
     def device_name(self) -> str:
-        """The name of its lease's device, empty without one."""
+        """Return the name of the lease's device, empty without a lease."""
         return self.labels.get(LABEL_DEVICE, "")
 
 
@@ -124,19 +125,22 @@ def owns(caller: Caller, labels: Mapping[str, str]) -> bool:
 
 
 async def find_container(engine: EngineSocket, name: str, caller: Caller) -> Container:
-    """The caller's container; raises ``NotFound`` in the engine's words, also for another's."""
+    """Return the caller's container.
+
+    Raises ``NotFound`` in the engine's words, also for another user's container.
+    """
     try:
         return await _find_container(engine, name, caller)
     except (NotFound, RequestError) as error:
         own = None if caller.trusted else await _own_by_id(engine, name, caller)
         if own is not None:
             return await _find_container(engine, own, caller)
-        # That it is the beginning of several ids would tell of others' containers.
+        # The error that several ids begin alike would reveal other users' containers.
         raise error if isinstance(error, NotFound) else NotFound(f"No such container: {name}") from error
 
 
 async def _own_by_id(engine: EngineSocket, beginning: str, caller: Caller) -> str | None:
-    """The full id of the caller's only container whose id begins so, whatever others' are called."""
+    """Return the full id of the caller's only container whose id begins so, whatever other users' ids are."""
     if not BEGINNING_OF_ID.fullmatch(beginning):
         return None
     found = await own_containers(engine, caller)
@@ -184,12 +188,12 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
 
 
 def _groups(found: Body) -> tuple[int, ...]:
-    """Trusted callers may give names, of which only the image knows."""
+    """Return the numeric groups. Trusted callers may give names, which only the image can resolve."""
     return tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd") if each.isdecimal())
 
 
 def _layers(found: Body) -> Layers | None:
-    """Return None also where the engine gives the files a label of SELinux by mounting them."""
+    """Return the layers; None also if the engine gives the files a label of SELinux by mounting them."""
     driver = section(found, "GraphDriver")
     data = section(driver, "Data")
     lower, upper = str(data.get("LowerDir") or ""), str(data.get("UpperDir") or "")
@@ -207,9 +211,9 @@ def _cpus(found: Body) -> float:
 def _is_confined(found: Body, caller: Caller) -> bool:
     """Return True if the container runs as a confined caller's containers do.
 
-    Labels alone do not tell: a trusted user's container has those of its image, and one of the caller's own
-    may be from a time when the caller was trusted. A caller who may use the container would have all its
-    rights.
+    Labels alone do not prove that: a trusted user's container has the labels of its image, and one of the
+    caller's own may be from a time when the caller was trusted. A caller who may use the container would have
+    all its rights.
     """
     host = section(found, "HostConfig")
     is_caller = str(section(found, "Config").get("User")).startswith(f"{caller.uid}:")
@@ -218,7 +222,7 @@ def _is_confined(found: Body, caller: Caller) -> bool:
 
 
 def networks_of(found: Body) -> frozenset[str]:
-    """The names by which a container, by inspect or from a listing, looks for its networks."""
+    """Return the names by which a container, by inspect or from a listing, looks for its networks."""
     mode = str(section(found, "HostConfig").get("NetworkMode") or "")
     return frozenset({mode, *section(section(found, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
 
@@ -231,7 +235,11 @@ def _volumes(found: Body) -> frozenset[str]:
 
 
 async def find_network(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any]:
-    """The caller's network by its whole name or id: the beginning of an id may be another's tomorrow."""
+    """Return the caller's network by its whole name or id.
+
+    The beginning of an id may be another network's tomorrow, so it is refused. Raises ``NotFound`` or
+    ``RequestError``.
+    """
     found = await find_owned(engine, "networks", name, caller)
     if not caller.trusted and name not in {found["Name"], found["Id"]}:
         raise RequestError(f"{name} is only the beginning of an id", hint=f"write {found['Name']}")
@@ -239,9 +247,9 @@ async def find_network(engine: EngineSocket, name: str, caller: Caller) -> dict[
 
 
 async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller: Caller) -> None:
-    """Raise ``StateConflict`` while a container of the caller's, be it a stopped one, is on the network.
+    """Raise ``StateConflict`` while a container of the caller's, even a stopped one, is on the network.
 
-    It would look for the name at its next start, when that could be the name of somebody else's.
+    The container would look for the name at its next start, when another user's network could have the name.
     """
     for found in await own_containers(engine, caller):
         if networks_of(found) & {network["Name"], network["Id"]}:
@@ -252,9 +260,9 @@ async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller:
 
 
 async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
-    """The full id of an exec instance in one of the caller's containers.
+    """Return the full id of an exec instance in one of the caller's containers.
 
-    One that root made there is root's to start, with the rights that it was made with.
+    Only root may start an exec instance that root made there, with the rights that it was made with.
     """
     missing = f"No such exec instance: {name}"
     found = await inspect(engine, "exec", name, suffix="/json")
@@ -276,12 +284,15 @@ def _has_rights_of(process: Body, container: Container) -> bool:
 async def find_owned(
     engine: EngineSocket, kind: str, name: str, caller: Caller, *, hint: str = ""
 ) -> dict[str, Any]:
-    """A network or volume of the caller's; ``kind`` is the first word of its path."""
+    """Return a network or volume of the caller's; ``kind`` is the first word of its path.
+
+    Raises ``NotFound``.
+    """
     missing = f"No such {kind.removesuffix('s')}: {name}"
     try:
         found = await inspect(engine, kind, name)
     except RequestError as error:
-        # That several have this name, or ids that begin so, would tell of others'.
+        # The error that several objects match would reveal other users' objects.
         raise error if caller.trusted else NotFound(missing, hint=hint) from error
     if found is None:
         raise NotFound(missing, hint=hint)
@@ -291,7 +302,10 @@ async def find_owned(
 
 
 async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any] | None:
-    """The caller's volume; None where there is none and the engine would make it. Raises ``NotYours``."""
+    """Return the caller's volume; None if there is none and the engine would make it.
+
+    Raises ``NotYours`` for another user's volume.
+    """
     try:
         return await find_owned(engine, "volumes", name, caller)
     except NotYours:
@@ -303,7 +317,7 @@ async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[s
 
 
 async def find_image(engine: EngineSocket, image: str) -> Body:
-    """The engine's description of an image; nothing where it is not there."""
+    """Return the engine's description of an image; empty if there is no such image."""
     return await inspect(engine, "images", image, suffix="/json") or {}
 
 
@@ -315,7 +329,7 @@ async def image_config(engine: EngineSocket, image: str) -> Body:
 async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") -> dict[str, Any] | None:
     """Return the engine's description of one object, or None if there is none."""
     answer = await engine.call("GET", f"/{kind}/{quote(name, safe='')}{suffix}".encode())
-    # The engine sends names with dots and doubled slashes elsewhere, to a path without them.
+    # The engine redirects names with dots and doubled slashes to a path without them.
     if answer.status in {NOT_FOUND, MOVED}:
         return None
     found = answer.json()
@@ -330,7 +344,8 @@ class ContainerLocks:
     """Keep a container from being started through the gate while files are copied.
 
     A volume is neither made nor removed through the gate while a container with it is being created: until
-    the engine has that container, and keeps the volume for it, another user could make one of the same name.
+    the engine has that container, and keeps the volume for it, another user could make a volume of the same
+    name.
     """
 
     def __init__(self) -> None:
@@ -352,10 +367,11 @@ class ContainerLocks:
 
 
 async def check_name(name: str, engine: EngineSocket, caller: Caller) -> None:
-    """Raise ``RequestError`` for a name that is another's id, or the beginning of one as listings show it.
+    """Raise ``RequestError`` for a name that is another object's id, or the beginning of one in a listing.
 
-    The engine looks for a name before the beginning of an id: whoever has such a name gets what others,
-    root among them, mean for somebody else. Ids are random, so that nobody can have a name before the id.
+    The engine looks for a name before the beginning of an id: the owner of such a name gets the requests that
+    other users, root among them, mean for another object. Ids are random, so nobody can take a name before
+    the id exists.
     """
     if not LIKE_AN_ID.fullmatch(name):
         return
@@ -381,7 +397,7 @@ async def _is_own(engine: EngineSocket, kind: str, identity: str, caller: Caller
 
 
 async def hide_holder(answer: EngineAnswer, name: str, engine: EngineSocket, caller: Caller) -> EngineAnswer:
-    """Return the answer to a create or rename without the id of another user's container with the name."""
+    """Return the answer to a create or rename, without the id of another user's container of that name."""
     holder = HOLDER.search(message_of(answer)) if answer.status == CONFLICT else None
     if holder is None:
         return answer

@@ -47,16 +47,16 @@ LOOK_PLACE = "/gpushare-look"
 OURS = "gpushare."
 IMAGES_KEPT = 64
 FAILED_SECONDS = 60.0
-"""An image is not looked at again for so long after a look that failed, which can have taken minutes."""
+"""After a failed look, which can have taken minutes, the image is not looked at again for this long."""
 CREATE_SECONDS = 600.0
 FILE_SECONDS = 30.0
 STAT_HEADER = b"x-docker-container-path-stat"
 _FIRST_TYPE_BIT = 9
-"""In a mode in Go the permissions lie below this bit; the bits from here on tell the kinds of files apart."""
+"""In a mode in Go the permissions lie below this bit; the bits from here on show the kind of file."""
 HOME_IN_MEMORY = "rw,exec,nosuid,nodev,mode=0700,uid={uid},gid={gid}"
 """Compilers of kernels put libraries into their caches, which need ``exec``."""
 OTHER_PLACE = "/gpushare-home"
-"""No image has a file at this path, and no mount but one of ``/`` lies around it."""
+"""No image has a file at this path, and no mount but one of ``/`` includes it."""
 USERS_FILE = "/etc/passwd"
 USERS_FILE_BYTES = 64 * 1024
 """A longer file is left as it is."""
@@ -67,7 +67,7 @@ _HOME = re.compile(r"/[^:\n]{0,4094}")
 
 
 class PasswdFiles:
-    """Make, keep and remove these files. Without a directory there are none.
+    """Make, keep and remove the passwd files. Without a directory no files are made.
 
     The name of a file is its text's digest: containers of one user and one image share a file.
     """
@@ -81,14 +81,14 @@ class PasswdFiles:
         self._look_owner = secrets.token_hex(6)
         self._making: Counter[str] = Counter()
         self._recent: set[str] = set()
-        """The names that were wanted since the last sweep began."""
+        """The names that were used since the last sweep began."""
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def with_line(self, image: Body, line: bytes) -> AsyncIterator[Path | None]:
-        """Give a file for a container of the image that the block makes; None if the image's own will do.
+        """Yield a file for a container that the block makes; None if the image's own file will do.
 
-        ``image`` is the engine's description.
+        ``image`` is the engine's description of the container's image.
         """
         text = await self._text(image, line) if self._directory is not None and line else None
         if text is None:
@@ -99,10 +99,10 @@ class PasswdFiles:
         try:
             yield await self._file(name, text)
         finally:
-            self._making -= Counter([name])  # without those at zero, of which there would be ever more
+            self._making -= Counter([name])  # drops names with a count of zero, which would accumulate
 
     async def sweep(self) -> None:
-        """Remove the files that no container has, and the containers of an earlier run's looks."""
+        """Remove the files that no container uses, and the containers of an earlier run's looks."""
         if self._directory is None or not self._directory.exists():
             return
         self._recent = {*self._making}
@@ -163,7 +163,7 @@ class PasswdFiles:
         return found
 
     async def _read(self, identity: str, image: Body) -> bytes | None:
-        """Read the file out of a container of the image that has nothing else and is never started."""
+        """Read the file out of a container of the image that has no other purpose and is never started."""
         assert self._directory is not None
         await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
         body = serialise(self._look_body(identity, section(image, "Config")))
@@ -177,9 +177,9 @@ class PasswdFiles:
             await self._engine.call("DELETE", f"/containers/{container}?force=1&v=1".encode())
 
     def _look_body(self, identity: str, config: Body) -> Body:
-        # Labels of the image would make the container a user's.
+        # Labels of the image would give the container an owner.
         labels = {name: "" for name in section(config, "Labels") if name.startswith(OURS)}
-        # An engine that does not see the directory refuses here, and not at the user's create.
+        # If the engine does not see the directory, the refusal comes here, and not at the user's create.
         seen = {"Type": "bind", "Source": str(self._directory), "Target": LOOK_PLACE, "ReadOnly": True}
         empty = [{"Type": "tmpfs", "Target": path} for path in section(config, "Volumes")]
         return {
@@ -232,7 +232,7 @@ def _only_file(archive: bytes) -> bytes | None:
 def _write(directory: Path, name: str, text: bytes) -> Path:
     path = directory / name
     if not path.exists():
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # where somebody removed it meanwhile
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # the directory may have been removed
         write_durably(path, text, mode=0o644)
     return path
 
@@ -248,8 +248,8 @@ def put_home(
 ) -> dict[str, str]:
     """Put HOME, USER and LOGNAME into a judged body, where neither it nor the image names them.
 
-    The home is the caller's own where it is mounted, else one in memory. ``asked`` are the sources of the
-    body's bind mounts as the caller wrote them, ``held`` the same as they were found. Gives what was put in.
+    The home is the caller's own if it is mounted, else one in memory. ``asked`` has the sources of the body's
+    bind mounts as the caller wrote them, ``held`` has the same sources resolved. Returns the added variables.
     """
     env, host = strings(body, "Env"), body["HostConfig"]
     said = {entry.partition("=")[0] for entry in (*env, *strings(image, "Env"))}
@@ -268,7 +268,10 @@ def put_home(
 
 
 def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
-    """Return the caller's line for ``/etc/passwd``, empty if none can be written, or be seen."""
+    """Return the caller's line for ``/etc/passwd``.
+
+    The line is empty if it cannot be written or a mount would hide it.
+    """
     targets = map(_clean, user_targets(body))
     if not _NAME.fullmatch(caller.name) or any(_is_in(USERS_FILE, target) for target in targets):
         return b""
@@ -298,7 +301,7 @@ def _mounted_home(host: Body, account: Account, asked: Sequence[PathWish], held:
 
 
 def _place(body: Body, caller: Caller) -> tuple[str, bool]:
-    """Return the path of a new home, and True if nothing is mounted there yet.
+    """Return the path of a new home, and True if the path has no mount yet.
 
     The path lies in no mount, because in a mount the engine would make the directory as root.
     """

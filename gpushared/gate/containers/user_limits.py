@@ -25,9 +25,9 @@ MEMORY_TO_START_BYTES = 16 << 20
 
 
 class UserContainers:
-    """The walls of users. Without any (``walls`` None) nothing is bounded together.
+    """Limit the containers of each user together. Without ``walls`` no common limit applies.
 
-    ``policy`` tells the limits that are in force.
+    ``policy`` returns the limits that are in force.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class UserContainers:
     async def parent(self, uid: int) -> str:
         """Return Docker's ``CgroupParent`` for a container of the user, with the limits on it.
 
-        Empty if this machine has no such walls and only a preset wants them: the doctor says so.
+        Empty if this machine has no such cgroups and only a preset asks for them: the doctor reports that.
         Raises ``LimitReached`` and ``Unavailable``.
         """
         if self._walls is None:
@@ -56,7 +56,7 @@ class UserContainers:
         return self._walls.parent_of(uid, engine)
 
     async def joining(self, uid: int) -> list[str]:
-        """Return the files by which a process of the daemon counts as the user's; none without such walls.
+        """Return the files by which a process of the daemon joins the user's cgroups; empty without cgroups.
 
         Raises as ``parent`` does.
         """
@@ -65,7 +65,7 @@ class UserContainers:
         return [str(file) for file in await self._walls.joining(uid, self._lease_service.engine_facts())]
 
     def name(self, uid: int) -> str:
-        """Return the ``CgroupParent`` without making it; empty too if the engine has not answered."""
+        """Return the ``CgroupParent`` without making it; also empty if the engine has not answered."""
         try:
             engine = self._lease_service.engine_facts()
         except Unavailable:
@@ -73,9 +73,9 @@ class UserContainers:
         return "" if self._walls is None else self._walls.parent_of(uid, engine)
 
     async def check_start(self, uid: int, container: Container | None = None) -> None:
-        """Raise ``LimitReached`` or ``PermissionRefused`` if a start would fail in the kernel's words.
+        """Raise ``LimitReached`` or ``PermissionRefused`` if the start would fail in the kernel.
 
-        Another start of the user's may take the rest before this one: then the kernel refuses it.
+        Another start of the user's may take the rest before this one: then the kernel refuses this start.
         """
         if self._walls is None or (container is not None and not container.cgroup_parent):
             return
@@ -131,7 +131,7 @@ class CreatesUnderWay:
                 del self._under_way[caller.uid], self._ports[caller.uid]
 
     async def check(self, caller: Caller, policy: SitePolicy, more: int = 1, ports: int = 0) -> None:
-        """Raise ``LimitReached`` if the caller may not have so many more containers, or ports."""
+        """Raise ``LimitReached`` if the caller may not have this many more containers, or ports."""
         limit, most = policy.containers_per_user, policy.ports_per_user if ports else 0
         if most and ports > most:
             raise _too_many_ports(ports, most)

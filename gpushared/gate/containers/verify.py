@@ -1,7 +1,8 @@
 """Compare a running container with the container that the gate made. Pure.
 
-The policy in force is not asked: a container that was let through stays right when a site changes its policy.
-The look finds settings that no policy ever gives, and differences between the engine's word and the kernel's.
+The policy in force does not matter: a container that was admitted stays right when a site changes its policy.
+The look finds settings that no policy ever gives, and differences between the engine's report and the
+kernel's.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ CAPABILITY_BITS = {
 ROOTS_CAPABILITIES = sum(1 << CAPABILITY_BITS[name] for name in ROOT_CAPABILITIES | set(ADDABLE))
 NVIDIA_GPUS = "nvidia"
 FIRST_CONTROL = 254
-"""Minors of NVIDIA's from here on are its control devices, which belong to no GPU."""
+"""Minors of NVIDIA's from this one on belong to control devices, which are of no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Describe the container that the gate made, and its lease.
 
-    ``gpus``: the GPUs that the container was ever given; None if nobody knows any more, as after the loss of
-    a journal. ``minors``: the minors of these GPUs, None if nobody can tell. ``sources``: the directories
-    that it mounts.
+    ``gpus``: the GPUs that the container was ever given; None if they are unknown, as after the loss of a
+    journal. ``minors``: the minors of these GPUs, None if they are unknown. ``sources``: the directories that
+    it mounts.
     """
 
     confined: bool
@@ -63,7 +64,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """State a fault in a clause after the container's name. ``grave``: it may reach what is not its own."""
+    """State a fault in a clause after the container's name.
+
+    ``grave``: the container may reach resources that are not its own.
+    """
 
     text: str
     grave: bool = True
@@ -95,7 +99,7 @@ def _privileged(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
 
 def _nodes(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     if seen.word.privileged or expected.gpus is None:
-        return  # said already, or not known
+        return  # the fault is reported already, or the GPUs are unknown
     for node in seen.nodes:
         if _is_foreign(seen.machine, node.major, node.minor, expected):
             yield Deviation(f"has {node.path}, a GPU device that {_whose(expected)}")
@@ -125,7 +129,7 @@ def _covers_foreign(machine: MachineDevices, rule: DeviceRule, expected: Expecte
 
 
 def _is_foreign(machine: MachineDevices, major: int, minor: int, expected: Expected) -> bool:
-    """Return True if this is a GPU's device that the lease does not give."""
+    """Return True if this is a GPU's device outside the lease."""
     driver = machine.majors.get(major)
     if driver is None or (driver == DRIVER_OF_DISPLAYS and not expected.confined):
         return False  # displays are other vendors' too, and trusted callers may have those
@@ -165,7 +169,7 @@ def _visible(seen: Reality, expected: Expected) -> Iterator[Deviation]:
             yield Deviation(f"has {entry[:200]}, which {_whose(expected)}", grave=expected.confined)
 
 
-# --- what confined callers' containers never have ------------------------------------------------------
+# --- settings that confined callers' containers never have ----------------------------------------------
 
 
 def _users(seen: Reality, expected: Expected) -> Iterator[Deviation]:
@@ -186,7 +190,7 @@ def _privileges(seen: Reality, expected: Expected) -> Iterator[Deviation]:
     if not seen.no_new_privileges:
         yield Deviation("could gain privileges by set-uid programs")
     if seen.word.seccomp and not seen.seccomp:
-        # An engine can be built, or told, to have no filter at all.
+        # An engine can be built or configured without any filter.
         yield Deviation("may make every system call: has the engine no seccomp?", grave=False)
 
 

@@ -1,8 +1,8 @@
-"""``docker cp``: files out of and into a confined caller's container.
+"""Handle ``docker cp``: copy files out of and into a confined caller's container.
 
-While a container runs, a process with the rights of its user copies. While it does not, the engine does where
-it cannot be led astray. Elsewhere the engine's export is read, and the same process writes to the container's
-layers.
+While a container runs, a process with the rights of its user copies. While it does not run, the engine copies
+if nobody can lead it astray. Otherwise the daemon reads the engine's export, and the same process writes to
+the container's layers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpushared.gate.handlers.context import Handler, HandlerContext, check_strea
 from gpushared.net.socket_wire import Piece
 
 MOUNTS_SAFELY = (29, 5, 1)
-"""The first engine that holds on to the places it mounts at while it copies.
+"""The first engine that holds the places of its mounts while it copies.
 
 https://github.com/advisories/GHSA-vp62-88p7-qqf5, https://github.com/advisories/GHSA-rg2x-37c3-w2rh
 """
@@ -46,7 +46,7 @@ OK = 200
 
 
 class Archives:
-    """Handlers of archives."""
+    """Handle requests about archives."""
 
     def __init__(self, handler_context: HandlerContext, copies: Copies | None = None) -> None:
         self._handler_context = handler_context
@@ -71,7 +71,7 @@ class Archives:
         await self._by_helper(call, container)
 
     def _check_numbers(self) -> None:
-        """Raise ``PermissionRefused`` where the user has one number in the container and another outside."""
+        """Raise ``PermissionRefused`` if the user has one number in the container and another outside."""
         if self._handler_context.lease_service.engine_facts().maps_users:
             raise PermissionRefused(
                 "files are not copied while the container runs: the engine maps the numbers of users",
@@ -83,7 +83,7 @@ class Archives:
 
         The engine mounts the container's mounts at the places that it finds in the container's files. Until
         ``MOUNTS_SAFELY`` a process that can change these files can put a link to any place of the machine
-        there at the right moment. So nothing may ever have run in the container: its owner's processes
+        there at the right moment. So no process may ever have run in the container: its owner's processes
         outside reach its files by ``/proc/PID/root``, and can change opened files long after the container
         has ended. Nor may another container share a volume with it. An export mounts nothing.
         """
@@ -122,7 +122,7 @@ class Archives:
                 pass
             await call.exchange.respond(OK)
 
-    # --- while it does not ---
+    # --- while the container does not run ---
 
     async def _while_down(self, call: Call, container: Container) -> None:
         if _is_write(call):
@@ -131,7 +131,10 @@ class Archives:
             await self._out_of_export(call, container)
 
     async def _into_layers(self, call: Call, container: Container) -> None:
-        """Raise ``PermissionRefused`` where no layers can be mounted; the container's turn is held."""
+        """Write the archive into the container's layers, while the container's lock is held.
+
+        Raises ``PermissionRefused`` if the layers cannot be mounted.
+        """
         layers = await self._layers(container)
         if layers is None:
             raise PermissionRefused(
@@ -146,7 +149,7 @@ class Archives:
         await self._in(call, _order(call, container, Deed.WRITE) | layers)
 
     async def _has_looked(self, call: Call, container: Container) -> bool:
-        """Look at one file without an export of all; return False where the user's rights do not suffice."""
+        """Look at one file without a full export; return False if the user's rights do not suffice."""
         layers = await self._layers(container)
         if layers is None:
             return False
@@ -157,7 +160,7 @@ class Archives:
         return True
 
     async def _layers(self, container: Container) -> Order | None:
-        """Return what a helper needs to mount the container's files, None where it cannot."""
+        """Return the data with which a helper mounts the container's files, None if it cannot."""
         layers = container.layers
         if layers is None or self._handler_context.lease_service.engine_facts().maps_users:
             return None
@@ -168,7 +171,7 @@ class Archives:
         }
 
     async def _out_of_export(self, call: Call, container: Container) -> None:
-        """Pick it out of the engine's export."""
+        """Pick the file out of the engine's export."""
         now = ""
         for _ in range(MOST_LINKS):
             order = _order(call, container, Deed.PICK) | {"now": now, "mounts": container.mounts}
@@ -200,7 +203,7 @@ class Archives:
 
     @asynccontextmanager
     async def _helper(self, call: Call, order: Order) -> AsyncIterator[Helper]:
-        """A helper that has its order."""
+        """Yield a helper that has received its order."""
         uid = call.caller.uid
         async with self._copies.helper(uid) as helper:
             await helper.order(order | {"cgroups": await self._handler_context.together.joining(uid)})
@@ -249,7 +252,7 @@ async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
 
 
 def engine_version(said: str) -> tuple[int, ...]:
-    """The numbers in front of an engine's version; empty, which is before all others, without any."""
+    """Return the numbers in front of an engine's version; empty if there are none, which sorts first."""
     plain = re.match(r"[0-9]+(\.[0-9]+)*", said)
     return tuple(map(int, plain[0].split("."))) if plain else ()
 
@@ -257,7 +260,7 @@ def engine_version(said: str) -> tuple[int, ...]:
 def check_plain(start: bytes) -> None:
     """Raise ``RequestError`` for an archive that is no plain tar.
 
-    Engines unpack others with programs that some look for in the container, and run as root
+    Engines unpack other archives with programs, which some engines look for in the container and run as root
     (https://github.com/advisories/GHSA-x86f-5xw2-fm2r).
     """
     is_tar = start[TAR_MAGIC] == b"ustar" or not start.strip(b"\0")

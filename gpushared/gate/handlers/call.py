@@ -1,4 +1,4 @@
-"""Hold one request at the gate with its caller: ways to read and answer it, and interim answers for who waits.
+"""Hold one request at the gate with its caller: read and answer it, and send interim answers during a wait.
 
 Many clients hang up after a minute of silence. An interim answer (RFC 9110, 15.2) is no answer yet: a client
 that reads one goes on reading, and counts the silence anew.
@@ -32,7 +32,7 @@ WITH_FORMS = frozenset({"POST", "PUT"})
 JSON_KIND = "application/json"
 NO_BODY_BYTES = 64 * 1024
 SHORT_BYTES = 32 * 1024
-"""A body of this size is parsed in no time; hardly any is longer."""
+"""A body of this size takes no noticeable time to parse; hardly any body is longer."""
 OLDEST_VERSION = (1, 24)
 """Before this version a start could carry a HostConfig."""
 KEPT_HEADERS = frozenset({b"api-version", b"docker-experimental", b"ostype", b"server"})
@@ -57,12 +57,12 @@ HEADERS = frozenset(
 )
 REGISTRY_HEADERS = frozenset({b"x-registry-auth"})
 MOST = 99
-"""At one more interim answer Python's ``http.client`` of 2026 gives up, even if told to wait for hours."""
+"""At one more interim answer Python's ``http.client`` of 2026 gives up, even with a timeout of hours."""
 READS_ON = re.compile(rb"python|aiohttp|httpx|\bnode\b|undici|axios", re.IGNORECASE)
 """Clients with these names are known to read on after any number of interim answers up to ``MOST``.
 
-Go's client gives up after five, and without them would have waited for ever. Programs in Go have names of
-their own, so no list could exclude them; this list includes the others.
+Go's client gives up after five, but waits for ever without any. Programs in Go have names of their own, so no
+list could exclude them; this list includes the other clients.
 """
 OLD_HTTP = b"1.0"
 
@@ -90,7 +90,7 @@ class Call:
 
     @property
     def version(self) -> Version | None:
-        """Return the request's version of the API; None if the request does not give it."""
+        """Return the request's version of the API; None if the request does not name one."""
         return version_of(self.target.version) if self.target.version else None
 
     def renamed(self, name: str) -> Target:
@@ -116,7 +116,7 @@ class Call:
             return parse_object(raw)
 
     def check_json(self) -> None:
-        """Raise ``RequestError`` for a body that says that it is something else, as the engine does."""
+        """Raise ``RequestError`` for a body that declares another type, as the engine does."""
         kind = kind_of(self.exchange.header(b"content-type"))
         if kind not in {"", JSON_KIND}:
             raise RequestError(
@@ -124,7 +124,7 @@ class Call:
             )
 
     async def answer(self, answer: EngineAnswer) -> None:
-        """Give the client what the engine said to a request of ours."""
+        """Give the client the engine's answer to a request of ours."""
         kept = [(raw, value) for raw, value in answer.headers if raw.lower() in KEPT_HEADERS]
         await self.exchange.respond(answer.status, answer.body, headers=kept)
 
@@ -136,7 +136,7 @@ async def expect_nothing(exchange: Exchange) -> None:
 
 
 async def drop_body(exchange: Exchange) -> None:
-    """Read a body of which engines take no notice, and forget it: clients send their options here as well.
+    """Read a body that engines ignore, and drop it: clients send their options here too.
 
     Raises ``RequestError`` for a form, which the engine would take for parameters.
     """
@@ -149,9 +149,9 @@ async def drop_body(exchange: Exchange) -> None:
 
 
 def check_confined(call: Call) -> None:
-    """Raise where a confined caller may not ask this at all, or not with these parameters.
+    """Raise if a confined caller may not make this request, or not with these parameters.
 
-    Of the request's headers those are left that say how it is to be read and answered.
+    Only the headers that describe how to read and answer the request are kept.
     """
     route, target = call.match.route, call.target
     if route.action in {RouteAction.TRUSTED, RouteAction.BUILD}:
@@ -166,8 +166,8 @@ def check_confined(call: Call) -> None:
 async def while_waiting(exchange: Exchange, work: Coroutine[Any, Any, _T], *, may_queue: bool = True) -> _T:
     """Return the result of ``work``, or raise its error; until then no part of the answer is sent.
 
-    ``may_queue``: the work may wait in the queue. Then raises Unavailable, RequestError if nobody can be seen
-    to wait for the answer any more.
+    ``may_queue``: the work may wait in the queue. Then raises Unavailable or RequestError if the gate can no
+    longer see a client that waits for the answer.
     """
     step = min(LOOK_SECONDS, exchange.interim_seconds)
     looks_between = round(exchange.interim_seconds / step)

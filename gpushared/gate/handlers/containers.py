@@ -1,4 +1,4 @@
-"""Handle requests about containers: lists of them, starts and ends, programs that join, the data in and out."""
+"""Handle requests about containers: lists, starts and ends, programs that join, and copies of files."""
 
 from __future__ import annotations
 
@@ -175,7 +175,10 @@ class ContainerHandlers:
             await self._handler_context.send(call, call.renamed(container.id))
 
     async def _attach(self, call: Call) -> None:
-        """Attach a client, and tell it at the end why the container was ended, if not by its own program."""
+        """Attach a client, and explain to it at the end why the container was ended.
+
+        A container that ended by its own program needs no explanation.
+        """
         if call.caller.trusted and self._lease_service.last_words(call.match.name) is None:
             await self._handler_context.send(call)
             return
@@ -258,7 +261,7 @@ class Listings:
     async def _list(self, call: Call) -> None:
         """List containers. ``before`` and ``since`` may name only the caller's own.
 
-        For other names the engine would tell if such a container exists.
+        For other names the engine's answer would reveal if such a container exists.
         """
         filters = parse_filters(call.target.get("filters"))
         for name in ("before", "since"):

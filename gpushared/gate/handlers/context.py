@@ -1,7 +1,7 @@
-"""Give all handlers the engine, the node and the site's policy, and pass requests on to the engine as streams.
+"""Give all handlers the engine, the node and the policy, and pass requests on to the engine as streams.
 
 Nothing is buffered beyond a few reads: a slow client slows the engine down, and the other way round. An
-attach or exec leaves HTTP: by an upgrade (101), or, as older clients do, by a 200 whose body is the raw
+attach or exec leaves HTTP: by an upgrade (101), or, with older clients, by a 200 whose body is the raw
 stream. There the end of the client's data is the end of the program's input, not of the connection.
 """
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 120.0
 MOST_NAMED = 20
-"""The log names so many of the dropped fields and parameters."""
+"""The log names at most this many of the dropped fields and parameters."""
 Handler = Callable[[Call], Awaitable[object]]
 OK = 200
 FIRST_ERROR = 400
@@ -90,7 +90,10 @@ def nothing() -> bytes:
 
 
 class HandlerContext:
-    """``policy`` may be replaced at any time; it holds for requests that come after."""
+    """Hold the parts that all handlers use.
+
+    ``policy`` may be replaced at any time; the new one applies to later requests.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class HandlerContext:
         )
 
     async def ask(self, call: Call, target: Target, body: bytes | None = None) -> EngineAnswer:
-        """Return the engine's whole answer, so that the gate can look at it before the client gets it."""
+        """Return the engine's whole answer, so that the gate can check it before the client gets it."""
         if body is not None:
             call.record.digest = digest_of(body)
         return await self.engine.call(
@@ -143,7 +146,7 @@ class HandlerContext:
         """Return True if the engine is no newer than the gate's tables, and so reads no other field."""
         try:
             return version_of(self.lease_service.engine_facts().api_version) <= NEWEST
-        except (EngineUnavailable, ValueError):  # the engine has not told its version yet
+        except (EngineUnavailable, ValueError):  # the engine has not reported its version yet
             return False
 
     def known(self, target: Target, route: Route) -> Target:
@@ -177,7 +180,7 @@ class HandlerContext:
         return body
 
     def labelled(self, call: Call, body: Body) -> Body:
-        """Return the body with the label that makes the created thing the caller's."""
+        """Return the body with the label that makes the caller the owner of the created object."""
         return {**body, "Labels": {**section(body, "Labels"), LABEL_OWNER: str(call.caller.uid)}}
 
     async def own(self, call: Call) -> Target:
@@ -203,15 +206,15 @@ async def forward(
     hijack: bool = False,
     farewell: Farewell = nothing,
 ) -> int:
-    """Send the exchange's request to ``target`` and answer it with the engine's response; gives its status.
+    """Send the exchange's request to ``target``, answer it with the engine's response, and return its status.
 
     Args:
-        engine: where to send it.
+        engine: the engine to which the request goes.
         exchange: the client's side.
         target: path and query as they were judged.
         body: replaces the client's body; ``b""`` sends none.
-        hijack: whether the connection may leave HTTP.
-        farewell: what to add to the engine's output at the end of a connection that left HTTP.
+        hijack: True if the connection may leave HTTP.
+        farewell: returns the text to add to the engine's output at the end of a connection that left HTTP.
     """
     if body is None:
         check_stream(exchange)
@@ -229,12 +232,12 @@ async def forward(
         try:
             await asyncio.gather(upload, return_exceptions=True)
         finally:
-            # Also when the client's end cancels us a second time here.
+            # This also runs if the client's end cancels the task a second time here.
             connection.close()
 
 
 def check_stream(exchange: Exchange) -> None:
-    """Raise ``RequestError`` for a form: the engine would take what is in it for parameters."""
+    """Raise ``RequestError`` for a form: the engine would take its content for parameters."""
     kind = kind_of(exchange.header(b"content-type"))
     if kind == FORM or kind.startswith("multipart/"):
         raise RequestError(
@@ -245,12 +248,12 @@ def check_stream(exchange: Exchange) -> None:
 async def _upload(
     connection: EngineConnection, exchange: Exchange, target: bytes, body: bytes | None, *, hijack: bool
 ) -> None:
-    """Send the request's head and body. If the client fails meanwhile, cut the engine's connection too."""
+    """Send the request's head and body. If the client fails during that, cut the engine's connection too."""
     head = h11.Request(
         method=exchange.method, target=target, headers=_request_headers(exchange, target, body, hijack=hijack)
     )
     try:
-        # An engine that answers early closes before it has read all; its answer still counts.
+        # An engine that answers early closes before it has read the whole body; its answer still counts.
         with contextlib.suppress(ConnectionError):
             await connection.send(head)
             async for data in _body(exchange, body):
@@ -289,7 +292,7 @@ def _request_headers(
 
 
 def _stream(asked: bytes, target: bytes) -> bytes:
-    """Return the protocol to ask for: by HTTP/2 an engine would take whole requests that nobody judged."""
+    """Return the protocol to ask for: by HTTP/2 an engine would take whole requests that bypass the judge."""
     is_builder = target.partition(b"?")[0].endswith(BUILDERS)
     return asked if is_builder or asked.lower() in STREAMS else b"tcp"
 
@@ -314,7 +317,7 @@ async def _download(
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
     headers = [(raw, value) for raw, value in head.headers.raw_items() if raw.lower() not in HOP_BY_HOP]
     if head.status_code >= FIRST_ERROR and exchange.has_unread_body:
-        headers.append(CLOSING)  # the engine reads no more of it
+        headers.append(CLOSING)  # the engine does not read the rest of the body
     await exchange.start(head.status_code, headers)
     async for data in connection.pieces():
         await exchange.send(data)
@@ -355,7 +358,7 @@ async def _splice(
 
 async def _stdin(client: Wire, early: bytes, connection: EngineConnection, share: UserShare) -> None:
     """Copy input until the client has hung up; the end of input is passed on, and the output goes on."""
-    end = End.SINK_LOST  # the engine takes no more, but may still have something to say
+    end = End.SINK_LOST  # the engine takes no more, but may still have output
     with contextlib.suppress(ConnectionError):
         await connection.write(early)
         end = await Flow(client, connection.wire, share).run()

@@ -1,4 +1,4 @@
-"""Handle a container's create: judge its body, read its request for GPUs, put in its lease."""
+"""Handle a container's create: judge its body, read its GPU request, and put its lease in."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Creates:
             with call.exchange.share.create():
                 answer = await self._created(call)
         except NotFound as error:
-            # A 404 here means to clients that the image is missing: they would pull it.
+            # A 404 here means to clients that the image is missing: they would pull the image.
             raise RequestError(error.message, hint=error.hint) from error
         if not call.caller.trusted:
             name = call.target.get("name")
@@ -132,7 +132,10 @@ class Creates:
         return answer
 
     async def _give_driver_capabilities(self, body: Body, *, judged: bool) -> None:
-        """Set what the container gets of NVIDIA's driver, by the user's word or the image's."""
+        """Set the capabilities of NVIDIA's driver for the container.
+
+        The user's variable decides, else the image's.
+        """
         given = self._handler_context.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
         env = strings(body, "Env")
         check_driver_capabilities(env, given)
@@ -145,7 +148,7 @@ class Creates:
         try:
             return self._handler_context.lease_service.engine_facts().maps_users
         except EngineUnavailable:
-            return True  # it has not described itself yet
+            return True  # the engine has not described itself yet
 
     async def _confine(
         self, body: Body, call: Call, gpu_request: GpuRequest | None, held: AsyncExitStack
@@ -177,7 +180,7 @@ class Creates:
         for mount in mounts:
             if mount["Type"] == "volume":
                 mount["VolumeOptions"] = context.labelled(call, section(mount, "VolumeOptions"))
-        # Set in any case: the caller or an image may have set them too.
+        # These labels are always set: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
         found: Sequence[PathWish] = ()
         if wishes := wishes_of(mounts):
@@ -187,7 +190,7 @@ class Creates:
             labels |= {LABEL_HOST_PATHS: json.dumps([asdict(path) for path in found]), LABEL_PINS: pin.name}
         if policy.home_and_name and judged["User"] != ROOT_USER:
             put_home(judged, image, account, wishes, found)
-            # Root of another number could not come to the daemon's file when the container starts.
+            # Root with another number could not read the daemon's file when the container starts.
             line = b"" if self._maps_users() else passwd_line(judged, image, caller)
             if passwd := await held.enter_async_context(context.passwd.with_line(described, line)):
                 mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
@@ -197,9 +200,9 @@ class Creates:
 
 
 async def check_devices(body: Body) -> None:
-    """Raise ``RequestError`` where devices or device rules of a create body would give a GPU.
+    """Raise ``RequestError`` if devices or device rules of a create body would give a GPU.
 
-    Trusted callers may name any path, so the file at the path is looked at, by the kernel's numbers of devices.
+    Trusted callers may name any path, so the check reads the kernel's device numbers of the file at the path.
     """
     host = section(body, "HostConfig")
     paths = [path for device in objects(host, "Devices") if isinstance(path := device.get("PathOnHost"), str)]
@@ -241,7 +244,7 @@ def _gives_gpu(path: str, majors: frozenset[int]) -> bool:
 
 def _at(path: Path) -> Iterator[os.stat_result]:
     """Yield the file and, for a directory, the files in it: the engine gives each device in it."""
-    # If a file cannot be looked at, the engine finds that out, and says so.
+    # If a file cannot be checked, the engine finds that out too, and reports it.
     with contextlib.suppress(OSError):
         yield path.stat()
         for each in islice(path.rglob("*"), MOST_NODES):

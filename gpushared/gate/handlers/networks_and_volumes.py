@@ -98,7 +98,7 @@ class Networks:
             await self._handler_context.read(call, NETWORK_TABLE), self._handler_context.unnamed(call)
         )
         await check_name(text(body, "Name"), self._handler_context.engine, call.caller)
-        # Engines that allow two networks with one name would let neither be used by that name.
+        # If engines allowed two networks with one name, neither could be used by that name.
         body["CheckDuplicate"] = True
         await self._handler_context.send(call, body=serialise(self._handler_context.labelled(call, body)))
 
@@ -137,7 +137,7 @@ class Volumes:
         }
 
     async def _volume(self, call: Call) -> None:
-        # Nobody waits for another's volume; during a wait for an own one it may become another's.
+        # A request for another user's volume need not wait; an own volume may become another's during a wait.
         await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
         async with self._handler_context.volume_turns.of(call.match.name):
             volume = await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
@@ -161,7 +161,7 @@ class Volumes:
         """
         asked = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
         body = self._handler_context.labelled(call, judge_volume(asked, self._handler_context.unnamed(call)))
-        # While another creates a container with the name, the engine would fill it from that one's image.
+        # During another user's create with the name, the engine would fill the volume from that user's image.
         async with self._handler_context.volume_turns.of_all(filter(None, [text(body, "Name")])):
             answer = await self._handler_context.ask(call, call.target, serialise(body))
         if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):

@@ -1,6 +1,6 @@
 """Give the audit one line for each request that changes something or is refused.
 
-A line is handed over when the answer begins, before its first byte: every answered request has its line.
+The audit gets a line when the answer begins, before its first byte: every answered request has its line.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from gpushared.storage.audit.line import AuditLine, CallRecord, Origin, Sink, li
 
 READING = frozenset({"GET", "HEAD"})
 _CHANGES_NOTHING = re.compile(r"/auth|/containers/[^/]+/(wait|resize)|/exec/[^/]+/resize")
-"""These posts only look, wait, or tell a terminal's size."""
+"""These posts only look, wait, or report a terminal's size."""
 _ARCHIVE = re.compile(r"/containers/[^/]+/archive")
 _REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED})
-"""These errors give a line even to a request that would have changed nothing. Others only tell a state."""
+"""These errors give a line even to a request that would have changed nothing. Other errors only report a
+state."""
 GONE = "the client went away before there was an answer"
 
 
 @dataclass(slots=True)
 class Recording:
-    """One request on its way. ``endpoint`` is what the client wrote until the target was understood."""
+    """Record one request. ``endpoint`` is the client's text until the gate has parsed the target."""
 
     exchange: Exchange
     sink: Sink

@@ -1,4 +1,4 @@
-"""Handle requests about things of all users: images, the engine's own facts, its events, its plugins."""
+"""Handle requests about objects of all users: images, the engine's own facts, its events, its plugins."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ImageHandlers:
     async def _registry(self, call: Call) -> None:
         """Pass on a call to a registry if the site allows that.
 
-        The engine asks any registry that is named, from the machine's network and as the engine.
+        The engine calls any registry that the request names, from the machine's network and as the engine.
         """
         if not self._handler_context.policy.registry_queries:
             raise PermissionRefused(
@@ -121,19 +121,20 @@ class ImageHandlers:
 
 
 def check_no_builder(image: str) -> None:
-    """Raise ``PermissionRefused`` for what clients run as a privileged container where they may not build."""
+    """Raise ``PermissionRefused`` for an image that clients run as a privileged container to build with."""
     if full_names(image)[0] == BUILDER:
         raise PermissionRefused(BUILD[0], hint=BUILD[1])
 
 
 def _check_pulled(name: str, found: Body) -> None:
-    """Raise ``PermissionRefused`` where the image was made here.
+    """Raise ``PermissionRefused`` if the image was made here.
 
-    A pull would put what anybody may have under its name at a registry in its place, for all users.
+    A pull would replace it for all users with the image that anybody may have put under its name at a
+    registry.
     """
     repositories = pulled_from(found)
     if "@" in name:
-        return  # it takes no tag from anything
+        return  # a pull by digest takes no tag from any image
     if repositories is None:
         raise PermissionRefused(
             f"it cannot be told whether {name} was made on this machine, and a pull would replace it for "

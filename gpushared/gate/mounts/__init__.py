@@ -1,1 +1,1 @@
-"""Hold the sources of users' mounts in place, as mounts that nobody can replace."""
+"""Hold the sources of users' mounts in place, as mounts that users cannot replace."""

@@ -45,7 +45,8 @@ LABEL_PINS = "gpushare.pins"
 SYSTEMS_OWN = ("/proc", "/sys", "/dev", "/run", "/var/lib/docker", "/var/lib/containerd")
 MOST_PATHS = 64
 AT_ONCE = 4
-"""For one user: file systems that hang keep helpers, some for ever, and nobody else is to wait for these."""
+"""The bound is for one user: file systems that hang keep helpers, some for ever, and other users must not
+wait for them."""
 MACHINE = 1
 OK, NOT_FOUND = 200, 404
 RETRY_SECONDS = 2.0
@@ -55,7 +56,7 @@ SWEEP_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class HeldMount:
-    """Paths as their owner wished for them, resolved; ``source`` is where the engine finds them."""
+    """Hold the resolved paths of an owner's wishes; ``source`` is the path at which the engine finds each."""
 
     name: str
     wishes: tuple[PathWish, ...]
@@ -65,12 +66,11 @@ class HeldMount:
 
 
 class HeldMounts:
-    """Makes, keeps and removes pins.
+    """Make, keep and remove pins.
 
-    ``owner`` tells the pins of several daemons apart; without one they end with this life.
-
-    ``policy`` gives the site's rules of the moment. ``also_swept`` is called after each sweep: what else is
-    kept for containers goes with them too.
+    ``owner`` distinguishes the pins of several daemons; without one they end with this process. ``policy``
+    returns the site's current rules. ``also_swept`` is called after each sweep, to remove other files that
+    are kept for containers.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class HeldMounts:
         self._ledger = HeldPathsLog(ledger)
         owner = owner or secrets.token_hex(8)
         self.beginning = hashlib.sha256(owner.encode()).hexdigest()[:8] + "-"
-        """The names of all its pins begin so."""
+        """The names of all pins of this daemon begin with this text."""
         self._barred = [*SYSTEMS_OWN, engine.path, *barred]
         self._patience_seconds = patience_seconds
         self._also_swept = also_swept
@@ -97,7 +97,7 @@ class HeldMounts:
         self._turns: dict[int, asyncio.Semaphore] = {}
         self._wake = asyncio.Event()
         self.trouble = ""
-        """The newest trial's finding, empty if all is well, and before the first trial."""
+        """The newest trial's finding, empty if no trial has failed, and before the first trial."""
 
     # --- for requests ------------------------------------------------------------------------------
 
@@ -135,22 +135,22 @@ class HeldMounts:
                 )
 
     def unused(self) -> None:
-        """Have the next sweep come soon, because a pin may have no container any more."""
+        """Let the next sweep come soon, because a pin may have no container any more."""
         self._wake.set()
 
     # --- for the daemon ----------------------------------------------------------------------------
 
     async def restore(self) -> str:
-        """Hold noted pins that are not held, as after a reboot; return the failures in a sentence."""
+        """Hold recorded pins that are not held, as after a reboot; return the failures in a sentence."""
         missing = await self._missing()
         told = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
         failed = [text for text in told if text]
         return f"mounts of {len(failed)} containers could not be made again: {failed[0]}" if failed else ""
 
     async def sweep(self) -> None:
-        """Let go of what no container has. Raises ``EngineUnavailable``, ``Unavailable``, ``TimedOut``."""
+        """Drop the pins without a container. Raises ``EngineUnavailable``, ``Unavailable``, ``TimedOut``."""
         held = {*await self._names(), *await self._ledger.read()}
-        # A pin that is not being made any more has its container, unless the create failed.
+        # A finished pin has its container, unless the create failed.
         spared = set(self._making)
         if not held - spared:
             return
@@ -342,7 +342,10 @@ class HeldPaths:
 
 
 class HeldPathsLog:
-    """Keep one file a pin, in a directory that only root can read. Without a directory keep nothing."""
+    """Keep one file for each pin, in a directory that only root can read.
+
+    Without a directory keep nothing.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -355,7 +358,7 @@ class HeldPathsLog:
             raise Unavailable(f"what is mounted cannot be noted: {error.strerror}") from error
 
     async def read(self) -> dict[str, HeldPaths]:
-        """Return all entries by name; a file that cannot be read is left out, and named in the log."""
+        """Return all entries by name; an unreadable file is left out, and its name is logged."""
         return await asyncio.to_thread(self._read)
 
     async def forget(self, names: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """Call the helper program: one process for each order, killed when it takes too long.
 
 A file system can keep a process in the kernel where no signal ends it, a user's own (FUSE) for as long as the
-user likes. Nothing waits long for such a process; a caller that counts processes learns when it is gone.
+user likes. No caller waits long for such a process; a caller that counts processes gets a call when it is
+gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the kernel's mounts, and make its calls on them by number, for which older C libraries have no names.
+"""Read the kernel's mounts, and make its mount calls by number, because older C libraries lack the names.
 
 A program without site packages loads this module: standard library only. All functions raise ``OSError``.
 Numbers of 424 and above are the same on all architectures. Sources: open_tree(2), move_mount(2),
@@ -43,7 +43,7 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
 LONGEST_VALUE = 255
-"""The kernel takes at most so many bytes for an option of a file system."""
+"""The kernel takes at most this many bytes for an option of a file system."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITIES_VERSION = 0x20080522
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -75,7 +75,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def open_as_named(path: str) -> int:
-    """Open a descriptor that can be used for nothing but naming the file.
+    """Open a descriptor that only names the file.
 
     Links of /proc that lead to another process's files, or to our own, are refused here: ``ELOOP``.
     """
@@ -88,7 +88,7 @@ def open_below(directory: int, path: str) -> int:
 
 
 def open_entry(directory: int, name: str) -> int:
-    """Open the directory's own entry, a link too, only to name the file: ``EXDEV`` for a mount."""
+    """Open the directory's own entry, also a link, only to name the file: ``EXDEV`` for a mount."""
     resolve = _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_BENEATH
     return _openat2(directory, name, resolve, os.O_NOFOLLOW)
 
@@ -167,12 +167,12 @@ def mount_private_tmpfs(path: str, options: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Be killed when the process that made this one ends; a change of ids undoes this."""
+    """Ask the kernel to kill this process when its parent ends; a change of ids undoes this."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
 def become(uid: int, gid: int, groups: list[int]) -> None:
-    """Become that user for good, even root, without a capability, closed to the same user's debuggers."""
+    """Become that user for good, even root, without a capability, and protected from the user's debuggers."""
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -183,7 +183,7 @@ def become(uid: int, gid: int, groups: list[int]) -> None:
 
 
 def detach(path: str) -> None:
-    """Take a mount and those below it out of the tree; who uses them keeps them."""
+    """Detach a mount and the mounts below it; processes that use them keep them."""
     _checked(_LIBC.umount2(os.fsencode(path), MNT_DETACH | UMOUNT_NOFOLLOW))
 
 
@@ -251,13 +251,13 @@ def user_of(mount: Mount) -> int | None:
 
 
 def location(path: str, mount: Mount) -> Location:
-    """Return the location of a path on that mount."""
+    """Return the location of a path on a mount."""
     rest = path.removeprefix(mount.point if mount.point != "/" else "")
     return Location(mount.device, (mount.root.rstrip("/") + rest) or "/", path)
 
 
 def below(path: str, table: list[Mount]) -> list[Mount]:
-    """Return the mounts at places below a path, which come with it."""
+    """Return the mounts at places below a path, which belong to the path's tree."""
     return [mount for mount in table if mount.point != path and is_under(mount.point, path)]
 
 

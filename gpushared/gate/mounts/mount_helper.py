@@ -1,8 +1,8 @@
 """Run as a separate program that looks at paths as a caller, and holds the files that the caller may mount.
 
 The program reads an order as JSON and writes the answer. It starts as root. A child becomes the caller, opens
-the paths, so that the kernel decides on them, and hands the open files back: nobody can swap these any more.
-Standard library only.
+the paths, so that the kernel decides on them, and hands the open files back: nobody can replace these any
+more. Standard library only.
 
 Paths are looked up as the machine's first process sees them, not as the service does, for which nearly the
 whole machine is mounted read-only. Held files are mounted where the engine sees them.
@@ -30,11 +30,11 @@ MACHINE = 1
 """The id of the machine's first process."""
 
 DELETED = " (deleted)"
-"""The kernel adds this to the name of an open file that has no name any more."""
+"""The kernel adds this text to the name of an open file without any name left."""
 GONE = "it does not exist, or you may not see it"
 BARRED = "the daemon may not open it (openat2, faccessat2); its service or its kernel forbids that"
 NO_CALL = frozenset({errno.ENOSYS, errno.EPERM})
-"""Filters of system calls refuse a call with these errors; a failed look at a path gives others."""
+"""Filters of system calls refuse a call with these errors; a failed look at a path has other errors."""
 FOREIGN = "it is in a mount namespace of its own"
 OF_A_USER = (
     "it is on a file system of a user's own (FUSE), which can keep the engine waiting; copy it elsewhere"
@@ -42,7 +42,7 @@ OF_A_USER = (
 
 
 class HelperRefusedError(Exception):
-    """The helper cannot do its work; the text says why."""
+    """Report that the helper cannot do its work; the text states the reason."""
 
 
 # --- as the caller -------------------------------------------------------------------------------------
@@ -98,13 +98,13 @@ def _hand_over(channel: socket.socket, path: str, *, write: bool) -> None:
 
 def _open(path: str) -> int:
     try:
-        # A directory that is mounted on demand is, by this.
+        # This opens, and so mounts, a directory that is mounted on demand.
         return kernel.open_as_named(f"{path}/.")
     except NotADirectoryError:
         return kernel.open_as_named(path)
 
 
-# Not in the system's words: clients read "no such file or directory" as "no such program" (exit code 127).
+# The system's words do not do: clients read "no such file or directory" as "no such program" (exit code 127).
 def _access_trouble(descriptor: int, *, write: bool) -> str:
     is_directory = kernel.may(descriptor, os.F_OK) and stat.S_ISDIR(os.fstat(descriptor).st_mode)
     if not kernel.may(descriptor, os.R_OK | (os.X_OK if is_directory else 0)):
@@ -131,11 +131,11 @@ def _real_path(descriptor: int, path: str) -> str:
         os.close(descriptor)
 
 
-# --- what may be mounted -------------------------------------------------------------------------------
+# --- files that may be mounted -------------------------------------------------------------------------
 
 
 class Judge:
-    """Judge files by the mounts of the machine and by the paths that nobody may mount."""
+    """Judge files by the mounts of the machine and by the barred paths."""
 
     def __init__(self, order: Order, prefixes: list[str]) -> None:
         self._uid = order["uid"]
@@ -156,7 +156,7 @@ class Judge:
     def _missed(self, path: str) -> str:
         """Name a FUSE file system of the caller's own below the path, which the held mount would leave out.
 
-        Others' FUSE file systems are left out too, but the caller does not look for these.
+        FUSE file systems of other users are left out too, but the caller does not look for these.
         """
         for each in kernel.below(path, self._table):
             if kernel.user_of(each) == self._uid:
@@ -218,11 +218,11 @@ def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
     return [descriptor for descriptor, _ in opened], told
 
 
-# --- what is held --------------------------------------------------------------------------------------
+# --- held files ----------------------------------------------------------------------------------------
 
 
 def hold(order: Order, engine: int | None) -> dict[str, Any]:
-    """Look, and if nothing speaks against any wish, hold all files under the order's name."""
+    """Look, and if no wish is refused, hold all files under the order's name."""
     files, found = look_at(order)
     moved = any(
         wish["fixed"] and one["path"] != wish["path"]
@@ -272,7 +272,8 @@ def _leave_out_users_own(leaves: list[str]) -> None:
         if not any(points.values()):
             return
         for leaf in leaves:
-            # The way to a mount in another mount leads through that one, and both go with the outer one.
+            # The path to a mount in another mount leads through the outer one, and both end with the outer
+            # one.
             for point in kernel.outermost(points[leaf]):
                 _detach_users_own(leaf, point.removeprefix(f"{leaf}/"), mounts)
     raise HelperRefusedError("a file system of a user's own (FUSE) could not be left out")
@@ -281,7 +282,7 @@ def _leave_out_users_own(leaves: list[str]) -> None:
 def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
     held = os.open(leaf, os.O_PATH | os.O_CLOEXEC)
     try:
-        # Directories on the way are the user's, who could put a link to anywhere in the place of one.
+        # Directories on the path belong to the user, who could replace one with a link to anywhere.
         found = kernel.open_below(held, path)
         top = kernel.mount_of(found, mounts)
         if top is not None and kernel.user_of(top) is not None:
@@ -292,7 +293,7 @@ def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
 
 
 def drop(order: Order, engine: int | None) -> dict[str, Any]:
-    """Let go of all names given; a container that uses a held file keeps it."""
+    """Drop all given names; a container that uses a held file keeps it."""
     root = _root(order["root"], engine)
     for name in order["names"]:
         with contextlib.suppress(FileNotFoundError):
@@ -322,9 +323,8 @@ def _remove_leaf(leaf: Path) -> None:
 def _root(path: str, engine: int | None) -> Path:
     """Enter the engine's mount namespace, and return the directory for all held files there.
 
-    The directory is a file system of its own, whose mounts are not seen elsewhere: other services' namespaces
-    would get a copy of each. Only root may enter, because a mount is reached past the directories above its
-    source.
+    The directory is a file system of its own, whose mounts other services do not see: their namespaces would
+    get a copy of each mount. Only root may enter, because a mount bypasses the directories above its source.
     """
     if engine is not None:
         kernel.enter(engine)
@@ -341,7 +341,7 @@ def _root(path: str, engine: int | None) -> Path:
     return root
 
 
-# --- whose view ----------------------------------------------------------------------------------------
+# --- namespaces ----------------------------------------------------------------------------------------
 
 
 def engine_namespace(pid: int) -> int | None:
@@ -359,7 +359,7 @@ def engine_namespace(pid: int) -> int | None:
 
 
 def enter_machine() -> None:
-    """Enter the first process's view; a process that may not see the first process keeps its own view."""
+    """Enter the first process's namespace, unless this process may not see the first process."""
     try:
         descriptor = os.open(f"/proc/{MACHINE}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except (PermissionError, FileNotFoundError):
@@ -381,7 +381,7 @@ DEEDS = {
 def main() -> None:
     order = json.load(sys.stdin)
     try:
-        # Looking only needs no engine.
+        # Without an engine the order only looks.
         engine = engine_namespace(order["engine"]) if order["engine"] is not None else None
         enter_machine()
         answer = DEEDS[order["deed"]](order, engine)

@@ -1,7 +1,7 @@
 """Give volumes to their makers, as a part of the helper. Runs as root; standard library only.
 
-A volume's files belong to its user, who may change them meanwhile and chose the image that they came from. So
-every file is opened first, and the open file is judged and given. No file is reached by links or mounts.
+A volume's files belong to its user, who may change them at any time and chose the image that they came from.
+So every file is opened first, and the open file is judged and given. No file is reached by links or mounts.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def _is_empty(name: str, path: str) -> bool:
 
 
 def _open(name: str, path: str) -> int:
-    """Open the directory of the volume's files. Nobody but root can put another one in its place."""
+    """Open the directory of the volume's files. Only root can replace this directory."""
     place = Path(path)
     if place.parts[-2:] != (name, FILES):
         raise OSError(errno.EINVAL, f"{path} is not where volumes are")
@@ -83,7 +83,7 @@ def _give(top: int, uid: int, gid: int) -> None:
 
 
 def _give_entries(folder: int, uid: int, gid: int) -> Iterator[int]:
-    """Give the directory and its plain files; the directories in it come back open."""
+    """Give the directory and its plain files; yield the open directories in it."""
     os.fchown(folder, uid, gid)
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError, _AcrossMounts):
@@ -98,7 +98,7 @@ def _give_entries(folder: int, uid: int, gid: int) -> Iterator[int]:
 
 
 class _AcrossMounts(Exception):
-    """The path leads across a mount."""
+    """Report that the path leads across a mount."""
 
 
 def _opened(folder: int, name: str) -> int:

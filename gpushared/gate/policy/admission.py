@@ -1,7 +1,8 @@
 """Judge a confined caller's requests to the engine, field by field. Pure.
 
-Each field's row in ``gpushared.gate.api.fields`` names the rule for its value; a field without a rule, or on no
-table, is refused by its name. Trusted callers (root, the docker group) are not judged: they have the engine anyway.
+Each field's row in ``gpushared.gate.api.fields`` names the rule for its value; a field without a rule, or on
+no table, is refused by its name. Trusted callers (root, the docker group) are not judged, because they can
+use the engine anyway.
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ def networks_of(body: Body) -> list[str]:
     """Return the networks that a judged create body names, except the engine's own."""
     endpoints = section(section(body, "NetworkingConfig"), "EndpointsConfig")
     mode = str(section(body, "HostConfig").get("NetworkMode") or "")
-    # A container with the host's network, which was judged, has no other; clients name it here too.
+    # A container with the host's network, which was judged, has no other network; clients name it here too.
     own = OWN_NETWORKS | {HOST_NETWORK} if mode == HOST_NETWORK else OWN_NETWORKS
     return sorted({*endpoints, mode} - own)
 
 
-# --- the parts of a create -----------------------------------------------------------------------------
+# --- parts of a create ---------------------------------------------------------------------------------
 
 
 def _own_settings(body: Body, asked: Body, context: Context) -> Body:
@@ -156,18 +157,18 @@ def _limits(asked: Body, host: Body, context: Context) -> Body:
     if policy.memory_limit_bytes and not asked.get("Memory"):
         limits["Memory"] = min(policy.memory_limit_bytes, together.memory_bytes or policy.memory_limit_bytes)
     if policy.cpu_limit and r.whole(host, "NanoCpus") <= 0 and r.whole(host, "CpuQuota") <= 0:
-        # The kernel takes no more of one container than of all of its user.
+        # The kernel takes no higher limit for one container than for all containers of its user.
         cpus, period = min(policy.cpu_limit, together.cpus or policy.cpu_limit), r.whole(host, "CpuPeriod")
-        # The engine takes a period with a quota only.
+        # The engine takes a period only with a quota.
         limits |= {"CpuQuota": int(cpus * period)} if period > 0 else {"NanoCpus": int(cpus * 1e9)}
     return limits
 
 
 def _alone(host: Body, notes: Notes | None) -> None:
-    """Raise ``PermissionRefused`` where who is root inside would have something of the machine.
+    """Raise ``PermissionRefused`` if a user who is root inside would share parts of the machine.
 
-    It would be root there too: it could write set-uid files through a mount, read what only root may read,
-    and open every device that it is given.
+    That user would be root there too, and could write set-uid files through a mount, read files that only
+    root may read, and open every given device.
     """
     shares = {
         "Mounts": any(mount["Type"] == "bind" for mount in host["Mounts"]),
@@ -188,7 +189,7 @@ def _mounts(asked: Body, notes: Notes | None) -> list[Body]:
     judged: list[Body] = []
     for name in ("Binds", "Mounts"):
         try:
-            # Twice, because a bind becomes a mount object, whose own rules hold then.
+            # The rules run twice, because a bind becomes a mount object, which has its own rules.
             mounts = judge_mounts({"Mounts": judge_mounts({name: asked.get(name)})})
         except (PermissionRefused, RequestError) as error:
             _refuse(error, HOST_PREFIX + name, asked.get(name), notes)
@@ -282,7 +283,7 @@ def _nested(rules: Mapping[str, Rule]) -> Rule:
 def _endpoints(_name: str, value: Json, context: Context) -> Json:
     named = value or {}
     for network in named:
-        if network != HOST_NETWORK:  # judged as the mode, or looked for as one's own
+        if network != HOST_NETWORK:  # the host's network was judged as the mode
             network_rules.check_network(network, context)
     return {key: _apply(section(named, key), ENDPOINT, context) for key in named}
 
@@ -320,7 +321,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def rules_of(fields: Table) -> dict[str, Rule]:
-    """Return the rules of a table's fields; a field without a rule has none."""
+    """Return the rules of a table's fields; a field without a rule is left out."""
     return {name: _rule_of(one) for name, one in fields.items() if one.rule}
 
 

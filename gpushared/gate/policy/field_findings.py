@@ -90,7 +90,7 @@ class Notes:
         )
 
     def judged(self, name: str, asked: Json, given: Json) -> None:
-        """Note the verdict on a field, unless it says nothing, as many fields do that clients send."""
+        """Note the verdict on a field, unless both values are empty, as in many fields that clients send."""
         if not asked and not given:
             return
         if asked == given:

@@ -1,4 +1,4 @@
-"""Judge single fields, images among them: return the new value, or refuse it. Pure."""
+"""Judge single fields, and images: return the new value, or refuse the field. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ LOG_OPTIONS = frozenset(
 LOG_TAG = re.compile(
     r"(?:[^{}]|\{\{ ?\.(?:ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,256}"
 )
-"""The engine runs a tag as a template , whose functions can ask for any amount of memory."""
+"""The engine runs a tag as a template, whose functions can ask for any amount of memory."""
 JOURNALS = frozenset({"", "journald"})
-"""Log drivers that write, or may where they are the engine's default, among the machine's own entries."""
+"""These log drivers write, or as the engine's default may write, among the machine's own entries."""
 JOURNAL_TAG = re.compile(r"(?:[/ .:|_-]|\{\{ ?\.[A-Za-z]+ ?\}\})*")
 CONTAINER_ID = re.compile(r"\{\{ ?\.(?:Full)?ID ?\}\}")
 ENTRY_FIELDS = frozenset({"labels", "env"})
-"""Log options whose values become fields of an entry, such as the name of the program that wrote it."""
+"""The values of these log options become fields of an entry, such as the name of the program that wrote
+it."""
 TMPFS_OPTION = re.compile(
     r"rw|ro|exec|noexec|nosuid|nodev|noatime|relatime|(size|nr_blocks|nr_inodes)=[0-9]{1,18}[kKmMgG%]?"
     r"|mode=[0-7]{1,4}|(uid|gid)=[0-9]{1,10}|"
@@ -55,7 +56,8 @@ class Context:
 
 
 Rule = Callable[[str, Json, Context], Json]
-"""Field, value, context: the value to send, None to leave the field out; raises ``PermissionRefused``."""
+"""Field, value, context: return the value to send, None to leave the field out; raises
+``PermissionRefused``."""
 
 
 def allowed(_name: str, value: Json, _context: Context) -> Json:
@@ -101,7 +103,7 @@ def at_most(most: int, hint: str) -> Rule:
     return rule
 
 
-# --- who it runs as ------------------------------------------------------------------------------------
+# --- the container's user ------------------------------------------------------------------------------
 
 
 def devices(name: str, value: Json, context: Context) -> Json:
@@ -167,9 +169,9 @@ def log(_name: str, value: Json, _context: Context) -> Json:
 
 
 def _check_journal(options: Body) -> None:
-    """Raise ``PermissionRefused`` where entries would bear another name than the container's.
+    """Raise ``PermissionRefused`` if entries would bear another name than the container's.
 
-    Everybody may call a container, and an image of a registry, as programs of the machine are called.
+    Any user may give a container, or an image of a registry, the name of a program of the machine.
     """
     if fields := sorted(options.keys() & ENTRY_FIELDS):
         raise PermissionRefused(
@@ -229,13 +231,13 @@ def pids(value: Json, policy: SitePolicy) -> int:
 
 
 def most_cpus(policy: SitePolicy) -> float:
-    """Return the number of CPUs that one container may have, 0 without a limit."""
+    """Return the number of CPUs that one container may have; 0 means no limit."""
     limit, together = policy.cpu_limit, policy.user_bounds.cpus
     return min(limit or together, together or limit)
 
 
 def checked_cpus(nano: int, quota: int, period: int, policy: SitePolicy) -> None:
-    """Raise ``PermissionRefused`` where either asks for more than the site's limit."""
+    """Raise ``PermissionRefused`` if either value asks for more than the site's limit."""
     most = most_cpus(policy)
     if most and (nano > most * 1e9 or (quota > 0 and quota > most * period)):
         whose = "a container" if most == policy.cpu_limit else "all containers of a user"
@@ -276,7 +278,7 @@ def check_image(reference: str, policy: SitePolicy) -> None:
 
 
 def pulled_from(found: Body) -> frozenset[str] | None:
-    """Return the repositories from which an image came, by its inspect; None if the engine cannot tell.
+    """Return the repositories from which an image came, by its inspect; None if the engine does not know.
 
     Engines that keep images in containerd give a digest to every tag, also of a built or loaded image; there
     an image's id is its digest. From version 29 on they keep each image's origin as ``Identity``.

@@ -1,4 +1,7 @@
-"""Mounts of confined callers. All become mount objects: for these the engine makes no missing directories."""
+"""Judge mounts of confined callers.
+
+All mounts become mount objects, because for these the engine makes no missing directories.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gpushared.net.identity import PathWish
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
 LABEL_UNNAMED = "com.docker.volume.anonymous"
-"""The engine's own for volumes that it names; from API version 1.42 on a prune takes only those."""
+"""The engine sets this label on volumes that it names; from API version 1.42 on a prune takes only those."""
 PROPAGATIONS = frozenset({"", "private", "rprivate"})
 
 
@@ -49,7 +52,7 @@ def wishes_of(mounts: Sequence[Body]) -> list[PathWish]:
 
 
 def lead_to(mounts: Sequence[Body], pin: HeldMount) -> None:
-    """Put what is held for the caller in the places of the paths."""
+    """Replace the mounts' sources by the files that the pin holds."""
     for number, bind in enumerate(_binds(mounts)):
         bind["Source"] = pin.source(number)
 
@@ -100,7 +103,7 @@ def _check_bind(mount: Body) -> None:
     if not isinstance(mount.get("Source"), str) or not mount["Source"].startswith("/"):
         raise PermissionRefused("the source of a bind mount is no absolute path")
     _check_printable(mount["Source"])
-    # Compose always says CreateMountpoint; the source must be there anyway.
+    # Compose always sets CreateMountpoint; the source must exist anyway.
     if (options.get("Propagation") or "") not in PROPAGATIONS:
         raise PermissionRefused("mounts of yours are always private", hint="leave the propagation out")
 

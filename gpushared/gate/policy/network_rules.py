@@ -28,7 +28,7 @@ def network_mode(name: str, value: Json, context: Context) -> Json:
 
 
 def check_network(mode: str, context: Context) -> None:
-    """Raise ``PermissionRefused`` where a container of the caller's may not be on such a network."""
+    """Raise ``PermissionRefused`` if the caller's containers may not be on such a network."""
     networks = context.policy.networks
     if mode == HOST_NETWORK:
         _check_host_network(context)
@@ -52,7 +52,7 @@ def _check_host_network(context: Context) -> None:
 
 
 def check_gang_network(mode: str, policy: SitePolicy) -> None:
-    """Raise ``PermissionRefused`` where a part of a job on several nodes has no such network here."""
+    """Raise ``PermissionRefused`` if a part of a job on several nodes may not have such a network here."""
     if mode == HOST_NETWORK and not (policy.gangs_on_host_network or policy.host_network):
         raise PermissionRefused(
             "this node does not give its own network to jobs on several nodes",
@@ -79,7 +79,7 @@ def ports(_name: str, value: Json, context: Context) -> Json:
 
 def _bindings(bound: Body, port: str, context: Context) -> list[Body]:
     bindings = [_binding(each, context) for each in objects(bound, port)]
-    # The engine makes of no binding one to all addresses.
+    # The engine turns an empty binding into a binding to all addresses.
     if not bindings and context.policy.publish is Publish.LOOPBACK:
         return [{"HostIp": LOOPBACK, "HostPort": ""}]
     return bindings

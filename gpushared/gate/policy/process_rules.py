@@ -16,7 +16,8 @@ ROOT_WORDS = frozenset({"0", "root", "0:0", "root:root", "0:root", "root:0"})
 ROOT_CAPABILITIES = frozenset(
     {"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID"}
 )
-"""Package managers need these, and none reaches beyond the container's own files and processes."""
+"""Package managers need these capabilities, and none reaches beyond the container's own files and
+processes."""
 
 
 def is_root_inside(user: Json, context: Context) -> bool:
@@ -107,7 +108,7 @@ def security(name: str, value: Json, context: Context) -> Json:
     return None
 
 
-# --- what it sees of the machine -----------------------------------------------------------------------
+# --- the container's view of the machine ---------------------------------------------------------------
 
 
 def ipc(name: str, value: Json, context: Context) -> Json:
@@ -151,7 +152,7 @@ def oom_score(name: str, value: Json, _context: Context) -> Json:
 
 
 def stop_timeout(name: str, value: Json, _context: Context) -> Json:
-    """Limit the time: the engine's own end waits for the longest, and for ever for one below zero."""
+    """Limit the time: the engine's own end waits for the longest, and for ever for a negative one."""
     if value is not None and not (isinstance(value, int) and 0 <= value <= LONGEST_STOP_SECONDS):
         raise PermissionRefused(
             f"{name} {value} would hold up the engine's end, which waits for every container",

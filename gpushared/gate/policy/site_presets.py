@@ -1,4 +1,4 @@
-"""Define the three presets, and make a policy of one of them and the configuration."""
+"""Define the three presets, and build a policy from a preset and the configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HARMLESS_SYSCTLS = (
     "net.ipv4.tcp_syn*",
 )
 _OPEN_TO_ALL_DEVICES = ("/dev/fuse", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs*")
-"""Their own permissions say that every user of a machine may open them."""
+"""The permissions of these devices allow every user of a machine to open them."""
 
 PRESETS: Mapping[PolicyPreset, SitePolicy] = {
     PolicyPreset.OPEN: SitePolicy(
@@ -74,7 +74,10 @@ _OTHER_NAMES = {"mount_prefixes": "bind_prefixes"}
 def policy_of(
     gate: GateConfig, machine: HostSize = UNKNOWN_MACHINE, presets: Collection[str] = (DEV_PRESET,)
 ) -> SitePolicy:
-    """Return the preset with the configuration's settings, on this machine; ``presets``: of requests."""
+    """Return the preset with the configuration's settings, for this machine.
+
+    ``presets`` names the presets of requests.
+    """
     ours = {field.name for field in fields(SitePolicy)}
     said = {
         name: value
@@ -119,8 +122,8 @@ def rules_in_force(policy: SitePolicy) -> Iterator[RuleInForce]:
             case attribute if (name := _OTHER_NAMES.get(attribute, attribute)) in ours:
                 value, own = getattr(policy, name), name in policy.own_words
             case _:
-                continue  # not of the policy, such as who is trusted
-        # A limit of nothing is none; sizes have no such value.
+                continue  # the key is no part of the policy, such as the list of trusted users
+        # A limit of 0 sets no limit; sizes cannot express that.
         written = "none" if value == 0 and value is not False else key.kind.write(value)
         origin = "configuration" if own else f"preset {policy.preset}"
         if key.default is not None and not own:
