@@ -1,1 +1,1 @@
-"""Live as a service: the process, its clock, its log, its small files, systemd."""
+"""Run a service: the process, its clock, its log, its small files, systemd."""

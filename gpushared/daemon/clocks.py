@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 CLOCK_NAME = "clock.json"
 STEP_SECONDS = 0.1
-"""Nobody sets a clock by less. Two readings of two clocks are some microseconds apart, which must not make
-the figures tremble that people are shown."""
+"""No step of a clock is smaller. Two readings of two clocks are some microseconds apart, which must not
+change the figures that people see."""
 KEEP_SECONDS = 600.0
 RETRY_SECONDS = 5.0
 PART = "clock"
@@ -43,15 +43,15 @@ def day_at(up: float) -> float:
 
 
 def boot_id() -> str:
-    """Return the id that tells this boot of the machine from all others."""
+    """Return the id that distinguishes this boot of the machine from all others."""
     return BOOT_ID.read_text(encoding="ascii").strip()
 
 
 @dataclass(frozen=True, slots=True)
 class BootTime:
-    """Place a boot in time: ``began_at``, the moment of the boot, in seconds since the epoch.
+    """Place a boot in time: ``began_at`` is the moment of the boot, in seconds since the epoch.
 
-    ``seen_at``: a moment in that boot up to which time is known to have passed.
+    ``seen_at`` is a moment in that boot up to which time has certainly passed.
     """
 
     boot_id: str
@@ -60,10 +60,10 @@ class BootTime:
 
 
 class SteadyClock:
-    """A ``Clock`` that nobody sets: it goes as fast as time does, over restarts of the daemon too.
+    """Implement a ``Clock`` that nobody can set: it advances at the speed of time, over restarts too.
 
-    While the machine is off only the time of day goes on, so a boot begins where that is, but never before
-    a moment that was there already: where the machine forgets the time with its power, none passed.
+    While the machine is off only the time of day goes on, so a boot begins at the time of day, but never
+    before an earlier moment of this clock: if the machine loses its time without power, no time has passed.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class SteadyClock:
         up: Callable[[], float] = boottime,
         boot: Callable[[], str] = boot_id,
     ) -> None:
-        """``path``: where its place is kept, None = nowhere. ``day``: the time of day; ``up``: since boot."""
+        """Take the file that keeps the clock's place, and the functions that read the clocks.
+
+        ``path`` may be None for no file. ``day`` returns the time of day, ``up`` the time since the boot.
+        """
         self._path = path
         self._day = day
         self._up = up
@@ -103,7 +106,7 @@ class SteadyClock:
 
 
 def _read(path: Path) -> BootTime | None:
-    """Read the anchor; None if it cannot be read: then time begins anew, by the time of day."""
+    """Read the anchor; None if it cannot be read: then the clock begins anew, by the time of day."""
     try:
         told = json.loads(path.read_bytes())
         return BootTime(str(told["boot_id"]), float(told["began_at"]), float(told["seen_at"]))
@@ -115,7 +118,7 @@ def _read(path: Path) -> BootTime | None:
 
 
 async def keep(clock: Clock, troubles: Troubles) -> None:
-    """Have it go on from here at the next start; where that cannot be, it is shown."""
+    """Write the clock's place for the next start; raise a trouble if that fails."""
     try:
         await asyncio.to_thread(clock.keep)
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""Put the systemd units and the command in place; a run after an upgrade replaces them."""
+"""Install the systemd units and the command; a run after an upgrade replaces them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROOT = Path("/")
 UNIT_DIR = "etc/systemd/system"
 COMMANDS_IN_UNITS = re.compile(r"/usr/bin/(gpushared-pool|gpushared?)\b")
 MANAGER_RUNS = Path("/run/systemd/system")
-"""Exists exactly where systemd is the running service manager (sd_booted(3))."""
+"""The path exists exactly if systemd is the running service manager (sd_booted(3))."""
 SYSTEMCTL_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Name a daemon's files for systemd. ``kept``: the things that a restart leaves as they are, in words."""
+    """Name a daemon's files for systemd. ``kept`` names what a restart leaves unchanged, for people."""
 
     daemon: str
     units: tuple[str, ...]
@@ -49,11 +49,11 @@ class Package:
 
 
 def install_package(prefix: Path, package: Package, command_files: Mapping[str, str]) -> Iterator[str]:
-    """Write the units and the command's files below ``prefix``; a line for each deed.
+    """Write the units and the command's files below ``prefix``; yield a line for each action.
 
-    On the running system, tell systemd of the units before the command's files are written, which the daemon
-    does without. Raises PermissionRefused without the rights, and ConfigError where there is no systemd to
-    install for, no command to run as the daemon, or systemd does not take the units.
+    On the running system, systemd loads the units before the command's files are written, which the daemon
+    does not need. Raises PermissionRefused without the rights, and ConfigError if there is no systemd to
+    install for, no command to run as the daemon, or systemd does not accept the units.
     """
     if prefix == ROOT and not MANAGER_RUNS.is_dir() and shutil.which("systemctl") is None:
         raise ConfigError(
@@ -100,7 +100,7 @@ def _command(name: str) -> str:
 
 
 def _write(target: Path, text: str) -> str:
-    """Write a whole file or none: systemd may read it at any time."""
+    """Write a whole file or none, because systemd may read it at any time."""
     part = target.with_name(f".{target.name}.part")
     try:
         if target.is_file() and target.read_text() == text:

@@ -29,12 +29,12 @@ ConfigT_contra = TypeVar("ConfigT_contra", contravariant=True)
 OPEN_FILES = 65536
 """The service units have the same number."""
 BUSY_SECONDS = 0.002
-"""The loop may go so long without waiting."""
+"""The loop may run this long without waiting."""
 REST_SECONDS = 0.00005
-"""Then the loop waits so long: a thread of another core needs about half of it to wake up."""
+"""After that the loop waits this long: a thread of another core needs about half of it to wake up."""
 ASIDE_SECONDS = 5.0
 ALL_AFTER_SECONDS = 6 * 3600.0
-"""All is looked at so often, for the cycles that were set aside unseen."""
+"""The whole heap is searched this often, for cycles among the objects that were set aside."""
 
 
 class RunningDaemon(Protocol[ConfigT_contra]):
@@ -47,14 +47,14 @@ class RunningDaemon(Protocol[ConfigT_contra]):
     def reload(self, config: ConfigT_contra, /) -> None: ...
 
     def not_reloaded(self, error: GpushareError, /) -> None:
-        """Note that a reload was asked for, and that the new configuration has an error."""
+        """Note that a reload was requested, and that the new configuration has an error."""
         ...
 
 
 async def run_with_signals(
     daemon: RunningDaemon[ConfigT], notifier: Notifier, read_config: Callable[[], ConfigT]
 ) -> None:
-    """Run the daemon: SIGTERM and SIGINT stop it, SIGHUP makes it take over its configuration anew."""
+    """Run the daemon: SIGTERM and SIGINT stop it, SIGHUP makes it read its configuration again."""
     loop = asyncio.get_running_loop()
 
     def reload() -> None:
@@ -75,7 +75,7 @@ async def run_with_signals(
 
 
 async def until_one_ends(notifier: Notifier, *work: Coroutine[Any, Any, object]) -> None:
-    """Do all of it at once until the first ends, by an error or not: then the daemon does, and the rest."""
+    """Run all coroutines until the first ends, with an error or not; then cancel the others."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +89,7 @@ async def until_one_ends(notifier: Notifier, *work: Coroutine[Any, Any, object])
 
 
 def complain(program: str, error: GpushareError) -> None:
-    """Tell whoever started it, on standard error."""
+    """Print the error on standard error, for the person or service that started the program."""
     click.echo(f"{program}: {error.message}", err=True)
     if error.hint:
         click.echo(f"  hint: {error.hint}", err=True)
@@ -104,7 +104,7 @@ def allow_many_files() -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Write one JSON object a line."""
+    """Write one JSON object on each line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -131,10 +131,11 @@ def set_up_logging(config: LogConfig) -> None:
 class PoliteSelector(selectors.EpollSelector):
     """Wait a little in `select` if the loop has not waited for long, so that the process's threads can work.
 
-    A loop that has work in each pass asks the kernel for ready files without waiting, and so gives CPython's
-    lock up for an instant only: a thread that waits for the lock is woken, finds it taken again, and sleeps
-    on. Nor does the thread ask for the lock after the usual 5 ms, for it was woken in between (`take_gil` in
-    CPython's Python/ceval_gil.c). A user that keeps the loop busy would hold up all work of others in threads.
+    A loop that has work in each pass polls the kernel for ready files without waiting, and so releases
+    CPython's lock for an instant only: a thread that waits for the lock is woken, finds it taken again, and
+    sleeps on. Nor does the thread request the lock after the usual 5 ms, because it was woken in between
+    (`take_gil` in CPython's Python/ceval_gil.c). So a user that keeps the loop busy would block all work of
+    others in threads.
     """
 
     def __init__(self) -> None:
@@ -160,7 +161,7 @@ def new_polite_loop() -> asyncio.AbstractEventLoop:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect nothing while very many records are made, and set the records aside then."""
+    """Collect no garbage while very many records are made, and then set the records aside."""
     gc.disable()
     try:
         yield
@@ -170,11 +171,11 @@ def no_collection() -> Iterator[None]:
 
 
 async def keep_aside() -> None:
-    """Set new records aside from the garbage collection, for ever, after a look through the young ones.
+    """Set new records aside from the garbage collection, for ever, after a search of the young ones.
 
-    Python looks for cycles through everything that lives: with 100 000 queued jobs for more than a second, in
-    which no node is answered. The records have no cycles. Objects with cycles, such as calls that failed, are
-    found while they are young, or when everything is looked at once in a while.
+    Python searches all living objects for cycles: with 100 000 queued jobs for more than a second, in which
+    no node gets an answer. The records have no cycles. Objects with cycles, such as calls that failed, are
+    found while they are young, or when the whole heap is searched once in a while.
     """
     aside = 0.0
     while True:

@@ -16,7 +16,7 @@ KILL_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class EndedProgram:
-    """Hold what a program wrote, and its exit status."""
+    """Hold a program's output, and its exit status."""
 
     status: int
     output: str
@@ -32,15 +32,15 @@ async def run_program(
     started: Callable[[int], None] | None = None,
     **options: Any,
 ) -> EndedProgram:
-    """Run a program with ``text`` on its standard input. It is killed with its children when its time is over.
+    """Run a program with ``text`` on its standard input, and kill it with its children after ``seconds``.
 
     Raises OSError if it cannot be run, and TimeoutError, which is an OSError too.
 
     Args:
         words: the program and its arguments.
-        seconds: how long it may run.
-        text: what it reads.
-        with_errors: True for standard error in ``output``, among what it writes there.
+        seconds: the limit of its run.
+        text: its input.
+        with_errors: True to mix its standard error into ``output``.
         started: called with the process id as soon as there is one.
         options: as for ``subprocess.Popen``.
     """
@@ -62,7 +62,7 @@ async def run_program(
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # A process that hangs inside a driver may outlive its kill; nobody waits longer for it.
+            # A process that hangs inside a driver may outlive its kill; the call waits no longer for it.
             with suppress(TimeoutError):
                 async with asyncio.timeout(KILL_SECONDS):
                     await process.wait()

@@ -1,4 +1,4 @@
-"""Talk with systemd as a service: notifications, the watchdog, inherited sockets, lines to journald."""
+"""Talk with systemd as a service: notifications, the watchdog, inherited sockets, lines for journald."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Notifier:
         self._send(f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Type=notify-reload wants the monotonic time beside it; Type=notify ignores it."""
+        """Report a reload. Type=notify-reload needs the monotonic time; Type=notify ignores it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
@@ -82,7 +82,7 @@ async def is_machine_going_down() -> bool:
 
 
 async def feed_watchdog(notifier: Notifier) -> None:
-    """Tell systemd that the event loop turns, as often as it wants to hear it."""
+    """Send systemd a sign that the event loop runs, as often as its watchdog expects one."""
     seconds = watchdog_seconds()
     while seconds is not None:
         notifier.alive()
@@ -90,7 +90,7 @@ async def feed_watchdog(notifier: Notifier) -> None:
 
 
 class Journald:
-    """Send each line as one datagram (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/), at once and without any wait."""
+    """Send each line as one datagram (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/), without any wait."""
 
     def __init__(self, path: Path = JOURNAL_SOCKET) -> None:
         self._path = str(path)

@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 class TaskSet:
     """Hold tasks until they end, because asyncio keeps only weak references to them.
 
-    ``failed`` is logged with the error of a task, such as "a connection failed". Without it, errors are left to
-    whoever awaits the tasks.
+    ``failed`` is logged with the error of a task, such as "a connection failed". Without it, errors are left
+    to the code that awaits the tasks.
     """
 
     def __init__(self, failed: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Hold the troubles of the daemon's parts, and hand results of threads to the event loop."""
+"""Hold the troubles of the daemon's parts, and pass results of threads to the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Troubles:
-    """Hold one sentence a part; a part without trouble has none."""
+    """Hold one sentence for each part with a trouble."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -39,7 +39,7 @@ class Troubles:
 
 
 def answer_with(work: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
-    """Do the work here, and set its result or its error on the future's own loop, if still wanted."""
+    """Do the work here, and set its result or its error on the future's own loop, if still needed."""
     result, error = None, None
     try:
         result = work()

@@ -1,9 +1,9 @@
-"""Run a state machine whose every change is durable before anybody hears of it.
+"""Run a state machine whose every change is durable before any caller gets an answer.
 
-Events come in one after the other. Events that arrived together are handled together, each on the state that
-the one before it led to. Only when the changes are on disk does the new state become true: then callers are
-answered and instructions carried out. A write that fails changes nothing: its callers get the error, and the
-state stays.
+Events come in one after the other. Events that arrived together are handled together, each on the state after
+the one before it. Only when the changes are on disk does the new state become true: then callers are answered
+and instructions carried out. A write that fails changes nothing: its callers get the error, and the state
+stays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SentEvent(Generic[EventT, StepT]):
     def refuse(self, error: GpushareError) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
-            # Nobody waits for the answers to some events, such as a tick's: that is no warning.
+            # Some events, such as a tick, have no caller that awaits the answer; asyncio must not warn then.
             self.answer.exception()
 
 
@@ -48,7 +48,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
     """Own a state and the queue of its events. A subclass applies an event, and writes a batch of steps."""
 
     def __init__(self, state: StateT, clock: Clock, who: str) -> None:
-        """``who`` is the loop's daemon in messages, such as "the coordinator"."""
+        """Take ``who``, the name of the loop's daemon in messages, such as "the coordinator"."""
         self.state = state
         self._clock = clock
         self._who = who
@@ -56,7 +56,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    # --- what a subclass does --------------------------------------------------------------------------
+    # --- methods of a subclass -----------------------------------------------------------------------------
 
     @abstractmethod
     def _apply(self, state: StateT, event: EventT) -> tuple[StepT, StateT]:
@@ -70,12 +70,12 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         """Return the next event; a subclass may send one itself when time alone changes something."""
         return await self._pending.get()
 
-    # --- for everybody ---------------------------------------------------------------------------------
+    # --- for all callers -----------------------------------------------------------------------------------
 
     async def take(self, event: EventT, most_pending: int = MAX_PENDING) -> StepT:
-        """Have the event handled and written, and return the step. Raises errors of the tree.
+        """Handle and write the event, and return the step. Raises errors of the tree.
 
-        ``most_pending``: with so many events before it, this one is refused.
+        ``most_pending``: with this many events waiting, the event is refused.
         """
         if self._task is not None and self._task.done():
             raise self._ending()
@@ -86,7 +86,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         return await sent.answer
 
     async def changed(self, timeout_seconds: float) -> bool:
-        """Wait until the state may have changed; False when the time is over first."""
+        """Wait until the state may have changed; return False if the time is over first."""
         return await within(self._changed, timeout_seconds)
 
     def now(self) -> float:
@@ -151,7 +151,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
 
 
 async def within(event: asyncio.Event, timeout_seconds: float) -> bool:
-    """Wait for an event; False when the time is over first."""
+    """Wait for an event; return False if the time is over first."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_seconds):
             return await event.wait()

@@ -1,11 +1,12 @@
-"""Keep lease devices: one CDI spec per lease, which the engine applies at each start of its container.
+"""Keep lease devices: one CDI spec for each lease, which the engine applies at each start of its container.
 
 Format: the Container Device Interface's SPEC.md, https://github.com/cncf-tags/container-device-interface.
-Engines follow the directory by inotify and act on a file that is renamed *within* it; a file that is renamed
-into it from elsewhere, or created in place, is not seen before something else happens there. Hence a
-temporary file beside the spec, under a name that no spec has, and a rename.
 
-These functions touch the disk: off the event loop.
+Engines follow the directory by inotify and act on a file that is renamed *within* it; they do not see a file
+that is renamed into it from elsewhere, or created in place, before some other event there. Hence a temporary
+file beside the spec, under a name that no spec has, and a rename.
+
+These functions touch the disk: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEFAULT_SPEC_DIR = Path("/var/run/cdi")
 """Every engine with CDI looks here for specs that need not outlive a boot, unless configured otherwise."""
 
 VERSION = "0.5.0"
-"""This is the oldest version that knows all that is used here: names with a digit first came with it."""
+"""This is the oldest version with all used features: names with a digit first came with it."""
 
 _PREFIX = "gpushare.io-lease-"
 _SUFFIX = ".json"
@@ -51,7 +52,7 @@ class LeaseSpecs:
         self.directory = directory
 
     def write(self, device_name: str, edits: Edits) -> None:
-        """Make the device known, or give it other edits; running containers keep theirs."""
+        """Make the device known, or give it other edits; running containers keep their edits."""
         self._put(self._path(device_name), json.dumps(_spec(device_name, edits), indent=1))
 
     def remove(self, device_name: str) -> None:
@@ -86,7 +87,7 @@ class LeaseSpecs:
         return gone
 
     def in_directory(self, directory: Path) -> LeaseSpecs:
-        """Return the same specs in another directory; itself if they are there already."""
+        """Return the same specs in another directory; return ``self`` if they are already there."""
         if directory == self.directory:
             return self
         moved = LeaseSpecs(directory)
@@ -94,7 +95,7 @@ class LeaseSpecs:
             try:
                 moved._put(moved._path(name), self._path(name).read_text())
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # removed in between
             except OSError as error:
                 raise _unusable(self.directory, error) from error
             self.remove(name)

@@ -2,7 +2,7 @@
 
 Every call runs in a worker thread with a client of its own and under two time-outs: the socket's, which frees
 the thread, and the caller's, which holds even if the engine sends a byte now and then. A call that finds the
-engine gone says so at once; the next call connects again.
+engine gone fails at once; the next call connects again.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ DEFAULT_URL = "unix:///var/run/docker.sock"
 CALLS_AT_ONCE = 4
 STOPS_AT_ONCE = 64
 START_SECONDS = 30.0
-"""Runtime hooks run inside of this time."""
+"""Runtime hooks run within this time."""
 
 _WRONG_STATE = {HTTPStatus.CONFLICT, HTTPStatus.INTERNAL_SERVER_ERROR}
-"""Engines of different ages answer so when a container is not in the state that a call needs."""
+"""Engines of different ages answer with these codes if a container is not in the state that a call needs."""
 NVIDIA_RUNTIME = "nvidia"
 DEVICE_REQUEST_HOOK = "nvidia-container-runtime-hook"
 """The Docker engine offers ``--gpus`` if it finds this program on its path at start."""
 
-# Specs are YAML or JSON; these two lines of them do not need a parser for both.
+# Specs are YAML or JSON; two lines of a spec need no parser for both.
 _NVIDIA_KIND = re.compile(
     r"""(?:^|[\s{,])["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["']?\s*(?:[,}#]|$)""", re.MULTILINE
 )
@@ -92,7 +92,7 @@ class DockerEngine:
         self._timeout_seconds = timeout_seconds
 
     async def probe(self) -> EngineFacts:
-        """Return the engine's facts; lease devices written before move to where this engine reads them."""
+        """Return the engine's facts; lease devices written before move to this engine's directory."""
 
         def work(client: APIClient) -> tuple[EngineFacts, Path | None]:
             info = client.info()
@@ -141,7 +141,10 @@ class DockerEngine:
         return await self._calls.call("list what runs", work, self._timeout_seconds)
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
-        """Stop a container. Errors: ``TimedOut`` if it is not gone one call's time-out after the grace."""
+        """Stop a container.
+
+        Raises ``TimedOut`` if the container is not gone one call's time-out after the grace.
+        """
 
         def work(client: APIClient) -> None:
             try:
@@ -189,13 +192,13 @@ class DockerEngine:
             except NoSuchContainer:
                 return
             except APIError as error:
-                if error.status_code != HTTPStatus.CONFLICT:  # it does not run
+                if error.status_code != HTTPStatus.CONFLICT:  # the container does not run
                     raise
 
         await self._calls.call(f"signal container {container[:12]}", work, self._timeout_seconds)
 
     async def start_again(self, container: ContainerId) -> None:
-        """Start a container. Errors: also ``EngineUnavailable`` if the engine fails to, with its words."""
+        """Start a container. Raises also ``EngineUnavailable`` in the engine's words if the start fails."""
 
         def work(client: APIClient) -> None:
             try:
@@ -208,17 +211,17 @@ class DockerEngine:
     def events(self) -> AsyncGenerator[ContainerFacts | ContainerId, None]:
         """Yield the changes since the last ``containers()`` began, or from this call on if there was none.
 
-        So nothing is missed between a survey and listening; a change that the survey saw already may be told
+        So no change is missed between a survey and this stream; a change that the survey saw already may come
         again. The engine keeps its last 256 events for this, none of them over its own restart, after which
-        the survey sees the outcome. A container that is gone before it could be inspected after its death is
-        told twice: as exited with its exit code, then as gone.
+        the survey sees the outcome. A container that is gone before it could be inspected after its death
+        comes twice: as exited with its exit code, then as gone.
         """
         return self._follow(since=time.time() if self._surveyed_at is None else self._surveyed_at)
 
     async def write_device(self, device_name: str, edits: Edits) -> None:
         """Make the device known; the engine need not be up.
 
-        ``edits.env_defaults`` are not part of it: a device's environment always wins over the user's, so
+        The device has no ``edits.env_defaults``: a device's environment always wins over the user's, so
         defaults belong into the container's own environment when it is created.
         """
         async with self._specs_lock:
@@ -248,7 +251,7 @@ class DockerEngine:
                 facts = await self.inspect(change.container) or change.last_words
                 if facts is not None:
                     yield facts
-                # A container that is gone though its end was not reported yet: the reports are on their way.
+                # A container may be gone before its end was reported: the reports are on their way.
                 if change.destroyed:
                     yield change.container
         except TimedOut as error:
@@ -283,7 +286,7 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             api_version=version["ApiVersion"],
             lease_devices=bool(spec_dirs(info)),
             gpu_mechanism=DeviceMechanism.CDI if uuids else other,
-            # Engines older than 20.10 know v1 only and do not say so.
+            # Engines older than 20.10 know v1 only and do not report the version.
             cgroup_version=int(info.get("CgroupVersion") or 1),
             cgroup_driver=_cgroup_driver(info),
             cdi_gpus=uuids,
@@ -298,14 +301,14 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
 def _cgroup_driver(info: Mapping[str, Any]) -> CgroupDriver:
     """Return the cgroup driver.
 
-    An engine without root may have none, and puts containers where it is itself.
+    An engine without root may have none, and puts containers into its own cgroup.
     """
     says_systemd = info.get("CgroupDriver") == CgroupDriver.SYSTEMD
     return CgroupDriver.SYSTEMD if says_systemd else CgroupDriver.CGROUPFS
 
 
 def spec_dirs(info: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the directories of the engine's CDI specs, the one that wins last; none without CDI."""
+    """Return the directories of the engine's CDI specs, the one that wins last; empty without CDI."""
     return tuple(Path(path) for path in info.get("CDISpecDirs") or ())
 
 
@@ -354,7 +357,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
-        return ""  # an engine that cannot read it either, or a file that just went
+        return ""  # an engine that cannot read the file either, or a file that was just removed
 
 
 def _mounts() -> dict[Path, str]:

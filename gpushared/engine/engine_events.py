@@ -1,8 +1,8 @@
 """Follow the engine's events in a thread of its own, and read containers from the engine's JSON.
 
 The thread only notes which containers changed. A container that changes again before the reader looked is
-noted once: the reader inspects it anyway and sees the newest state. So the waiting notes are bounded by the
-number of containers with our label, and beyond ``PENDING_LIMIT`` of them the feed ends with
+noted once: the reader inspects it anyway and sees the newest state. So the number of waiting notes is at most
+the number of containers with our label, and beyond ``PENDING_LIMIT`` of them the feed ends with
 ``EngineUnavailable``, which makes the reader survey everything anew.
 """
 
@@ -43,7 +43,7 @@ class ContainerChange:
 
 
 class EventFeed:
-    """Tell which containers changed since ``since`` (epoch seconds). The opener must close the feed."""
+    """Report which containers changed since ``since`` (epoch seconds). The opener must close the feed."""
 
     def __init__(self, connector: Connector, since: float) -> None:
         self._connector = connector
@@ -74,12 +74,12 @@ class EventFeed:
         with self._lock:
             self._closed = True
             if self._socket is not None:
-                # The engine may have hung up at this very moment.
+                # The engine may have hung up at this moment.
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:
-        """Wait until the stream has ended; off the event loop."""
+        """Wait until the stream has ended; call this off the event loop."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -142,7 +142,7 @@ class EventFeed:
         self._wake()
 
     def _wake(self) -> None:
-        # A loop that is closed has nobody left to wake.
+        # A closed loop has no task left to wake.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._news.set)
 
@@ -158,7 +158,7 @@ def _parsed(line: bytes) -> Mapping[str, Any]:
 def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
     """Return the ids of containers with a lease device, from ``GET /containers/json``.
 
-    The label alone does not tell: it is empty on containers of confined users without a lease.
+    The label alone does not suffice: it is empty on containers of confined users without a lease.
     """
     try:
         return tuple(ContainerId(each["Id"]) for each in answer if each["Labels"].get(LABEL_DEVICE))
@@ -225,7 +225,7 @@ def _status(state: Mapping[str, Any]) -> ContainerStatus:
     try:
         return ContainerStatus(state["Status"])
     except ValueError:
-        # Engines that only speak Docker's API have more words; all of them say if the container runs.
+        # Engines that only speak Docker's API have more states; all of them report if the container runs.
         return ContainerStatus.RUNNING if state["Running"] else ContainerStatus.EXITED
 
 

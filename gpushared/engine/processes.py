@@ -2,8 +2,8 @@
 
 The engine's cgroup names hold the container's full id, 64 hexadecimal digits, in several forms:
 ``4:memory:/docker/<id>`` (v1, cgroupfs), ``1:name=systemd:/system.slice/docker-<id>.scope`` (v1, systemd),
-``0::/docker/<id>`` and ``0::/system.slice/docker-<id>.scope`` (v2), each perhaps with more behind it, and
-with one container's id before another's if an engine runs inside a container.
+``0::/docker/<id>`` and ``0::/system.slice/docker-<id>.scope`` (v2). Each may have a longer path behind it,
+and one container's id before another's if an engine runs inside a container.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 STAT_BYTES = 4096
 """The size is more than the 52 fields of a ``stat`` can take."""
 _START_TIME = 22 - 3
-"""The start time is field 22 of /proc/PID/stat, and field 3 is the first behind the command."""
+"""The start time is field 22 of /proc/PID/stat; the fields behind the command begin with field 3."""
 MAX_HANDLES = 256
 """A service may have 1024 open files by default, and needs other files for its work."""
 INITS = frozenset({"docker-init", "tini", "tini-static", "dumb-init", "catatonit"})
-"""Containers run these programs first to hand signals on; the names are those in ``comm``."""
+"""Containers run these programs first to forward signals; the names are those in ``comm``."""
 _PROC = Path("/proc")
 _DEPTH = 2
-"""The depth covers an init, and the child that it hands signals on to, which may be another init."""
+"""The depth covers an init, and the child that it forwards signals to, which may be another init."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveProcess:
     """Describe a process that lives.
 
-    ``start_ticks`` (clock ticks since boot) tells it from a later one of the same PID. ``container_ids``: the
-    containers around it, outermost first; empty for a process of the host.
+    ``start_ticks`` (clock ticks since boot) distinguishes it from a later one of the same PID.
+    ``container_ids`` holds the containers around it, outermost first; empty for a process of the host.
     """
 
     pid: int
@@ -61,7 +61,7 @@ class LiveProcess:
 def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
     """Return the container ids in the text of a ``/proc/PID/cgroup``, outermost first.
 
-    In v1 each controller may have its own place; the deepest nesting tells most.
+    In v1 each controller may have its own place; the deepest nesting is the most informative.
     """
     paths = (line.split(":", 2)[-1] for line in text.splitlines())
     chains = (tuple(ContainerId(found) for found in _ID.findall(path)) for path in paths)
@@ -71,8 +71,8 @@ def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
 def place_of(pid: int, container: ContainerId, proc: Path = Path("/proc")) -> str | None:
     """Return the cgroup of a container's process, as a path from the top of the tree of cgroup v2.
 
-    None if the process is gone, or its PID belongs to another one by now. This reads files: off the event
-    loop.
+    Return None if the process is gone, or its PID belongs to another one by now. This reads files: call it
+    off the event loop.
     """
     try:
         text = (proc / str(pid) / "cgroup").read_text()
@@ -88,7 +88,7 @@ def start_ticks_of_stat(text: str) -> int:
 
 
 def began_with(pid: int, env: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
-    """Return True if the process began with all of these variables; False if nobody can tell."""
+    """Return True if the process began with all of these variables; False if that is unknown."""
     try:
         entries = (proc / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -125,7 +125,8 @@ class ProcessTable:
             return self._process(pid)
         if pid in handles and pid in self._known:
             return self._known[pid]
-        # The handle comes first: if the PID changes hands in between, the next pass finds the handle's end.
+        # The handle comes first: if another process takes the PID in between, the next pass finds the
+        # handle's end.
         handles.take(pid)
         return self._process(pid)
 
@@ -136,13 +137,13 @@ class ProcessTable:
             if known is not None and known.start_ticks == start:
                 return known
             containers = containers_of_cgroup((self._proc / str(pid) / "cgroup").read_text())
-            # Had the PID changed hands between the two reads, they would not fit together.
+            # If another process had taken the PID between the two reads, they would not match.
             return LiveProcess(pid, start, containers) if self._start_ticks(pid) == start else None
         except (FileNotFoundError, ProcessLookupError):
             return None
 
     def _start_ticks(self, pid: int) -> int:
-        # Read four times a second for each process: pathlib and text files cost three times as much.
+        # Each process is read four times a second: pathlib and text files cost three times as much.
         descriptor = os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return start_ticks_of_stat(os.read(descriptor, STAT_BYTES).decode(errors="replace"))
@@ -151,7 +152,7 @@ class ProcessTable:
 
 
 class ProcessHandles:
-    """Keep handles. A handle is of a process, not of a PID, which may have changed hands (pidfd_open(2))."""
+    """Keep handles of processes. A PID may pass to another process, a handle never does (pidfd_open(2))."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -194,7 +195,7 @@ class ProcessHandles:
 def members(container: ContainerId, proc: Path = _PROC) -> frozenset[int]:
     """Return the host PIDs of a container's processes.
 
-    This reads all of ``/proc``: some ms, so not on the loop.
+    This reads all of ``/proc``, which takes some ms: call it off the event loop.
     """
     pids = [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
     table = ProcessTable(proc).look_up(pids)

@@ -1,9 +1,9 @@
 """Read a container's reality from the kernel: its first process, its mounts, its memory.
 
-Sources: proc(5), namespaces(7), capabilities(7). The process is found by the engine's inspect, and looked at
-again at the end: a PID that changed hands, or a process that is no longer in the container's cgroup, makes
-the whole look void. This reads files and nothing that waits, least of all file systems that users mounted
-into the container: off the event loop, about 2 ms.
+Sources: proc(5), namespaces(7), capabilities(7). The process is found by the engine's inspect, and checked
+again at the end: if another process has taken the PID, or the process has left the container's cgroup, the
+whole look is void. This reads files and nothing that waits, least of all file systems that users mounted into
+the container. It takes about 2 ms: call it off the event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Re
 
 PROC = Path("/proc")
 OWN = "self"
-"""This daemon has the machine's namespaces, but perhaps for mounts."""
+"""This daemon has the machine's namespaces, except perhaps for mounts."""
 NAMESPACES = ("pid", "ipc", "net", "uts", "mnt", "user", "cgroup")
 NAMED_BY_ENGINE = {
     "PidMode": "pid",
@@ -39,12 +39,12 @@ NAMED_BY_ENGINE = {
 }
 NVIDIA_MAJOR = 195
 """The number is assigned for good (Linux's Documentation/admin-guide/devices.txt); NVIDIA's other drivers get
-theirs at load."""
+their numbers at load."""
 GPU_DRIVERS = re.compile(r"nvidia.*|kfd|drm")
 DRIVER_OF_DISPLAYS = "drm"
 MOST_NODES = 4096
 DEEPEST = 16
-"""Folders may lie so deep below each other; users can make any number of them in a volume."""
+"""Folders may be nested this deep; users can make any number of them in a volume."""
 DEV = "/dev"
 USERS_OWN = frozenset(f"{DEV}/{name}" for name in ("shm", "mqueue", "pts"))
 """No device can be made in these mounts, which programs may fill."""
@@ -57,8 +57,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _USE = ("memory.current", "memory.usage_in_bytes")
 """The first file is that of v2, the second that of v1."""
 _FILES = frozenset({"active_file", "inactive_file"}), frozenset({"total_active_file", "total_inactive_file"})
-"""These are pages of files, which the kernel takes back before it ends any process; tmpfs has none of
-them."""
+"""These are pages of files, which the kernel takes back before it ends any process; tmpfs has no such
+pages."""
 
 
 def pid_of(inspected: Mapping[str, Any]) -> int:
@@ -69,8 +69,8 @@ def pid_of(inspected: Mapping[str, Any]) -> int:
 def read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path = PROC) -> Reality | None:
     """Return the container that the engine's inspect describes; None if it has ended or has yet to begin.
 
-    ``barred``: paths of the machine of which containers are to see nothing. Raises ``EngineUnavailable`` for
-    an inspect in unknown words, and if the kernel lets nobody look.
+    ``barred`` holds paths of the machine that no container may see. Raises ``EngineUnavailable`` for an
+    inspect in an unknown form, and if the kernel allows no look.
     """
     try:
         return _read(inspected, barred, proc)
@@ -114,11 +114,11 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
     return found if _start_ticks(own) == began else None
 
 
-# --- the engine's word ---------------------------------------------------------------------------------
+# --- the engine's report -------------------------------------------------------------------------------
 
 
 def word_of(inspected: Mapping[str, Any]) -> Word:
-    """Return the engine's word from ``GET /containers/<id>/json``."""
+    """Return the engine's report from ``GET /containers/<id>/json``."""
     config, host = inspected["Config"], inspected["HostConfig"]
     asked = [each.split(":")[0] for each in host.get("Binds") or ()]
     asked += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
@@ -152,7 +152,7 @@ def _requested(request: Mapping[str, Any]) -> list[str]:
     return [f"{driver}:{each}" for each in ids or [f"count {request.get('Count')}"]]
 
 
-# --- the kernel's word ---------------------------------------------------------------------------------
+# --- the kernel's report -------------------------------------------------------------------------------
 
 
 def machine(proc: Path = PROC) -> MachineDevices:
@@ -179,7 +179,7 @@ def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
 
 
 def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | None:
-    """Return the device rules; None with cgroup v2, whose program nobody can read back as rules.
+    """Return the device rules; None with cgroup v2, whose program cannot be read back as rules.
 
     An engine may use v2 on a machine that has v1 too; the rules there are then not the container's.
     """
@@ -238,7 +238,7 @@ def _files(
         try:
             inner = os.open(name, _FOLDER, dir_fd=descriptor)
         except OSError:
-            continue  # the folder went away, or is none any more
+            continue  # the folder was removed, or is no folder any more
         try:
             yield from _files(inner, f"{place}/{name}", barren, mounted)
         finally:
@@ -328,7 +328,7 @@ def _place(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
 def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     """Return the bytes that the kernel cannot take back; 0 if they cannot be read. This reads files.
 
-    ``pid``: any process of the container.
+    ``pid`` is any process of the container.
     """
     try:
         own, version = _cgroup_place(pid, container, proc, cgroups)
@@ -342,7 +342,8 @@ def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups
 def _cgroup_place(pid: int, container: ContainerId, proc: Path, cgroups: Path) -> tuple[Path, int]:
     """Return the container's directory, and 0 for v2 or 1 for v1. Raises OSError, or ValueError without one.
 
-    A process may be in a cgroup below, which a program in the container has made; the container's counts.
+    A process may be in a cgroup below, which a program in the container has made; the container's cgroup
+    counts.
     """
     found: dict[int, Path] = {}
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():

@@ -1,8 +1,8 @@
 """Open clients of the Docker SDK, and make their blocking calls on a few daemon threads.
 
 ``concurrent.futures`` would do, but joins its threads when the interpreter ends: a ``stop`` with ten minutes
-of grace, or an engine that hangs, would then keep the daemon from ending. These threads just go with the
-daemon. Threads are started when needed and end, with their client, when there was nothing to do for a while.
+of grace, or an engine that hangs, would then keep the daemon from ending. These threads just end with the
+daemon. Threads are started when needed and end, with their client, after a while without work.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Connector:
         return self.url.removeprefix(UNIX_SCHEME)
 
     def dial(self) -> None:
-        """Raise ``OSError`` if nobody listens; the SDK would leave a socket open behind its own error."""
+        """Raise ``OSError`` if nothing listens; the SDK would leave a socket open behind its own error."""
         if self.url.startswith(UNIX_SCHEME):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 probe.settimeout(self.timeout_seconds)
@@ -62,10 +62,10 @@ class Connector:
     def open(self) -> APIClient:
         """Return a client that speaks the engine's API version.
 
-        This asks the engine, so it may raise as every call may.
+        This calls the engine, so it may raise as every call may.
         """
         self.dial()
-        # The SDK can find the version by itself, but when that fails nobody can close the half-made client.
+        # The SDK can find the version by itself, but when that fails nothing closes the half-made client.
         with self._client(OLDEST_API_VERSION) as scout:
             answer = scout.version(api_version=False)
         version = answer.get("ApiVersion") if isinstance(answer, dict) else None
@@ -74,9 +74,9 @@ class Connector:
         return self._client(version)
 
     def _client(self, api_version: str) -> APIClient:
-        # The stubs want whole seconds; the SDK hands the figure on to the socket, which takes fractions.
+        # The stubs require whole seconds; the SDK passes the figure on to the socket, which takes fractions.
         client = APIClient(self.url, version=api_version, timeout=self.timeout_seconds)  # type: ignore[arg-type]
-        client.trust_env = False  # else requests looks for proxies and a .netrc before each call
+        client.trust_env = False  # otherwise requests looks for proxies and a .netrc before each call
         return client
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Make blocking calls on one thread of their own, so that a driver that hangs takes nothing with it."""
+"""Make blocking calls on one thread of their own, so that a driver that hangs blocks nothing else."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _DriverCall:
 class CallThread:
     """Make blocking calls in order on one daemon thread; each is awaited for a limited time.
 
-    A call into a driver cannot be interrupted. So when one does not come back in time, its caller gets
+    A call into a driver cannot be interrupted. So when one does not return in time, its caller gets
     ``TimedOut``, and later callers get ``GpusUnavailable`` at once until the thread is back; then calls are
-    served again. A daemon thread never holds up the exit of the process, as the threads of
+    served again. A daemon thread never delays the exit of the process, as the threads of
     ``concurrent.futures`` would.
     """
 
@@ -37,13 +37,13 @@ class CallThread:
         self._subject = subject
         self._timeout_seconds = timeout_seconds
         self._max_waiting = max_waiting
-        # Two places more than callers may take, so that close() always finds room.
+        # The queue has two more places than callers may take, so that close() always finds room.
         self._jobs: queue.Queue[_DriverCall | None] = queue.Queue(max_waiting + 2)
         self._thread: threading.Thread | None = None
         self._closed = False
-        # Written by the thread: the job it is busy with.
+        # The thread writes this: the job that it is busy with.
         self._running: _DriverCall | None = None
-        # Written by the event loop: the job that ran when a caller's patience ended.
+        # The event loop writes this: the job that ran when a caller's time was over.
         self._overdue: _DriverCall | None = None
 
     async def call(self, work: Callable[[], T]) -> T:

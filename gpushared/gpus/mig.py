@@ -14,7 +14,7 @@ from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE, GpuId, MigInstance
 from gpushared.gpus.nvml_driver import Handle, NvmlDriver
 
 MEMORY_SLICES = 8
-"""A profile's memory is counted in at most so many equal parts, on every GPU with MIG."""
+"""A profile's memory is counted in at most this many equal parts, on every GPU with MIG."""
 
 _SHARED = (
     "The MIG instance shares its memory with others of the same GPU instance, so that nothing holds a lease "
@@ -23,7 +23,7 @@ _SHARED = (
 
 
 def no_instances(gpu_index: int) -> str:
-    """Return a sentence on a GPU that was split into no instances."""
+    """Return a sentence on a GPU in MIG mode without instances."""
     return (
         f"MIG is on, but there are no instances to use (`nvidia-smi mig -i {gpu_index} -lgip` lists the "
         f"profiles, `nvidia-smi mig -i {gpu_index} -cgi PROFILE -C` makes one; "
@@ -33,7 +33,7 @@ def no_instances(gpu_index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Describe a MIG instance; ``handle`` None and ``trouble`` set if it cannot be asked.
+    """Describe a MIG instance; ``handle`` is None and ``trouble`` set if it does not answer.
 
     An instance with a handle and a trouble can be looked at, but not be leased.
     """
@@ -60,7 +60,7 @@ class MigInstances:
         return listed
 
     def lost(self, gpu: GpuId, trouble: str) -> tuple[Instance, ...]:
-        """Return the known instances of a GPU that cannot be asked now."""
+        """Return the known instances of a GPU that does not answer now."""
         known = self._seen.get(gpu, {}).values()
         return tuple(replace(instance, handle=None, trouble=trouble) for instance in known)
 
@@ -80,7 +80,7 @@ class MigInstances:
     ) -> Instance:
         """Identify an instance.
 
-        Its fixed facts are asked once, since only its place and its handle change.
+        Its fixed facts are read once, because only its place and its handle change.
         """
         uuid = GpuId(self._driver.uuid(handle))
         old = known.get(uuid)
@@ -113,8 +113,8 @@ def _shares_memory(instance: Instance, crowd: Counter[int | None]) -> bool:
 
 
 MPS_RESERVE_BYTES = 300 * MIB
-"""An MPS server itself may hold so much on a GPU: an estimate on the safe side, not a measured figure. The
-true figure depends on driver and GPU; a caller who measures it hands it to the adapter's constructor."""
+"""An MPS server itself may hold this much on a GPU: an estimate on the safe side, not a measured figure. The
+true figure depends on driver and GPU; a caller who measures it passes it to the adapter's constructor."""
 
 
 def leasable_bytes(total_bytes: int, reserved_bytes: int, mps_reserve_bytes: int) -> int:

@@ -41,7 +41,7 @@ _NO_MEMORY_FIGURES = (
 class _Device:
     """Describe a GPU of the session with NVML, or a MIG instance of one (``parent``).
 
-    ``handle`` is None and ``trouble`` set if the device cannot be asked; a device with both may still be
+    ``handle`` is None and ``trouble`` set if the device does not answer; a device with both may still be
     looked at.
     """
 
@@ -61,8 +61,8 @@ class _Device:
 class NvmlGpus:
     """Read the GPUs that the NVIDIA driver shows, each followed by its MIG instances.
 
-    All of NVML happens on one thread (``CallThread``). NVML is opened with the first call and again after the
-    driver went away. A GPU once seen stays listed, with its trouble when it is lost. While a GPU is lost,
+    All calls of NVML run on one thread (``CallThread``). NVML is opened with the first call and again after
+    the driver went away. A GPU once seen stays listed, with its trouble when it is lost. While a GPU is lost,
     NVML is opened anew now and then, because its facts about a GPU stay the same until then.
     """
 
@@ -93,7 +93,7 @@ class NvmlGpus:
         self._mps_reserve_bytes = mps_reserve_bytes
         self._retry_seconds = retry_seconds
         self._thread = CallThread("The NVIDIA driver", timeout_seconds=timeout_seconds)
-        # From here on: the thread's alone.
+        # Only the thread uses the attributes from here on.
         self._devices: tuple[_Device, ...] | None = None
         self._opened_at = 0.0
         self._seen: dict[GpuId, _Device] = {}
@@ -124,7 +124,7 @@ class NvmlGpus:
 
     def _sample(self) -> tuple[GpuReading, ...]:
         readings = self._for_each_device(self._reading, _lost_reading)
-        # After the readings: the reason for a lost GPU is then known as soon as the loss.
+        # This comes after the readings: the reason for a lost GPU is then known as soon as the loss.
         self._xids.collect()
         return readings
 
@@ -189,7 +189,7 @@ class NvmlGpus:
         return self._described(device, self._memory.get(device.id, Memory(0, 0, 0)), trouble)
 
     def _described(self, device: _Device, memory: Memory, trouble: str | None) -> Gpu:
-        # No MPS server is ever on an instance, and nothing but instances on a GPU that is split.
+        # An instance never has an MPS server, and a split GPU has nothing but instances.
         reserve = self._mps_reserve_bytes if device.parent is None else 0
         leasable = 0 if device.split else leasable_bytes(memory.total_bytes, memory.reserved_bytes, reserve)
         return Gpu(
@@ -231,7 +231,7 @@ class NvmlGpus:
             utilization_ratio=driver.utilization_ratio(handle),
             temperature_celsius=driver.temperature_celsius(handle),
             power_watts=driver.power_watts(handle),
-            # Some GPUs also list their instances' processes; each process is told once, where it runs.
+            # Some GPUs also list their instances' processes; each process is reported once, where it runs.
             processes=() if device.split else self._processes(device),
         )
 
@@ -252,7 +252,7 @@ class NvmlGpus:
         except DriverError as error:
             if error.code in DRIVER_AWAY:
                 raise
-            # The look at the GPU itself will say the same.
+            # The look at the GPU itself will report the same.
             lost = self._mig.lost(device.id, error.trouble.sentence)
             gone = replace(device, lost=error.code in GPU_AWAY)
             return (device, *(_instance(one, gone) for one in lost))
@@ -286,7 +286,7 @@ class NvmlGpus:
         self._devices = None
         self._activity.forget()
         self._xids.close()
-        # A driver that is away refuses this too, and there is nothing left to undo then.
+        # A driver that is away refuses this too, and then there is nothing left to undo.
         with contextlib.suppress(DriverError):
             self._driver.close()
 
@@ -314,20 +314,20 @@ class NvmlGpus:
         except DriverError as error:
             if error.code in DRIVER_AWAY:
                 raise
-            # Not even the device's UUID can be had.
+            # Not even the device's UUID can be read.
             trouble = error.trouble.sentence
             unreadable = _Device(GpuId(f"GPU-unreadable-{index}"), index, "unreadable GPU", trouble=trouble)
             return replace(unreadable, lost=error.code in GPU_AWAY)
 
 
 def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
-    """Return the device that was seen in the place of an unreadable one, and is then missing no more."""
+    """Return the device that was seen in the place of an unreadable one, and remove it from ``missing``."""
     if device.handle is not None:
         return device
     for old in missing.values():
         if old.index == device.index:
             return replace(missing.pop(old.id), trouble=device.trouble, lost=device.lost)
-    return replace(device, lost=False)  # nothing of ours was ever on it
+    return replace(device, lost=False)  # no lease was ever on this device
 
 
 def _instance(found: Instance, gpu: _Device) -> _Device:

@@ -19,7 +19,10 @@ from gpushared.ports import GpuProcess
 
 
 class NvmlCode(IntEnum):
-    """Number the codes of ``nvmlReturn_t`` (nvml.h) that are treated apart; NVML's ABI fixes the numbers."""
+    """Number the codes of ``nvmlReturn_t`` (nvml.h) with their own treatment.
+
+    NVML's ABI fixes the numbers.
+    """
 
     SUCCESS = 0
     UNINITIALIZED = 1
@@ -51,13 +54,13 @@ DRIVER_AWAY = frozenset(
         NvmlCode.LIB_RM_VERSION_MISMATCH,
     }
 )
-"""The driver as a whole is away: nothing holds any more, NVML has to be opened again."""
+"""The driver as a whole is away: no handle is valid any more, and NVML has to be opened again."""
 
 GPU_AWAY = frozenset({NvmlCode.GPU_IS_LOST, NvmlCode.RESET_REQUIRED})
 """One GPU is away; the others may be well."""
 
 OLD_DRIVER = frozenset({NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH, NvmlCode.DEPRECATED})
-"""The library does not know the function, or not this version of it; an older function may do."""
+"""The library does not know the function, or not this version of it; an older function may work."""
 
 NO_FIGURE = OLD_DRIVER | {
     # pynvml raises an error of value 0 where a call succeeds without any data.
@@ -68,12 +71,12 @@ NO_FIGURE = OLD_DRIVER | {
     NvmlCode.NO_DATA,
     NvmlCode.NOT_READY,
 }
-"""This GPU does not tell this figure; the GPU itself is well."""
+"""This GPU does not report this figure; the GPU itself is well."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverTrouble:
-    """Tell what is wrong, and what to do about it."""
+    """State a trouble, and its remedy."""
 
     message: str
     hint: str
@@ -127,7 +130,7 @@ _TROUBLES = {
 
 
 class DriverError(Exception):
-    """A call of NVML failed. The error stays inside this package."""
+    """Report a failed call of NVML. The error stays inside this package."""
 
     def __init__(self, code: int, function: str) -> None:
         super().__init__(f"{function}: {code}")
@@ -144,7 +147,7 @@ class DriverError(Exception):
 
 
 def unavailable(error: DriverError) -> GpusUnavailable:
-    """Return the error for callers when no GPU can be asked at all."""
+    """Return the error for callers when no GPU answers at all."""
     trouble = error.trouble
     return GpusUnavailable(trouble.message, hint=trouble.hint)
 
@@ -161,7 +164,7 @@ _PROCESS_KINDS = ("Compute", "Graphics", "MPSCompute")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Hold a GPU's memory. ``used_bytes`` is without ``reserved_bytes`` if the driver tells them apart."""
+    """Hold a GPU's memory. ``used_bytes`` is without ``reserved_bytes`` if the driver reports both."""
 
     total_bytes: int
     reserved_bytes: int
@@ -194,7 +197,7 @@ class NvmlDriver:
         _ask("nvmlShutdown")
 
     def _load(self) -> None:
-        # pynvml knows one name only, which the loader seeks on the path that the process was started with.
+        # pynvml knows one name only, which the loader seeks on the path of the process's start.
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - functions of the library loaded before
         pynvml.nvmlLib = None
         if self._library is None:
@@ -224,7 +227,7 @@ class NvmlDriver:
     def memory(self, handle: Handle) -> Memory | None:
         """Return the GPU's memory; None if it has none of its own, as parts with unified memory.
 
-        The driver's own part is told since r510; before that it is inside ``used_bytes``.
+        The driver's own part is reported since r510; before that it is inside ``used_bytes``.
         """
         try:
             info = _newest(
@@ -248,13 +251,19 @@ class NvmlDriver:
         return None if modes is None else modes[0] != 0
 
     def nvlinked(self, handle: Handle, other: Handle) -> bool | None:
-        """Return True if NVLink joins two GPUs, through a switch or not; None if the driver does not tell."""
+        """Return True if NVLink joins two GPUs, through a switch or not.
+
+        None if the driver does not report it.
+        """
         index = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
         status = _figure(lambda: int(_ask("nvmlDeviceGetP2PStatus", handle, other, index)))
         return None if status is None else status == pynvml.NVML_P2P_STATUS_OK
 
     def same_numa_node(self, handle: Handle, other: Handle) -> bool | None:
-        """Return True if a path between two GPUs stays in one NUMA node; None if the driver does not tell."""
+        """Return True if a path between two GPUs stays in one NUMA node.
+
+        None if the driver does not report it.
+        """
         level = _figure(lambda: int(_ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)))
         return None if level is None else level <= pynvml.NVML_TOPOLOGY_NODE
 
@@ -280,12 +289,15 @@ class NvmlDriver:
         return _figure(lambda: int(_ask("nvmlDeviceGetAttributes", mig_handle).computeInstanceSliceCount))
 
     def persistence(self, handle: Handle) -> bool | None:
-        """Return True if the driver keeps the GPU awake while nobody uses it."""
+        """Return True if the driver keeps the GPU awake while no program uses it."""
         mode = _figure(lambda: _ask("nvmlDeviceGetPersistenceMode", handle))
         return None if mode is None else mode != 0
 
     def compute_mode(self, handle: Handle) -> int | None:
-        """Return the compute mode (``nvmlComputeMode_t``): 0 all may use the GPU, 2 nobody, 3 one process."""
+        """Return the compute mode (``nvmlComputeMode_t``).
+
+        0 is open to all programs, 2 to none, 3 to one process.
+        """
         return _figure(lambda: int(_ask("nvmlDeviceGetComputeMode", handle)))
 
     def set_compute_mode(self, handle: Handle, mode: int) -> None:
@@ -303,14 +315,14 @@ class NvmlDriver:
         return None if rates is None else rates.gpu / 100
 
     def process_use(self, handle: Handle, since_us: int, attempts: int = 3) -> list[ProcessUse] | None:
-        """Return the use by processes in samples after ``since_us``, without processes that did nothing.
+        """Return the use by processes in samples after ``since_us``, without idle processes.
 
-        None if the GPU does not tell, as for MIG instances.
+        Return None if the GPU does not report it, as for MIG instances.
         """
         try:
             samples = _ask("nvmlDeviceGetProcessUtilization", handle, since_us)
         except DriverError as error:
-            # The binding takes a call that succeeds without samples for an error.
+            # The binding treats a call that succeeds without samples as an error.
             if error.code in (NvmlCode.NOT_FOUND, NvmlCode.SUCCESS):
                 return []
             if error.code == NvmlCode.INSUFFICIENT_SIZE and attempts > 1:
@@ -354,7 +366,7 @@ class NvmlDriver:
         _ask("nvmlEventSetFree", events)
 
     def tell_xids(self, handle: Handle, events: Handle) -> bool:
-        """Put the GPU's errors into the event set from now on; False if the driver tells of none."""
+        """Put the GPU's errors into the event set from now on; False if the driver reports none."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not (_figure(lambda: _ask("nvmlDeviceGetSupportedEventTypes", handle)) or 0) & xid:
             return False
@@ -383,7 +395,7 @@ class NvmlDriver:
 
         A process can be in several lists: MPS clients also count as compute, a desktop's as graphics too.
         """
-        # The clients are asked for last: a client that comes meanwhile is then no process without MPS.
+        # The clients are read last: a client that comes in between is then no process without MPS.
         lists = {kind: _process_list(kind, handle) for kind in _PROCESS_KINDS}
         found: dict[int, int | None] = {}
         for process in (one for listed in lists.values() for one in listed or ()):
@@ -399,7 +411,7 @@ class NvmlDriver:
 def _busiest(sample: Any) -> float:
     """Return the largest of the units' percentages as a ratio.
 
-    Drivers were seen to give nonsense above 100.
+    Drivers were seen to report wrong figures above 100.
     """
     percent = max(int(each) for each in (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil))
     return min(100, percent) / 100
@@ -410,14 +422,17 @@ def _pids(listed: list[Any] | None) -> frozenset[int] | None:
 
 
 def _is_mps_client(pid: int, compute: frozenset[int] | None, mps: frozenset[int] | None) -> bool | None:
-    """Return None if the driver lists no clients, and for a process that only draws."""
+    """Return True if the process is an MPS client, False if not.
+
+    Return None if the driver lists no clients, and for a process that only draws.
+    """
     if mps is None:
         return None
     return True if pid in mps else False if pid in (compute or ()) else None
 
 
 def _process_list(kind: str, handle: Handle, attempts: int = 3) -> list[Any] | None:
-    """Return None if the GPU does not tell."""
+    """Return the driver's list of processes of a kind; None if the GPU does not report it."""
     function = f"nvmlDeviceGet{kind}RunningProcesses"
     try:
         processes: list[Any] = _newest(
@@ -447,7 +462,7 @@ def _ask(function: str, *arguments: object) -> Any:
 
 
 def _newest(newer: Callable[[], T], older: Callable[[], T]) -> T:
-    """Return the newer function's answer, or the older one's if driver or binding does not know the newer."""
+    """Return the newer function's answer, or the older one's if driver or binding lack the newer one."""
     try:
         return newer()
     except DriverError as error:
@@ -457,7 +472,7 @@ def _newest(newer: Callable[[], T], older: Callable[[], T]) -> T:
 
 
 def _figure(ask: Callable[[], T]) -> T | None:
-    """Return a figure that one can do without: None, unless driver or GPU are away."""
+    """Return an optional figure: None if it cannot be read, unless driver or GPU are away."""
     try:
         return ask()
     except DriverError as error:

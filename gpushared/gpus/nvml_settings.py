@@ -13,7 +13,7 @@ from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_driver import NO_MEMORY_LIMIT, OLD_DRIVER, DriverError, Handle, NvmlCode, NvmlDriver
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-"""The driver wants cgroup v2 to be mounted here."""
+"""The driver expects cgroup v2 at this path."""
 TRIAL_CGROUP = "gpushare-trial"
 TRIAL_BYTES = 2**30
 
@@ -36,9 +36,9 @@ class NvmlMemoryLimits:
         self._cgroup_root = cgroup_root
 
     async def memory_limits_trouble(self) -> str | None:
-        """Find out by setting a limit on a cgroup made for that, on the first GPU without MIG.
+        """Try to set a limit on a cgroup made for the trial, on the first GPU without MIG.
 
-        The first missing part is told, in the order in which somebody would mend them.
+        The result names the first missing part, in the order in which an admin would fix them.
         """
         if not (self._cgroup_root / "cgroup.controllers").is_file():
             return f"{self._cgroup_root} is not cgroup v2, which the driver needs"
@@ -56,7 +56,7 @@ class NvmlMemoryLimits:
     async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
         """Set a limit; see the port.
 
-        ``GpusUnavailable`` also if the driver then tells another limit than was set.
+        Raises ``GpusUnavailable`` also if the driver then reports another limit.
         """
         await self._gpus.on_gpu(gpu, lambda driver, handle: _limit(driver, handle, cgroup, limit_bytes))
 

@@ -1,4 +1,4 @@
-"""Measure how busy each process keeps a GPU, as far as the driver tells processes apart."""
+"""Measure how busy each process keeps a GPU, as far as the driver reports processes separately."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from gpushared.ports import GpuProcess
 class ProcessActivity:
     """Add each process's use since the last look to the processes of a GPU.
 
-    The driver names only processes that did something (``nvmlDeviceGetProcessUtilization``), so silence means
-    0 for the others. Clients of MPS are an exception: driver 580.159 counts their work for their MPS server,
-    also in the newer ``nvmlDeviceGetProcessesUtilizationInfo``. Of a client only work is believed; nothing
-    else is known of it, and a busy client must not be taken for an idle one.
+    The driver names only processes that did something (``nvmlDeviceGetProcessUtilization``), so for all
+    others a missing entry means 0. Clients of MPS are an exception: driver 580.159 counts their work for
+    their MPS server, also in the newer ``nvmlDeviceGetProcessesUtilizationInfo``. So a client's entry counts
+    only if it shows work; without one its activity is unknown, because a busy client must not be taken for an
+    idle one.
 
     The calls block, and belong to one thread, as those of ``NvmlDriver``.
     """
@@ -40,7 +41,7 @@ class ProcessActivity:
         return tuple(replace(one, utilization_ratio=_ratio(one, ratios)) for one in processes)
 
     def _since(self, gpu: GpuId) -> int:
-        """Return the newest time stamp seen; after the clock was set back the driver's start anew."""
+        """Return the newest time stamp seen; after the clock was set back the driver's stamps start anew."""
         if self._seen_us.get(gpu, 0) > time.time_ns() // 1000:
             del self._seen_us[gpu]
         return self._seen_us.get(gpu, 0)

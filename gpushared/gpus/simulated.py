@@ -44,7 +44,10 @@ STAT_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Describe a process on a simulated GPU. ``started`` tells it from a later one of the same PID."""
+    """Describe a process on a simulated GPU.
+
+    ``started`` distinguishes it from a later one of the same PID.
+    """
 
     started: int
     memory_bytes: int
@@ -101,9 +104,9 @@ class SimulatedGpus:
         mps_reserve_bytes: int = MPS_RESERVE_BYTES,
         timeout_seconds: float = 10.0,
     ) -> None:
-        """Take ``models``: one for each GPU.
+        """Take ``models``, one for each GPU.
 
-        The same ones give the same UUIDs every time on a ``machine``.
+        The same models give the same UUIDs every time on a ``machine``.
         """
         self._mps_reserve_bytes = mps_reserve_bytes
         self._gpus = _make_gpus(models, machine)
@@ -134,7 +137,7 @@ class SimulatedGpus:
 
     async def sample(self) -> tuple[GpuReading, ...]:
         readings = await self._thread.call(self._sample)
-        # Taken only now, so that a call that came back too late does not lose the XIDs.
+        # The XIDs are taken last, so that a call that came back too late does not lose them.
         xids: dict[GpuId, list[int]] = {}
         while self._xids:
             gpu, number = self._xids.popleft()
@@ -147,7 +150,7 @@ class SimulatedGpus:
     def set_processes(
         self, gpu_index: int, memory_by_pid: Mapping[int, int], *, mig_index: int | None = None
     ) -> None:
-        """Let processes, by host PID, hold so many bytes from now on; 0 takes a process off the GPU.
+        """Let processes, by host PID, hold this many bytes from now on; 0 takes a process off the GPU.
 
         Other processes with memory go on holding it. A process that ends leaves the GPU by itself. On a GPU
         that is split by MIG, ``mig_index`` names the instance.
@@ -185,9 +188,10 @@ class SimulatedGpus:
     def set_process_utilization(
         self, gpu_index: int, ratios: Mapping[int, float], *, mig_index: int | None = None
     ) -> None:
-        """Set how busy each of these processes keeps the GPU, 0-1; the driver is silent on other processes.
+        """Set how busy each of these processes keeps the GPU, 0-1.
 
-        Only processes that hold memory there can be set. The figure of the GPU as a whole is set apart.
+        The driver does not report other processes. Only processes that hold memory there can be set. The
+        figure of the GPU as a whole is set separately.
         """
         gpu = self._gpu(gpu_index, mig_index)
         for ratio in ratios.values():
@@ -204,25 +208,25 @@ class SimulatedGpus:
         return {gpu.index: gpu.living()[pid].memory_bytes for gpu in whole if pid in gpu.living()}
 
     def set_utilization(self, gpu_index: int, ratio: float) -> None:
-        """Set how busy the GPU is from now on, 0-1; temperature and power go with it."""
+        """Set how busy the GPU is from now on, 0-1; temperature and power follow."""
         _check_ratio(ratio)
         self._change(replace(self._gpu(gpu_index), utilization_ratio=ratio))
 
     def set_trouble(self, gpu_index: int, trouble: str | None) -> None:
-        """Lose the GPU and its instances, for the reason that the sentence says; None or empty heals it."""
+        """Lose the GPU and its instances, for the reason in the sentence; None or an empty text heals it."""
         gpu = self._gpu(gpu_index)
         for one in self._gpus:
             if gpu.id in (one.id, one.parent):
                 self._change(replace(one, trouble=trouble or None))
 
     def set_xid(self, gpu_index: int, number: int) -> None:
-        """Let the driver tell of an error, by NVIDIA's number. The GPU's own figures stay as they are."""
+        """Let the driver report an error, by NVIDIA's number. The GPU's own figures stay as they are."""
         if not 1 <= number <= _MAX_XID:
             raise RequestError(f"There is no XID {number}", hint=f"they go from 1 to {_MAX_XID}")
         self._xids.append((self._gpu(gpu_index).id, number))
 
     def set_hang(self, seconds: float) -> None:
-        """Let every call take so long from now on; 0 ends that, also for calls that hang right now."""
+        """Let every call take this long from now on; 0 ends that, also for calls that hang right now."""
         if not (math.isfinite(seconds) and 0 <= seconds <= _MAX_HANG_SECONDS):
             raise RequestError(
                 f"Calls cannot hang for {seconds:g} s", hint=f"give 0 to {_MAX_HANG_SECONDS:.0f} seconds"
@@ -242,7 +246,7 @@ class SimulatedGpus:
         return found
 
     def _change(self, gpu: _SimulatedGpu) -> None:
-        """Replace the tuple as a whole, so that the thread always sees a state that was true."""
+        """Replace the tuple as a whole, so that the thread always sees a consistent state."""
         self._gpus = tuple(gpu if one.id == gpu.id else one for one in self._gpus)
 
     # --- on the thread ---
@@ -278,7 +282,7 @@ class SimulatedGpus:
 
 
 def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
-    """Return a reading as the driver tells it: with MIG, use by instance, temperature and power by GPU."""
+    """Return a reading as the driver reports it: with MIG, use by instance, temperature and power by GPU."""
     if gpu.trouble is not None:
         return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
     holders, model, busy = gpu.living(), gpu.model, gpu.utilization_ratio
@@ -342,9 +346,9 @@ def _start_time(pid: int) -> int | None:
 
 
 def _make_gpus(models: tuple[SimulatedModel, ...], machine: str) -> tuple[_SimulatedGpu, ...]:
-    """Make GPUs with UUIDs by model and place among its like, so that they outlive changes of the others.
+    """Make GPUs with UUIDs by model and number within the model, so that changes of other models keep them.
 
-    The UUIDs go by the machine too: nodes of a pool must not have GPUs of the same name.
+    The UUIDs depend on the machine too: nodes of a pool must not have GPUs of the same name.
     """
     made: Counter[str] = Counter()
     gpus: list[_SimulatedGpu] = []
@@ -381,7 +385,7 @@ class SimulatedCheckpoints:
     def __init__(self, gpus: SimulatedGpus) -> None:
         self._gpus = gpus
         self._saved: dict[int, dict[int, int]] = {}
-        """By process, the bytes it had on each GPU, by index."""
+        """The bytes of each saved process on each GPU, by index."""
 
     async def trouble(self) -> str:
         return ""
@@ -404,4 +408,4 @@ class SimulatedCheckpoints:
             self._saved.pop(pid, None)
 
     async def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, because nothing is open."""

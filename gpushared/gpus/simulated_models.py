@@ -1,4 +1,4 @@
-"""Define the GPUs that can be simulated: the models, their MIG profiles, and the words for them. Pure.
+"""Define the GPUs that can be simulated: the models, their MIG profiles, and their notation. Pure.
 
 Memory is about what ``nvidia-smi -q`` and ``nvidia-smi mig -lgip`` show.
 """
@@ -14,7 +14,7 @@ from gpushared.domain.model.errors import RequestError
 
 MAX_GPUS = 64
 MIG_SLICES = 7
-"""A GPU with MIG has so many compute slices."""
+"""A GPU with MIG has this many compute slices."""
 MEMORY_SLICES = 8
 
 _MAX_SPEC_LENGTH = 1000
@@ -45,7 +45,7 @@ class Model:
     idle_watts: float
     busy_watts: float
     profiles: tuple[Profile, ...] = ()
-    """MIG can split the model by these; none if it has no MIG."""
+    """MIG can split the model into these profiles; empty if it has no MIG."""
 
     def profile(self, name: str) -> Profile | None:
         return next((profile for profile in self.profiles if profile.name == name), None)
@@ -78,7 +78,7 @@ class SimulatedModel:
     model: str
     instances: tuple[str, ...] | None = None
     link_group: int | None = None
-    """GPUs of one group are joined by NVLink; None for a GPU that tells no group."""
+    """GPUs of one group are joined by NVLink; None for a GPU that reports no group."""
 
 
 def parse_models(spec: str) -> tuple[SimulatedModel, ...]:

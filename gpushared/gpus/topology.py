@@ -1,4 +1,4 @@
-"""Group GPUs that reach each other fast, as the driver tells: by NVLink, else on one NUMA node."""
+"""Group GPUs that reach each other fast, by the driver's report: by NVLink, else on one NUMA node."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Joined = Callable[[Handle, Handle], bool | None]
 
 
 def link_groups(driver: NvmlDriver, handles: Mapping[int, Handle]) -> dict[int, int]:
-    """Return for each GPU (by index) the lowest index of its group, without GPUs that tell nothing.
+    """Return for each GPU (by index) the lowest index of its group, without GPUs that report nothing.
 
-    GPUs without an NVLink to another are grouped by their NUMA nodes. This is asked once for each session
-    with NVML: neither changes while a machine is up.
+    GPUs without an NVLink to another are grouped by their NUMA nodes. This is read once for each session with
+    NVML: neither changes while a machine is up.
     """
     linked = _groups(handles, driver.nvlinked)
     alone = {at: handle for at, handle in handles.items() if linked.get(at) is None or _is_alone(at, linked)}
@@ -22,7 +22,7 @@ def link_groups(driver: NvmlDriver, handles: Mapping[int, Handle]) -> dict[int, 
 
 
 def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
-    """Return the GPUs that tell anything, each with the first that it is joined to, through others or not."""
+    """Return the GPUs that report links, each with the first that it is joined to, through others or not."""
     groups: dict[int, int] = {}
     for at, handle in handles.items():
         for other in [one for one in handles if one < at]:
@@ -38,7 +38,10 @@ def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
 
 
 def _asked(joined: Joined, handle: Handle, other: Handle) -> bool | None:
-    """Ask if two GPUs are joined. A GPU that has gone meanwhile is joined to none; its next call says so."""
+    """Return if two GPUs are joined; None if one of them is lost.
+
+    The next call to the lost GPU reports the loss.
+    """
     try:
         return joined(handle, other)
     except DriverError as error:

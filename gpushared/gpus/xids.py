@@ -1,6 +1,6 @@
-"""Collect the errors (XIDs) that the driver tells. ``gpushared.domain.model.xid`` has their meaning.
+"""Collect the errors (XIDs) that the driver reports. ``gpushared.domain.model.xid`` has their meaning.
 
-NVML keeps events in an event set until they are waited for; a wait of 0 ms takes one or says ``TIMEOUT``.
+NVML keeps events in an event set until they are waited for; a wait of 0 ms takes one or returns ``TIMEOUT``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpushared.ports import GpuReading
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 256
-"""One sample takes so many; a program that faults in a loop makes events without end."""
+"""One sample takes this many; a program that faults in a loop makes events without end."""
 MAX_KEPT = 1024
 
 
 class XidWatch:
-    """Collect XIDs on the adapter's thread, and keep them until a sample has been handed out with them.
+    """Collect XIDs on the adapter's thread, and keep them until a sample has been returned with them.
 
-    A call that came back too late for its caller must not take its XIDs with it: the driver tells each once.
+    A call that came back too late for its caller must not lose its XIDs: the driver reports each once.
     """
 
     def __init__(self, driver: NvmlDriver) -> None:
@@ -39,7 +39,7 @@ class XidWatch:
     # --- on the thread ---
 
     def open(self, handles: Mapping[GpuId, Handle]) -> None:
-        """Watch these GPUs from now on; GPUs that tell no errors are named in the log, once."""
+        """Watch these GPUs from now on; the log names GPUs that report no errors, once."""
         self._gpus = {}
         try:
             self._events = self._driver.event_set()

@@ -1,1 +1,1 @@
-"""Make leases real on GPUs: NVIDIA MPS on shared GPUs, and the settings of containers."""
+"""Put leases into effect on GPUs: NVIDIA MPS on shared GPUs, and the settings of containers."""

@@ -20,8 +20,8 @@ _FAILURES = {
     806: "lose the MPS server (806)",
     807: "are refused by the MPS server (807)",
 }
-"""These results of ``cuInit`` (driver_types of CUDA) tell of a fault of the server. All others do not: 808
-and 809 are those of a server that is full, 100 of a machine without a GPU."""
+"""These results of ``cuInit`` (driver_types of CUDA) mean a fault of the server. All others do not: 808 and
+809 are those of a server that is full, 100 of a machine without a GPU."""
 _WORD = [sys.executable, "-I", "-m", "gpushared.sharing.canary"]
 _NOBODY = 65534
 """This group gives its user no right to trace the canary."""
@@ -29,9 +29,9 @@ _NOBODY = 65534
 
 @dataclass(frozen=True, slots=True)
 class CanaryTiming:
-    """Say when canaries are sent; ``failures``: so many in a row show that the server is wedged.
+    """Say when canaries are sent; after ``failures`` failures in a row the server counts as wedged.
 
-    ``interval_seconds``: 0 = never. ``again_seconds``: the pause after a failure.
+    ``interval_seconds``: 0 means never. ``again_seconds``: the pause after a failure.
     """
 
     interval_seconds: float = 0.0
@@ -41,14 +41,14 @@ class CanaryTiming:
 
 
 class CanaryWatch:
-    """Judge one daemon's server by the fate of canaries."""
+    """Judge one daemon's server by the results of canaries."""
 
     def __init__(
         self, pipe_dir: Path, env: Mapping[str, str], timing: CanaryTiming, words: Sequence[str] | None = None
     ) -> None:
         """Take ``env``, which leads to the CUDA library and names the daemon's GPUs."""
         self.pids: frozenset[int] = frozenset()
-        """The process of a canary that is out now; it is ours, though on the GPU."""
+        """The process of a canary that is running; it is ours, though on the GPU."""
         self.timing = timing
         self._env = {**env, "CUDA_MPS_PIPE_DIRECTORY": str(pipe_dir)}
         self._words = list(words or _WORD)
@@ -71,7 +71,7 @@ class CanaryWatch:
         self._failures = 0
 
     async def send(self, server: int) -> None:
-        """Let one canary out.
+        """Start one canary and note its result.
 
         The canary runs as the server's user: for another user's the daemon would replace the server as soon
         as it can.
@@ -89,7 +89,7 @@ class CanaryWatch:
         self.pids = frozenset({pid})
 
     async def _fate(self, uid: int) -> str | None:
-        """Return the server's fault that a canary met; None if it met none, or nobody can tell."""
+        """Return the server's fault that a canary met; None if it met none, or if the cause is unknown."""
         try:
             canary = await run_program(
                 self._words,

@@ -24,7 +24,7 @@ ESCAPED_DASH = r"\x2d"
 
 @dataclass(frozen=True, slots=True)
 class CgroupPlace:
-    """Name a cgroup by the names on the way to it from the top.
+    """Name a cgroup by the names on the path to it from the top.
 
     With ``cgroupfs`` the names are directories. With ``systemd`` they are slices, each named after all before
     it, with systemd's escape for a dash in a name: a plain one leads into a slice (systemd.slice(5)).
@@ -74,9 +74,10 @@ ROOT = Path("/sys/fs/cgroup")
 _HOME = CgroupPlace(("gpushare",))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _CONTAINER = re.compile(r"[0-9a-f]{64}|(docker|libpod)-.*")
-"""The engine gives such names to containers' cgroups."""
+"""The engine gives such names to the cgroups of containers."""
 _CONTROLLERS = ("dmem", "misc")
-"""The driver accounts with these: the first on kernels that have it, its own in the second elsewhere."""
+"""The driver accounts with these controllers: with the first on kernels that have it, else with its own entry
+in the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,12 @@ class LeaseCgroups:
     ) -> None:
         self.root = root
         self.users: CgroupPlace | None = None
-        """The parent of the users' places, in which leases may be."""
+        """The parent of the users' cgroups, which may contain leases."""
         self._systemctl = systemctl
         self._systemd_runs = systemd_runs
 
     async def make(self, device_name: str, engine: EngineFacts | None, uid: int | None = None) -> Parent:
-        """Make the lease's cgroup; one that exists stays as it is, and where it is.
+        """Make the lease's cgroup; an existing one stays as it is, and in its place.
 
         ``uid``: the owner, in whose place the cgroup goes if there are ``users``.
         """
@@ -131,13 +132,13 @@ class LeaseCgroups:
         return await asyncio.to_thread(lambda: sorted({name for name, _ in self._found()}))
 
     async def paths(self, device_name: str) -> list[str]:
-        """Return the cgroups of this device: two if Docker's cgroup driver was changed meanwhile."""
+        """Return the cgroups of this device: two if Docker's cgroup driver was changed in between."""
         return await asyncio.to_thread(
             lambda: [str(path) for name, path in self._found() if name == device_name]
         )
 
     async def below(self, device_name: str) -> list[str]:
-        """Return the cgroups of containers in the device's own."""
+        """Return the cgroups of containers in the device's own cgroup."""
 
         def look() -> list[str]:
             parents = [path for name, path in self._found() if name == device_name]
@@ -149,7 +150,7 @@ class LeaseCgroups:
         return await asyncio.to_thread(Path(cgroup).is_dir)
 
     async def remove(self, device_name: str) -> None:
-        """Remove the device's cgroup; one with processes or containers in it stays."""
+        """Remove the device's cgroup, unless it has processes or containers."""
         for path in map(Path, await self.paths(device_name)):
             try:
                 await asyncio.to_thread(path.rmdir)
@@ -157,7 +158,7 @@ class LeaseCgroups:
                 _log.info("cgroup.stays path=%s why=%s", path, error.strerror)
                 continue
             if _made_for(str(path)) is CgroupDriver.SYSTEMD:
-                # The slice is empty by now: stopping it would end any process in it.
+                # The slice is empty by now: with a process in it, stopping the slice would end the process.
                 with contextlib.suppress(SharingUnavailable):
                     await tell_systemd(self._systemctl, "stop", path.name)
 
@@ -181,7 +182,7 @@ class LeaseCgroups:
     def _found(self) -> Iterator[tuple[str, Path]]:
         homes = [_HOME]
         if self.users is not None:
-            # The names are those of the places themselves: below them are containers, too.
+            # The names are those of the places themselves, because containers are below them too.
             homes += [self.users.within(str(uid)) for uid in self._uids(self.users)]
         for home in homes:
             for driver in CgroupDriver:
@@ -221,7 +222,10 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _account_below(place: Path) -> None:
-    """Let the kernel count for the driver in the cgroups below; where it cannot, the driver will refuse."""
+    """Let the kernel count for the driver in the cgroups below.
+
+    Where the kernel cannot, the driver will refuse.
+    """
     with contextlib.suppress(OSError):
         there = (place / "cgroup.controllers").read_text().split()
         on = (place / "cgroup.subtree_control").read_text().split()

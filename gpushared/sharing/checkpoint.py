@@ -18,8 +18,8 @@ _WORDS = (sys.executable, "-I", "-m", "gpushared.sharing.checkpoint_worker")
 class CudaCheckpoints:
     """Make checkpoints with driver release 580 or later and cuda-bindings, as root, of any user's processes.
 
-    Clients of MPS are assumed not to work, as nobody documents that they do. Errors: ``SharingUnavailable``,
-    ``TimedOut``.
+    Clients of MPS are assumed not to work, because no document says that they do. Errors:
+    ``SharingUnavailable``, ``TimedOut``.
     """
 
     with_mps = False
@@ -39,7 +39,7 @@ class CudaCheckpoints:
         await self._move("restore", pids)
 
     async def close(self) -> None:
-        """Do nothing, since nothing is open between calls."""
+        """Do nothing, because nothing is open between calls."""
 
     async def _move(self, command: str, pids: Collection[int]) -> None:
         if pids and (trouble := await self._run(command, pids, MOVE_SECONDS)):
@@ -68,7 +68,7 @@ SWITCHED_OFF = "CUDA checkpoints are switched off (gpus.checkpoints)"
 
 
 class NoCheckpoints:
-    """Say why there are no checkpoints, and refuse to make one."""
+    """State why there are no checkpoints, and refuse to make one."""
 
     with_mps = False
     needs_host_memory = True
@@ -84,7 +84,7 @@ class NoCheckpoints:
         raise SharingUnavailable(self._why)
 
     async def restore(self, pids: Collection[int]) -> None:
-        """Do nothing, since nothing was saved."""
+        """Do nothing, because nothing was saved."""
 
     async def close(self) -> None:
-        """Do nothing, since nothing is open."""
+        """Do nothing, because nothing is open."""

@@ -20,7 +20,7 @@ NOT_INSTALLED = "the package cuda-bindings is not installed: `pip install 'gpush
 
 
 class CheckpointFailed(Exception):
-    """The call failed; the text is a sentence on the reason."""
+    """Report a failed call; the text states the reason."""
 
 
 class Cuda:

@@ -1,8 +1,8 @@
 """Keep programs without MPS off shared GPUs, by the compute mode EXCLUSIVE_PROCESS.
 
 In that mode a GPU takes one process, which then is the MPS server, and a program that left MPS finds the GPU
-taken (NVIDIA's MPS documentation). The mode outlives the process that set it, so the earlier mode is written
-down before anything is set, with the leases that the mode is set for, and put back with the last of them.
+taken (NVIDIA's MPS documentation). The mode outlives the process that set it. So the earlier mode is recorded
+before anything is set, with the leases that the mode is set for, and restored with the last of them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ExclusiveModes:
 
     @property
     def last_known(self) -> Ledger:
-        """Return the ledger as ``known`` last found it, without asking the disk."""
+        """Return the ledger as ``known`` last found it, without reading the disk."""
         return dict(self._ledger or {})
 
     async def known(self) -> Ledger:
@@ -69,7 +69,7 @@ class ExclusiveModes:
         return dict(self._ledger)
 
     def close(self) -> None:
-        """Let another process have the ledger."""
+        """Release the ledger for another process."""
         self._ledger = None
         if self._guard is not None:
             os.close(self._guard)
@@ -133,12 +133,12 @@ class ExclusiveModes:
             _log.info("gpu.exclusive_process gpu=%s", gpu.id)
 
     async def _settle(self, gpu: GpuId, entry: SetMode) -> bool:
-        """Write down the leases that still need the mode, or restore the old mode; False if that fails."""
+        """Record the leases that still need the mode, or restore the old mode; return False if that fails."""
         if entry.leases:
             await self._write(gpu, entry)
             return True
         try:
-            # Another program, or a boot, may have set the mode meanwhile.
+            # Another program, or a boot, may have set the mode in between.
             if await self._modes.compute_mode(gpu) == EXCLUSIVE_PROCESS:
                 await self._modes.set_compute_mode(gpu, entry.before)
         except (GpusUnavailable, TimedOut) as error:

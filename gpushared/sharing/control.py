@@ -42,7 +42,10 @@ _pause_seconds = partial(backoff_seconds, first=0.01, longest=0.25)
 
 
 class Dropped(Exception):
-    """The daemon was not reached, or hung up in the middle; never leaves the adapter."""
+    """Report that the daemon was not reached, or hung up in the middle.
+
+    The error never leaves the adapter.
+    """
 
 
 class Sessions:
@@ -103,7 +106,7 @@ class Sessions:
 
 
 PIPE_PATH_LIMIT_BYTES = 87
-"""With one byte more the daemon exits without a word, because its socket's name would not fit."""
+"""With one byte more the daemon exits without a message, because its socket's name would not fit."""
 FULL_PERCENTAGE = 100
 MULTIUSER_FLAG = "-multiuser-server"
 
@@ -188,7 +191,7 @@ class MpsControl:
 
     @property
     def socket(self) -> Path:
-        """Return the socket for clients; a process that has only this socket can ask but not set."""
+        """Return the socket for clients; a process with only this socket can query but not set."""
         return self.pipe_dir / "control"
 
     @property
@@ -211,9 +214,9 @@ class MpsControl:
         return (await self._sessions.exchange(commands))[:-1]
 
     async def set_limits(self, limits: DaemonLimits) -> None:
-        """Set the limits of servers spawned from now on, and read them back.
+        """Set the limits of servers spawned from now on, and read the limits back.
 
-        They are lost when the daemon ends.
+        The limits are lost when the daemon ends.
         """
         memory = enumerate(limits.memory_mib)
         await self.ask(
@@ -234,17 +237,18 @@ class MpsControl:
         return tuple(int(line) for line in lines if line.strip().isdecimal())
 
     async def clients(self, server: int) -> tuple[int, ...] | None:
-        """Return the host PIDs of a server's clients; none if the server is gone, None for an unsure answer.
+        """Return the host PIDs of a server's clients; None if the answer is unreliable.
 
-        A control daemon in a PID namespace of its own sees its clients as process 0.
+        The result is empty if the server is gone. A control daemon in a PID namespace of its own sees its
+        clients as process 0.
         """
         return client_pids(server, await self.ask(f"get_client_list {server}"))
 
     def server_log(self) -> list[str]:
         """Return the newest lines that servers wrote into their log; this reads files.
 
-        In the foreground a daemon of release 580 has its servers write into its own output, and no log of
-        theirs; the lines have the form ``[TIME Server  PID] TEXT``.
+        In the foreground a daemon of release 580 lets its servers write into its own output, and they have no
+        log; the lines have the form ``[TIME Server  PID] TEXT``.
         """
         own = [line for line in _tail(self.log) if _SERVERS_LINE.search(line)]
         return [*_tail(self.log.with_name(_SERVER_LOG)), *own]
@@ -256,7 +260,7 @@ class MpsControl:
             await self._end(process)
 
     async def exits_within(self, seconds: float) -> bool:
-        """Wait at most so long for the daemon's end, and return True if it is gone."""
+        """Wait at most this long for the daemon's end, and return True if it is gone."""
         return self._process is None or await self._process.exits_within(seconds)
 
     async def quit(self) -> None:
@@ -294,7 +298,7 @@ class MpsControl:
             directory.chmod(mode)
 
     async def _adopt(self) -> bool:
-        """Take over a daemon that already listens here; a second one would refuse to start beside it."""
+        """Adopt a daemon that already listens here; a second one would refuse to start beside it."""
         process = await self._find()
         if process is None:
             return False
@@ -355,7 +359,7 @@ class MpsControl:
         return lines[-1].strip() if lines else "no message"
 
     async def _end(self, process: DaemonProcess) -> None:
-        # The exit code of quit tells nothing for sure; the end of the process does.
+        # The exit code of quit proves nothing; the end of the process does.
         with suppress(GpushareError, Dropped):
             await self._sessions.run(f"quit -t {max(1, int(self._timing.quit_seconds))}\n")
         if not await process.exits_within(self._timing.quit_seconds):
@@ -399,7 +403,7 @@ def _same_limits(shown: Sequence[str], wanted_mib: Sequence[int]) -> bool:
 
 
 def _shows(text: str, mib: int) -> bool:
-    """Return True if the daemon's words mean a limit; it rounds down to whole GiB from one GiB on."""
+    """Return True if the daemon's text means this limit; it rounds down to whole GiB from one GiB on."""
     match = _LIMIT.fullmatch(text)
     if match is None:
         return False

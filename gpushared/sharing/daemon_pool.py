@@ -19,13 +19,13 @@ from gpushared.sharing.supervisor import Supervisor
 
 _PROBE_NAME = "probe"
 _OWN_PREFIX = "l-"
-"""The names of daemons that serve one lease begin so."""
+"""The names of daemons that serve one lease begin with this prefix."""
 _LONGEST_NAME = "u4294967295-0123456789ab"
 
 
 @dataclass(frozen=True, slots=True)
 class MpsTiming:
-    """Time the daemons. ``linger_seconds``: a daemon without leases is kept so long for the next one.
+    """Time the daemons. A daemon without leases is kept for ``linger_seconds`` for the next one.
 
     ``part_seconds`` bounds how long a stop waits for servers to let go of clients.
     """
@@ -69,9 +69,9 @@ class DaemonPool:
         timing: MpsTiming,
         environ: Mapping[str, str],
     ) -> None:
-        """Take ``canaries``: True if there is CUDA to send them with.
+        """Take ``canaries``: True if there is CUDA to run canaries with.
 
-        Raises ConfigError for too long a ``home``.
+        Raises ConfigError if ``home`` is too long.
         """
         check_pipe_path(home / _LONGEST_NAME / "pipe")
         self._home = home
@@ -91,7 +91,7 @@ class DaemonPool:
 
     @property
     def probe_trouble(self) -> str | None:
-        """Return why the binary's abilities could not be found out."""
+        """Return why the binary's abilities are unknown."""
         return self._probe.trouble
 
     async def knows_multiuser(self, gpus: tuple[GpuId, ...]) -> bool:
@@ -129,7 +129,7 @@ class DaemonPool:
         )
 
     def _canary(self, control: MpsControl) -> CanaryWatch | None:
-        """Return a watch for the daemon's server; None if there is no CUDA to begin with."""
+        """Return a watch for the daemon's server; None if there is no CUDA."""
         if not self._canaries or self._timing.canary.interval_seconds <= 0:
             return None
         env = {**self._environ, "CUDA_VISIBLE_DEVICES": ",".join(control.gpus)}
@@ -152,7 +152,7 @@ class DaemonPool:
         return self._control(_PROBE_NAME, gpus, multiuser=multiuser)
 
     def leave_others(self, device_name: str, name: str) -> None:
-        """Take the lease off every daemon but the one of this name."""
+        """Detach the lease from every daemon but the one of this name."""
         for other, daemon in list(self._daemons.items()):
             if other != name and device_name in daemon.leases:
                 daemon.detach(device_name)
@@ -179,7 +179,7 @@ class DaemonPool:
         self._stop(name, daemon.stop())
 
     def _stop(self, name: str, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Let a daemon end in the background; a lease that wants a daemon of this name waits for that."""
+        """End a daemon in the background; a lease for a daemon of this name waits for the end."""
         task = asyncio.create_task(ending, name=f"mps stop {name}")
         self._stopping[name] = task
         task.add_done_callback(lambda _: self._stopping.pop(name, None))

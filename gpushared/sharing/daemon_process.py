@@ -17,9 +17,9 @@ _PRIVATE_UMASK = 'umask 077; exec "$0" "$@"'
 
 
 class DaemonProcess:
-    """Hold one process, ours or adopted, whose end can be awaited.
+    """Hold one process, ours or adopted, and await its end.
 
-    The pidfd keeps the number from being mistaken for another process's. Letting go of it (``release``)
+    The pidfd keeps the number from being mistaken for another process's. ``release`` closes the pidfd and
     leaves the process running. The object belongs to the event loop in which it was made.
     """
 
@@ -38,7 +38,7 @@ class DaemonProcess:
         return self._gone.is_set()
 
     async def exits_within(self, seconds: float) -> bool:
-        """Wait at most so long for the process's end, and return True if it is gone."""
+        """Wait at most this long for the process's end, and return True if it is gone."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()

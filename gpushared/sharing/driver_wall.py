@@ -64,7 +64,7 @@ class DriverWall:
         self._lost: str | None = None
 
     def put_into(self, users: CgroupPlace) -> None:
-        """Put leases into their users' places, which lie in this place and bear the users' numbers."""
+        """Put leases into the places of their users below this place."""
         self._cgroups.users = users
 
     @property
@@ -74,7 +74,7 @@ class DriverWall:
 
     @property
     def last_trouble(self) -> str | None:
-        """Return why there is no such wall, by the last trial; this asks nobody."""
+        """Return why there is no such wall, by the last trial; this makes no new trial."""
         return self._trouble
 
     async def trouble(self) -> str | None:
@@ -124,7 +124,7 @@ class DriverWall:
         return Hold(parent.docker_name, (self._hook(limits),) if by_hook else ())
 
     def holds(self, device_name: str) -> bool:
-        """Return True if a container of this device has limits to get."""
+        """Return True if a container of this device must get limits."""
         return device_name in self._limits
 
     async def hold(self, device_name: str, place: str) -> None:
@@ -147,7 +147,7 @@ class DriverWall:
         self._leaves[device_name] = cgroup
 
     async def close(self, device_name: str) -> None:
-        """Take limits and cgroup away; those still in use stay for a later ``sweep``."""
+        """Remove limits and cgroup; those still in use stay for a later ``sweep``."""
         limits, leaf = self._limits.pop(device_name, {}), self._leaves.pop(device_name, None)
         if leaf is not None and await self._cgroups.is_there(leaf):
             await self._release(leaf, limits)
@@ -155,7 +155,7 @@ class DriverWall:
             await self._take_down(device_name, limits)
 
     async def sweep(self, live: Collection[str], gpus: Collection[GpuId]) -> None:
-        """Take away the cgroups of leases that are over, which an earlier life left behind."""
+        """Remove the cgroups that an earlier run left behind, of leases that are over."""
         if self._limiter is None or await self.trouble() is not None:
             return
         for name in await self._cgroups.names():
@@ -213,7 +213,10 @@ class DriverWall:
         await self._cgroups.remove(device_name)
 
     def _hook(self, limits: Mapping[GpuId, int]) -> Hook:
-        """Return the hook: a shell that ends well in any case, since an engine may not see this Python."""
+        """Return the hook: a shell that always ends with success.
+
+        The engine may not see this Python, and a failed hook would keep the container from starting.
+        """
         words = [f"{gpu}={limit_bytes}" for gpu, limit_bytes in limits.items()]
         program = (sys.executable, "-I", "-S", limit_hook.__file__, str(self._cgroups.root), *words)
         args = ("sh", "-c", '"$@" || :', "sh", *program)

@@ -1,6 +1,6 @@
-"""Find the process that holds the line to a control daemon that does not answer.
+"""Find the process that holds the connection to a control daemon that does not answer.
 
-The daemon talks to one peer at a time. A peer that connects and says nothing keeps all others waiting, and
+The daemon talks to one peer at a time. A peer that connects and sends nothing keeps all others waiting, and
 the kernel remembers the peer.
 """
 
@@ -17,15 +17,15 @@ _UCRED = struct.Struct("3i")
 _PIDFD_GETFD = 438
 """pidfd_getfd(2) has the same number on every architecture; Linux 5.6."""
 _OWN = "nvidia-cuda-mps"
-"""The names of MPS's own programs begin so: servers keep a line to their daemon. Any program can take such a
-name, but none in a container can get a place in the daemon's cgroup."""
+"""The names of MPS's own programs begin with this text: servers keep a connection to their daemon. Any
+program can take such a name, but none in a container can get a place in the daemon's cgroup."""
 _PROC = Path("/proc")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def line_holder(daemon: int) -> tuple[int, str] | None:
-    """Return the PID and name of the one process that has a line to this daemon; None for no or several ones.
+    """Return the PID and name of the one process connected to this daemon; None for no or several ones.
 
     This needs the right to trace the daemon, so root; without it the answer is None.
     """
@@ -61,12 +61,12 @@ def _peer(pidfd: int, number: int) -> list[int]:
 
 
 def is_own(pid: int, daemon: int, proc: Path = _PROC) -> bool:
-    """Return True if a process belongs to MPS itself, and does not just take such a name."""
+    """Return True if a process belongs to MPS itself, and does not only have such a name."""
     return _name(pid, proc).startswith(_OWN) and _read(pid, "cgroup", proc) == _read(daemon, "cgroup", proc)
 
 
 def _name(pid: int, proc: Path = _PROC) -> str:
-    """Return a process's name, kept to printable letters, since the process itself chose it."""
+    """Return a process's name, reduced to printable letters, because the process itself chose it."""
     return "".join(letter for letter in _read(pid, "comm", proc).strip() if letter.isprintable())
 
 

@@ -12,7 +12,7 @@ from gpushared.domain.model.errors import RequestError, SharingUnavailable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _PRIVATE = 0o700
-"""Users of the host have no business there; the engine, as root, mounts the content."""
+"""The directory is closed to users of the host; the engine, as root, mounts the content."""
 _READABLE = 0o755
 _PUBLIC_FILE = 0o644
 
@@ -25,7 +25,7 @@ _STAGED_SOCKET = "control.new"
 
 
 class LeaseDirectories:
-    """Keep one directory for each lease, ``<root>/<device_name>``, which its container gets to read.
+    """Keep one directory for each lease, ``<root>/<device_name>``, which its container can read.
 
     ``lease.json`` describes the lease; ``mps/``, if there is MPS, is the container's pipe directory and holds
     a hard link of a daemon's ``control``.
@@ -46,7 +46,7 @@ class LeaseDirectories:
         return self._root / device_name
 
     def write(self, device_name: str, text: str) -> None:
-        """Write the lease's file, at once as a whole."""
+        """Write the lease's file atomically."""
         directory = self.path(device_name)
         staged = directory / _STAGED_FILE
         try:
@@ -60,7 +60,7 @@ class LeaseDirectories:
             ) from error
 
     def write_notice(self, device_name: str, text: str | None) -> None:
-        """Write the notice of the lease's end, or remove it; a lease without a directory is left alone."""
+        """Write the notice of the lease's end, or remove it; a lease without a directory stays unchanged."""
         directory = self.path(device_name)
         if not directory.is_dir():
             return
@@ -78,7 +78,7 @@ class LeaseDirectories:
             ) from error
 
     def link(self, device_name: str, socket: Path) -> None:
-        """Put this socket in place of the old one; the directory itself stays, since it may be mounted."""
+        """Put this socket in place of the old one; the directory itself stays, because it may be mounted."""
         directory = self.path(device_name) / MPS_DIRECTORY
         target, staged = directory / "control", directory.parent / _STAGED_SOCKET
         try:
@@ -96,7 +96,7 @@ class LeaseDirectories:
             ) from error
 
     def unlink(self, device_name: str) -> None:
-        """Remove the socket; the directory stays, since a running container may have it mounted."""
+        """Remove the socket; the directory stays, because a running container may have it mounted."""
         directory = self.path(device_name)
         for path in (directory / MPS_DIRECTORY / "control", directory / _STAGED_SOCKET):
             path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class LeaseDirectories:
         directory = self.path(device_name)
         for name in (LEASE_FILE, _STAGED_FILE, NOTICE_FILE, _STAGED_NOTICE):
             (directory / name).unlink(missing_ok=True)
-        # Other files there belong to somebody else.
+        # Other files there are not ours.
         with suppress(OSError):
             (directory / MPS_DIRECTORY).rmdir()
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Work out a container's settings from its lease. Pure."""
+"""Compute a container's settings from its lease. Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ CONTAINER_DIRECTORY = "/run/gpushare"
 """A container finds its lease's directory here (see ``LeaseDirectories``)."""
 CONTAINER_PIPE_DIRECTORY = f"{CONTAINER_DIRECTORY}/mps"
 NO_PIPE_DIRECTORY = "/tmp/gpushare-mps"  # noqa: S108  # only a name: nothing of ours is ever there
-"""Containers without MPS look for it here in vain. The driver's own default is a place that NVIDIA's
-container tools mount from the host, where a foreign control daemon may serve. A program that starts its own
-daemon in its container can do so here."""
+"""Containers without MPS look for a socket here and find none. The driver's own default is a place that
+NVIDIA's container tools mount from the host, where a foreign control daemon may serve. A program that starts
+its own daemon in its container can do so here."""
 CONTAINER_LOG_DIRECTORY = "/tmp/gpushare-mps-log"  # noqa: S108  # only daemons write there, clients do not
 
 _WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)
@@ -74,12 +74,12 @@ def lease_edits(
     watched: bool = False,
     mounts: tuple[EditMount, ...] = (),
 ) -> Edits:
-    """Return the edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` come on top.
+    """Return the edits of a lease; ``directory`` is the lease's own on the host, ``mounts`` are added.
 
     ``mps``: a control daemon serves the lease, and its socket lies in the directory. A separate lease has its
     own daemon, which keeps the lease's limits, so that a client can only lower them. Without MPS a lease of a
     part has no walls but the watchdog, if that acts (``watched``), and the walls say so. ``hold``: the driver
-    limits the lease's cgroup as well.
+    limits the lease's cgroup too.
     """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
@@ -111,7 +111,7 @@ def _is_new(lease: Lease) -> bool:
     """Return True if the lease's container is made for the lease.
 
     A container that is started again under another lease may have been made before the driver had limits, and
-    be outside the lease's cgroup: its walls are only known once it runs.
+    so outside the lease's cgroup: its walls are only known once it runs.
     """
     return lease.device_name == lease.id
 
@@ -137,7 +137,7 @@ def _mps_env(grants: Sequence[Grant]) -> dict[str, str]:
         "CUDA_MPS_LOG_DIRECTORY": CONTAINER_LOG_DIRECTORY,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": _percent(_ceiling_permille(grants)),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(limits),
-        # Images may set these; the gate sees only the caller's own words.
+        # Images may set these variables; the gate sees only the caller's own variables.
         "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "0",
         "CUDA_MPS_CLIENT_PRIORITY": "0",
     }
@@ -193,12 +193,12 @@ def own_limits(grants: Sequence[Grant]) -> DaemonLimits:
 
 
 def _whole_mib(grant: Grant) -> int:
-    """Return at least one, because zero means no limit."""
+    """Return the grant in whole MiB, at least one, because zero means no limit."""
     return max(1, grant.memory_bytes // MIB)
 
 
 def _compute_permille(grants: Sequence[Grant]) -> int:
-    """Return the least share of all GPUs, since a process has one percentage for all of them."""
+    """Return the least share of all GPUs, because a process has one percentage for all of them."""
     return min(grant.compute_permille for grant in grants)
 
 

@@ -1,6 +1,7 @@
-"""Write the files in which a container reads its lease, and that the lease will end. Pure.
+"""Write the files in which a container reads its lease and the notice of the lease's end. Pure.
 
-``docs/reference/environment.md`` documents its fields. Within one number of the schema fields are only added.
+``docs/reference/environment.md`` documents their fields. Within one number of the schema fields are only
+added.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ ROOT = Path("/sys/fs/cgroup")
 MOUNTS = Path("/proc/self/mounts")
 PERIOD_US = 100_000
 MAX_FILE_BYTES = 64 * 1024
-"""The kernel's files here are no longer, and it gives all of one at once."""
+"""The kernel's files here are no longer than this, and one read returns a whole file."""
 BESIDE = "beside-containers"
 CONTROLLERS = ("memory", "cpu", "pids")
 _NO_LIMIT_FROM = 1 << 62
-"""v1 writes no limit of memory as the largest number of whole pages."""
+"""From this number on v1 means no limit of memory: it writes the largest number of whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _memory_v1(own: Path, memory_bytes: int) -> list[Limit]:
 
 
 def _text(path: Path) -> str:
-    """Read a file in as few calls as possible: a thread waits after each until the others let it go on."""
+    """Read a file in as few calls as possible: after each call the thread must wait for its turn to run."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, MAX_FILE_BYTES).decode()

@@ -1,13 +1,14 @@
 """Limit the GPU memory of a container's cgroup before its program starts, as a container runtime's hook.
 
-The hook runs on its own (``python -I -S limit_hook.py ROOT GPU=BYTES...``) and imports nothing but a few
-parts of the standard library, because every start of a container waits for it. OCI's ``createRuntime`` hooks
-run as root, in the namespaces of the runtime, when the container's cgroup exists and holds its first process;
-the state with that process's PID comes on standard input.
+The hook runs on its own (``python -I -S limit_hook.py ROOT GPU=BYTES...``) and imports only a few parts of
+the standard library, because every start of a container waits for it. OCI's ``createRuntime`` hooks run as
+root, in the namespaces of the runtime, when the container's cgroup exists and holds its first process; the
+state with that process's PID comes on standard input.
 
-The hook always ends with 0, since any other code would keep the container from starting, and a limit that
-cannot be set here is no reason for that: the lease's own cgroup above has had the limit from before. Errors
-go to standard error and to the system's log. A driver that hangs is left to a child, and not waited for.
+The hook always ends with 0, because any other code would keep the container from starting, and a limit that
+cannot be set here is no reason for that: the lease's own cgroup above already has the limit. Errors go to
+standard error and to the system's log. A driver that hangs is left to a child process, which the hook does
+not wait for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MAX_MESSAGE_BYTES = 4096
 
 
 class LimitRefused(Exception):
-    """The limit could not be set; the text says why."""
+    """Report that the limit could not be set; the text states the reason."""
 
 
 class MemoryLimits(ctypes.Structure):
@@ -41,7 +42,7 @@ class MemoryLimits(ctypes.Structure):
 
 
 def main(words: list[str]) -> None:
-    """Set the limits that the words name; never raises, never waits for long."""
+    """Set the limits that the arguments name; never raises, never waits for long."""
     try:
         root, *limits = words
         cgroup = cgroup_of(json.load(sys.stdin)["pid"], root)
@@ -53,7 +54,10 @@ def main(words: list[str]) -> None:
 
 
 def cgroup_of(pid: int, root: str) -> str:
-    """Return the full path of a process's cgroup of v2, as the driver needs it. Raises Refused, OSError."""
+    """Return the full path of a process's cgroup of v2, as the driver needs it.
+
+    Raises LimitRefused, OSError.
+    """
     if not os.access(f"{root}/cgroup.controllers", os.F_OK):
         raise LimitRefused(f"{root} is not cgroup v2, which the driver needs")
     with open(f"/proc/{int(pid)}/cgroup") as file:  # noqa: PTH123 - importing pathlib takes as long as the rest
@@ -64,7 +68,7 @@ def cgroup_of(pid: int, root: str) -> str:
 
 
 def limit(cgroup: str, limits: dict[str, int]) -> None:
-    """Set the hard limit of each GPU (by UUID, in bytes), and no guarantee. Raises Refused."""
+    """Set the hard limit of each GPU (by UUID, in bytes), and no guarantee. Raises LimitRefused."""
     try:
         nvml = ctypes.CDLL(os.environ.get(LIBRARY_VARIABLE, LIBRARY))
         change = getattr(nvml, FUNCTION)
@@ -103,7 +107,7 @@ def _in_child(cgroup: str, limits: dict[str, int]) -> str:
 def _be_child(writer: int, cgroup: str, limits: dict[str, int]) -> None:
     """Do the child's work and end the process.
 
-    The runtime waits until no process has its pipes open any more.
+    The runtime waits until no process holds its pipes open any more.
     """
     text = "done"
     try:
@@ -114,7 +118,7 @@ def _be_child(writer: int, cgroup: str, limits: dict[str, int]) -> None:
     except (LimitRefused, OSError) as error:
         text = str(error)
     finally:
-        # The child must not finish any work that the parent had begun.
+        # The child must not continue the parent's own work.
         os.write(writer, text.encode()[:MAX_MESSAGE_BYTES])
         os._exit(0)
 

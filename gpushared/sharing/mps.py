@@ -36,10 +36,10 @@ class MpsSharing:
     """Implement the ``Sharing`` port with control daemons under ``<runtime_dir>/mps``.
 
     There is one daemon for each GPU if the binary can serve several users at once; an older one admits one
-    user at a time and lets the others wait, so there each user gets a daemon of their own. A process can use
-    one daemon only, so a lease over several GPUs gets one over exactly those. A separate lease has a daemon
-    of its own, which keeps the lease's limits and goes with it. Daemons start with the first lease that needs
-    them, outlive this object if they are wanted, and are found again.
+    user at a time and lets the others wait, so there each user gets an own daemon. A process can use one
+    daemon only, so a lease over several GPUs gets one over exactly those GPUs. A separate lease has a daemon
+    of its own, which keeps the lease's limits and ends with it. Daemons start with the first lease that needs
+    them, outlive this object if they are needed, and are found again.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MpsSharing:
         )
 
     async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
-        """Prepare all that the lease's grants need; see the port and ``MpsMode``."""
+        """Prepare everything that the lease's grants need; see the port and ``MpsMode``."""
         grants = ordered_grants(lease, gpus)
         self._gpus.update((gpu.id, gpu) for gpu in gpus.values())
         whole = holds_whole_gpus(lease, gpus)
@@ -108,8 +108,8 @@ class MpsSharing:
         return edits
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
-        """Remove the lease's directory; the daemon goes a while after its last lease."""
-        del lease  # directories are named after what the container was given
+        """Remove the lease's directory; the daemon ends a while after its last lease."""
+        del lease  # the directories are named after the container's device
         self._pool.leave_others(device_name, name="")
         self._directories.remove(device_name)
         await self._leave_modes(device_name)
@@ -119,11 +119,11 @@ class MpsSharing:
         return self._wall.holds(lease.device_name)
 
     async def hold(self, lease: Lease, place: str) -> None:
-        """Limit the container's own cgroup by the driver; MPS holds processes, not cgroups."""
+        """Limit the container's own cgroup by the driver; MPS limits processes, not cgroups."""
         await self._wall.hold(lease.device_name, place)
 
     async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
-        """Take clients off their servers; see the port.
+        """Detach clients from their servers; see the port.
 
         Only the lease's own daemon is asked, and any daemon that was seen to serve one of the processes:
         other programs may keep further daemons from answering. A daemon that does not answer is asked only if
@@ -147,9 +147,9 @@ class MpsSharing:
         return sum(count for count in done if isinstance(count, int))
 
     async def status(self) -> tuple[SharingStatus, ...]:
-        """Return the state of every GPU that a lease was opened beside, by the last look.
+        """Return the state of every GPU of opened leases, by the last look.
 
-        This asks nobody.
+        This makes no new look.
         """
         whole = [gpu for gpu in self._gpus.values() if gpu.parent is None and not gpu.split]
         gpus = sorted(whole, key=lambda gpu: (gpu.index, gpu.id))
@@ -164,7 +164,7 @@ class MpsSharing:
         self._directories.write_notice(lease.device_name, text)
 
     async def sweep(self, live: Collection[str]) -> None:
-        """Remove the leftovers of earlier lives, given the device names of every lease that is not over.
+        """Remove the leftovers of earlier runs, given the device names of every unfinished lease.
 
         Call this once those leases are known; a daemon whose socket still lies in a lease's directory is left
         alone.
@@ -187,7 +187,7 @@ class MpsSharing:
     # --- serving a lease ---
 
     async def _serve(self, lease: Lease, granted: Sequence[Gpu]) -> bool:
-        """Serve the lease with MPS; return False if it is to go without."""
+        """Serve the lease with MPS; return False if the lease must do without MPS."""
         if self._mode is MpsMode.OFF:
             return False
         try:

@@ -13,9 +13,9 @@ from gpushared.sharing.control import MpsControl
 class MultiuserProbe:
     """Start a daemon with the flag and end it again, once; without the flag if that one does not start.
 
-    The trial is better than the version, because the flag also needs root, and a failure without it as well
-    is the honest answer to "does MPS work here". A failure is remembered for ``retry_seconds``, so that a
-    program that hangs does not hold up every lease.
+    The trial is better than the version, because the flag also needs root, and a failure without the flag
+    answers whether MPS works here at all. A failure is remembered for ``retry_seconds``, so that a program
+    that hangs does not delay every lease.
     """
 
     def __init__(
@@ -24,7 +24,10 @@ class MultiuserProbe:
         *,
         retry_seconds: float,
     ) -> None:
-        """Take ``control``, which makes an adapter for a daemon in the probe's place, multiuser or not."""
+        """Take ``control``, which makes an adapter for a daemon in the probe's directory.
+
+        The daemon is multiuser or not, as the call asks.
+        """
         self._control = control
         self._retry_seconds = retry_seconds
         self._lock = asyncio.Lock()

@@ -29,7 +29,10 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MpsServer:
-    """Describe a server; ``state`` is None if the daemon is silent on it, ``clients`` None if unsure."""
+    """Describe a server.
+
+    ``state`` is None if the daemon does not report it, ``clients`` None if unreliable.
+    """
 
     pid: int
     state: ServerState | None = None
@@ -37,7 +40,7 @@ class MpsServer:
 
 
 class QueriedDaemon(Protocol):
-    """Describe a control daemon that can be asked. Errors: ``SharingUnavailable``, ``TimedOut``."""
+    """Describe a control daemon that answers queries. Errors: ``SharingUnavailable``, ``TimedOut``."""
 
     async def ask(self, *commands: str) -> list[str]: ...
 
@@ -67,8 +70,8 @@ def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:
 def culprit_of(log: Sequence[str], clients: Collection[int]) -> int | None:
     """Return the client that a server's log names for a fault; None if it names none, or more than one.
 
-    For memory faults the log is said to name the client; its words are not documented. So any line about a
-    fault counts, and only a client of that server is believed.
+    For memory faults the log is said to name the client; its wording is not documented. So any line about a
+    fault counts, but only for a client of that server.
     """
     named = {
         int(pid)
@@ -83,11 +86,11 @@ def culprit_of(log: Sequence[str], clients: Collection[int]) -> int | None:
 _log = logging.getLogger(__name__)
 
 RECYCLE_SECONDS = 10.0
-"""A server without clients may take so long to rebuild itself, and each step of its removal to work."""
+"""A server without clients may take this long to rebuild itself, and each step of its removal to work."""
 
 
 class WatchedDaemon(QueriedDaemon, Protocol):
-    """Describe a control daemon that is asked, and whose servers' log can be read."""
+    """Describe a control daemon that answers queries, and whose servers' log can be read."""
 
     def server_log(self) -> list[str]:
         """Return the newest lines."""
@@ -100,22 +103,22 @@ class WatchedDaemon(QueriedDaemon, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Recycling:
-    """Record how far the removal of a server has come, and when the last step was taken."""
+    """Record the number of steps taken to remove a server, and when the last step was taken."""
 
     steps: int
     at: float
 
 
 class ServerWatch:
-    """Look at the servers of a daemon; ``look`` may be called again before it is back."""
+    """Look at the servers of a daemon; a second ``look`` may begin before the first returns."""
 
     def __init__(self, control: WatchedDaemon, *, recycle_seconds: float = RECYCLE_SECONDS) -> None:
         self.servers: tuple[int, ...] = ()
         self.clients: frozenset[int] = frozenset()
         self.clients_at: float | None = None
-        """When the look at the clients began (``time.monotonic``); None if they are not known."""
+        """The time at which the look at the clients began (``time.monotonic``); None if they are unknown."""
         self.served: frozenset[int] = frozenset()
-        """The clients when the daemon last told."""
+        """The clients in the daemon's last answer."""
         self.faults: tuple[ServerFault, ...] = ()
         self._control = control
         self._recycle_seconds = recycle_seconds
@@ -123,7 +126,7 @@ class ServerWatch:
         self._recycling: dict[int, _Recycling] = {}
 
     async def look(self, is_current: Callable[[], bool]) -> None:
-        """Ask the daemon anew; the answer does not count if ``is_current`` says no by then."""
+        """Query the daemon anew; the answer is dropped if ``is_current`` returns False by then."""
         began = time.monotonic()
         pids = await self._control.servers()
         servers = [await read_server(self._control, pid) for pid in pids]
@@ -170,7 +173,7 @@ class ServerWatch:
         self.clients, self.clients_at = frozenset(), None
 
     async def recycle(self, *, wedged: bool) -> None:
-        """Remove servers in a fault that they do not leave, and wedged ones; never one that has clients.
+        """Remove servers that stay in a fault, and wedged ones; never a server that has clients.
 
         Each step gets its time: to rebuild itself, to be shut down, to be shut down by force; then the whole
         daemon is started anew.
@@ -201,7 +204,7 @@ class ServerWatch:
 
 _LOOK_AGAIN_SECONDS = 0.05
 _LET_GO_SECONDS = 1.0
-"""A client may still be listed so long; no document says that a terminated client leaves the list."""
+"""A client may still be listed this long; no document says that a terminated client leaves the list."""
 _GONE = "not found"
 
 
@@ -212,10 +215,10 @@ class ClientLister(QueriedDaemon, Protocol):
 
 
 async def part(control: ClientLister, pids: Collection[int]) -> int:
-    """Terminate the clients among these processes (host PIDs), and see them go.
+    """Terminate the clients among these processes (host PIDs), and wait until they are gone.
 
-    Returns how many there were. Raises ``SharingUnavailable`` if the daemon refuses, ``TimedOut`` if it does
-    not answer.
+    Returns how many clients there were. Raises ``SharingUnavailable`` if the daemon refuses, ``TimedOut`` if
+    it does not answer.
     """
     parted = 0
     for server in await control.servers():
@@ -235,7 +238,7 @@ async def _clients_among(control: ClientLister, server: int, pids: Collection[in
 
 
 async def _terminate(control: ClientLister, server: int, pid: int) -> None:
-    """Terminate one client; a process that has ended meanwhile is no client any more, which is as good."""
+    """Terminate one client. A process that has already ended is no client any more, which is fine too."""
     answer = [line.strip() for line in await control.ask(f"terminate_client {server} {pid}")]
     refused = next((line for line in answer if line and not line.isdecimal() and _GONE not in line), None)
     if refused is not None:

@@ -21,7 +21,7 @@ from gpushared.sharing.server_watch import RECYCLE_SECONDS, ServerWatch
 _log = logging.getLogger(__name__)
 
 _QUIET_FAILURES = 3
-"""So many quick restarts are tried before waiting leases are told that the daemon does not work."""
+"""After this many quick restarts, waiting leases get the error that the daemon does not work."""
 
 
 restart_seconds = partial(backoff_seconds, first=0.1, longest=60.0)
@@ -32,8 +32,8 @@ class Supervisor:
     """Supervise one daemon and the leases that use it.
 
     A daemon that ended is started again, with growing pauses while it keeps ending. A daemon that lives but
-    does not answer is left alone: its clients may still compute, and only new ones are kept waiting. So is a
-    server in which new clients hang, as long as it has clients; new leases are refused meanwhile.
+    does not answer is left alone: its clients may still compute, and only new ones must wait. A server in
+    which new clients hang is left alone too, as long as it has clients; new leases are refused until then.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Supervisor:
         canary: CanaryWatch | None = None,
         recycle_seconds: float = RECYCLE_SECONDS,
     ) -> None:
-        """Take ``steady_seconds``: a daemon that lived for so long counts as healthy again."""
+        """Take ``steady_seconds``: a daemon that lived this long counts as healthy again."""
         self.control = control
         self.leases: set[str] = set()
         self.starts = 0
@@ -58,7 +58,7 @@ class Supervisor:
         self._holder: tuple[int, str] | None = None
         self._limits = limits
         self._applied: DaemonLimits | None = None
-        """The limits that the living daemon is known to have."""
+        """The limits that the living daemon has for certain."""
         self._directories = directories
         self._poll_seconds = poll_seconds
         self._steady_seconds = steady_seconds
@@ -90,7 +90,7 @@ class Supervisor:
 
     @property
     def served(self) -> frozenset[int]:
-        """Return the clients when the daemon last told."""
+        """Return the clients in the daemon's last answer."""
         return self._watch_servers.served
 
     @property
@@ -126,14 +126,14 @@ class Supervisor:
     async def attach(self, device_name: str) -> None:
         """Let a lease use the daemon, starting it if need be; raises the error that keeps it from serving.
 
-        The lease stays attached then, so that it gets the socket when the daemon recovers.
+        After an error the lease stays attached, so that it gets the socket when the daemon recovers.
         """
         self.leases.add(device_name)
         await self._ensure()
         self._directories.link(device_name, self.control.socket)
 
     async def relimit(self, limits: DaemonLimits) -> None:
-        """Set other limits from now on; a running server keeps those that it was started with."""
+        """Set other limits from now on; a running server keeps the limits that it was started with."""
         self._limits = limits
         if self._watching:
             await self._apply_limits()
@@ -143,7 +143,7 @@ class Supervisor:
         self._directories.unlink(device_name)
 
     def look_soon(self) -> None:
-        """Look at servers and clients now, not at the next turn."""
+        """Look at servers and clients now, before the next regular look."""
         if self._watching and (self._glance is None or self._glance.done()):
             self._glance = asyncio.create_task(self._look(), name=f"mps look {self.control.home.name}")
 
@@ -153,14 +153,14 @@ class Supervisor:
         await self.control.quit()
 
     async def let_go(self) -> None:
-        """Leave the daemon running, for a later life of ours to find."""
+        """Leave the daemon running, for a later run of ours to find."""
         await self._cancel()
         self.control.let_go()
 
     async def _ensure(self) -> None:
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name=f"mps {self.control.home.name}")
-            # A waiting caller must learn of a bug of ours too, instead of waiting for ever.
+            # A waiting caller must also get the error of a bug of ours, instead of waiting for ever.
             self._task.add_done_callback(lambda _: self._settled.set())
         await self._settled.wait()
         if self._task.done():
@@ -224,7 +224,7 @@ class Supervisor:
         _log.info("mps.serving gpus=%s pid=%s", ",".join(self.control.gpus), self.control.pid)
 
     async def _apply_limits(self) -> None:
-        """Have the daemon take the limits that are wanted now, also if they change meanwhile."""
+        """Give the daemon the limits that apply now, also if they change during the call."""
         while self._applied != self._limits:
             wanted = self._limits
             await self.control.set_limits(wanted)
@@ -232,14 +232,14 @@ class Supervisor:
 
     async def _watch(self) -> None:
         if self.control.was_alive:
-            await self._look()  # its servers are no strangers on the GPU
+            await self._look()  # the daemon's servers are no strangers on the GPU
         while not await self.control.exits_within(self._poll_seconds):
             await self._look()
             if self._error is None:
                 await self._recycle()
 
     async def _look(self) -> None:
-        """Ask the living daemon; note if it answers, which servers it has and their clients."""
+        """Query the living daemon; note if it answers, its servers and their clients."""
         life = self.starts
         try:
             await self._watch_servers.look(lambda: self._watching and life == self.starts)

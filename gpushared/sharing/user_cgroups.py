@@ -27,10 +27,11 @@ TRIAL = "trial"
 TRIAL_LIMITS = UserBounds(memory_bytes=1 << 30, cpus=1.0, pids=1024)
 NONE_HINT = "`gpushare doctor` names what is missing"
 SURE_SECONDS = 10.0
-"""So long after a look it is enough that the cgroup exists. Each read in a thread waits for the event loop,
-which a flood of another user keeps busy, and a start would wait for dozens of reads."""
+"""For this long after a look it is enough that the cgroup exists. Each read in a thread waits for the event
+loop, which a flood of another user keeps busy, and a start would wait for dozens of reads."""
 _HAS_MORE = {errno.EBUSY, errno.EINVAL}
-"""cgroup v1 answers so to a limit below the present use, or below the CPUs that a container has."""
+"""cgroup v1 answers with these errors to a limit below the present use, or below the CPUs that a container
+has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class _Kind:
 class UserCgroups:
     """Keep the cgroups of users, ``/gpushare_users/NAME/UID``; with the cgroup driver ``systemd`` slices.
 
-    The kernel keeps the limits, with or without this daemon. Cgroups go with a reboot: ``ledger`` is the file
-    that names the earlier ones, so that they are there again before the engine starts containers. ``name``
-    tells them from those of other daemons on the machine.
+    The kernel keeps the limits, with or without this daemon. Cgroups vanish with a reboot: ``ledger`` is the
+    file that names the earlier ones, so that they exist again before the engine starts containers. ``name``
+    distinguishes them from those of other daemons on the machine.
     """
 
     def __init__(
@@ -63,14 +64,15 @@ class UserCgroups:
         self._known: dict[int, UserBounds | None] = {}
         self._kind: _Kind | None = None
         self._sure: dict[str, tuple[UserBounds, _Kind, float]] = {}
-        """The limits that were last found or set in a user's place, and until when that is sure."""
+        """The limits that were last found or set in a user's cgroup, and the time until which that is
+        certain."""
         self._trees: dict[int, Trees] = {}
         self._troubles: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
     @property
     def trouble(self) -> str:
-        """Return why there are no such walls, or which user's wall fails; empty if all is well."""
+        """Return why there are no such cgroups, or which user's limits fail; empty if there is no trouble."""
         return self._troubles.get(TRIAL) or "; ".join(self._troubles[uid] for uid in sorted(self._troubles))
 
     def place_of(self, uid: int) -> CgroupPlace:
@@ -109,7 +111,7 @@ class UserCgroups:
             await self._hold_known(limits)
 
     async def reached(self, limits: UserBounds, engine: EngineFacts) -> None:
-        """Try if there can be walls, now that the engine answers, and put up all that are known.
+        """Try if the cgroups work, now that the engine answers, and make all that are known.
 
         Never raises.
         """
@@ -125,7 +127,7 @@ class UserCgroups:
             await self._hold_known(limits)
 
     async def apply(self, limits: UserBounds) -> None:
-        """Set other limits for all users from now on. Never raises: ``trouble`` tells."""
+        """Set other limits for all users from now on. Never raises: ``trouble`` has the error."""
         async with self._turn:
             await self._hold_known(limits)
 
@@ -196,7 +198,7 @@ class UserCgroups:
             raise refused[0]
 
     async def _have_slice(self, unit: str, limits: UserBounds) -> None:
-        """Have systemd make the slice: on any reload systemd undoes other programs' writes in its tree."""
+        """Let systemd make the slice: on any reload systemd undoes other programs' writes in its tree."""
         words = [
             *(f"{kind}Accounting=yes" for kind in ("CPU", "Memory", "Tasks")),
             f"MemoryMax={limits.memory_bytes or 'infinity'}",
@@ -237,7 +239,7 @@ class UserCgroups:
         try:
             await asyncio.to_thread(self._write, self._ledger, sorted(self._known), kind)
         except OSError as error:
-            # The wall stands all the same; only a reboot would find it gone until the user's next container.
+            # The limits hold all the same; only a reboot would remove them until the user's next container.
             _log.warning("users_limits.not_noted error=%r", error)
 
     def _write(self, ledger: Path, uids: Iterable[int], kind: _Kind) -> None:

@@ -1,7 +1,7 @@
 """Run checks that depend on each other, so that one cause gives one line.
 
-A check is a pure function from facts to a finding. A check is left out where a check that it depends on
-failed, was skipped, or told the whole cause.
+A check is a pure function from facts to a finding. A check is left out if a check that it depends on failed,
+was skipped, or already named the whole cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Status(StrEnum):
 class CheckFinding:
     """Hold a check's finding in one sentence, and its remedy in one sentence or command.
 
-    ``final``: later checks would only repeat this finding. ``because``: the check that told this cause
+    ``final``: later checks would only repeat this finding. ``because``: the check that named this cause
     already.
     """
 

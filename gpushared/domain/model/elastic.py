@@ -1,7 +1,7 @@
-"""Size elastic requests: the least that will do, and how much more there is room for.
+"""Size elastic requests: the least that will do, and as much more as there is room for.
 
-Every decision whether and when a request may start goes by its least: the figures that every request has. The
-request grows only when it starts, into room that is free and kept for nobody. All GPUs of a lease get the
+Every decision whether and when a request may start uses its least size, which every request has. The request
+grows only when it starts, into room that is free and kept for no other request. All GPUs of a lease get the
 same size, because the processes of one program mostly run at the pace of the slowest.
 """
 
@@ -16,7 +16,7 @@ from gpushared.domain.model.lease import Grant
 from gpushared.domain.model.request import Request
 
 Place = Callable[[Request], tuple[Grant, ...]]
-"""Return the grants for a request of one size, or nothing where the node has no room for that size."""
+"""Return the grants for a request of one size; empty if the node has no room for that size."""
 
 
 class _Side(NamedTuple):
@@ -47,9 +47,9 @@ def most(request: Request) -> Request:
 
 
 def largest(request: Request, place: Place) -> tuple[Grant, ...]:
-    """Return the grants for the largest size that has room; empty where even the least has none.
+    """Return the grants for the largest size that has room; empty if even the least has none.
 
-    ``place`` is asked about a dozen times. If one size has room, every smaller size must have room. Where
+    ``place`` is called about a dozen times. If one size has room, every smaller size must have room. If
     memory and compute grow separately, memory grows first.
     """
     chosen = least(request)

@@ -20,8 +20,8 @@ class MigInstance:
     """Describe a MIG instance as a part of its GPU.
 
     ``index`` is the instance's place on the GPU, which changes when other instances come and go. ``profile``
-    is such as ``1g.10gb``. The shares are permille of the GPU's memory and compute, 0 if the driver does not
-    tell.
+    is a name such as ``1g.10gb``. The shares are permille of the GPU's memory and compute, 0 if the driver
+    does not report them.
     """
 
     index: int
@@ -55,7 +55,8 @@ class Gpu:
     """MIG is on: programs find the GPU's instances, which are listed after the GPU, and never the GPU
     itself."""
     link_group: int | None = None
-    """GPUs of one group reach each other fast: by NVLink, else on one NUMA node. None if nobody tells."""
+    """GPUs of one group reach each other fast: by NVLink, else on one NUMA node. None if the group is
+    unknown."""
 
     @property
     def label(self) -> str:
@@ -67,7 +68,7 @@ class Gpu:
         return self.leasable_bytes * permille // WHOLE_PERMILLE // MIB * MIB
 
     def share_of_memory(self, memory_bytes: int) -> int:
-        """Return the share that goes with so much memory: in permille, rounded down, at least 1.
+        """Return the share for this much memory: in permille, rounded down, at least 1.
 
         Rounding down lets three thirds of a GPU's memory fit on the GPU.
         """
@@ -78,10 +79,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Record why a GPU gets no new leases until somebody undrains it, since when, and who drained it.
+    """Record why a GPU gets no new leases until an admin undrains it, since when, and who drained it.
 
     ``sick``: the node found that the GPU must not be used, so its leases end too; else an admin asked for the
-    drain. The ``reason`` of a sick GPU is what it did, as in "GPU 1 fell off the bus"; an admin's drain has
+    drain. The ``reason`` of a sick GPU is its failure, as in "GPU 1 fell off the bus"; an admin's drain has
     the admin's words.
     """
 
@@ -97,11 +98,14 @@ class Drained:
 
 
 def drained_among(drained: Mapping[GpuId, Drained], gpu_id: GpuId, parent: GpuId | None) -> Drained | None:
-    """Return the drain that holds for a GPU: its own, or that of the GPU of which it is a part."""
+    """Return the drain that applies to a GPU: its own, or that of the GPU of which it is a part."""
     return drained.get(gpu_id) or (drained.get(parent) if parent is not None else None)
 
 
 def check_any(gpus: Sized) -> None:
-    """Raise Unavailable while the driver has told of no GPU: then nothing can be said about any GPU."""
+    """Raise Unavailable while the driver has reported no GPU.
+
+    Without a GPU no answer about any GPU is possible.
+    """
     if not gpus:
         raise Unavailable("this node knows no GPU at the moment", hint="`gpushare gpus` says why")

@@ -1,7 +1,7 @@
-"""Lease MIG instances: whole, each with the memory and the compute that it was made with.
+"""Lease MIG instances as a whole, each with the memory and the compute that it was made with.
 
-The admin makes and destroys the instances. Requests of isolation ``mig`` get instances and nothing else, all
-other requests get GPUs and nothing else.
+The admin makes and destroys the instances. Requests of isolation ``mig`` get only instances, all other
+requests get only GPUs.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.request import Process, Request
 
 JobId = NewType("JobId", str)
-"""Thirteen characters, ten in older releases, or those of an array and ``_7`` for its job of that number."""
+"""Thirteen characters, ten in older releases, or the id of an array and ``_7`` for its job of that number."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class AttemptKey:
-    """One attempt to run a job; on one node there is at most one part of it. Never used twice."""
+    """Identify one attempt to run a job; a node has at most one part of it. A key is never used twice."""
 
     job: JobId
     number: int
@@ -35,7 +35,7 @@ STORY_KEPT_IN_MEMORY = 100
 
 
 class MemoryWall(StrEnum):
-    """Name the mechanism that really keeps a lease inside its memory, from strong to none."""
+    """Name the mechanism that really limits a lease to its memory, from strong to none."""
 
     WHOLE_GPU = "whole-gpu"
     MIG = "mig"
@@ -47,7 +47,7 @@ class MemoryWall(StrEnum):
 
 
 class ComputeCap(StrEnum):
-    """Name the mechanism that really keeps a lease inside its share of the compute."""
+    """Name the mechanism that really limits a lease to its share of the compute."""
 
     WHOLE_GPU = "whole-gpu"
     MIG = "mig"
@@ -57,7 +57,7 @@ class ComputeCap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """Record the walls that hold a lease, as found when its edits were made, never as hoped."""
+    """Record the walls of a lease as found when its edits were made, not as planned."""
 
     memory_wall: MemoryWall
     compute_cap: ComputeCap
@@ -79,7 +79,7 @@ class Grant:
         return max(self.compute_permille, self.compute_limit_permille)
 
 
-# --- how a lease ended ---------------------------------------------------------------------------------
+# --- outcomes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Idle:
 Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Preempted | Idle | Failed
 
 
-# --- what a lease is told before it ends ---------------------------------------------------------------
+# --- notices before the end ----------------------------------------------------------------------------
 
 
 class NoticeKind(StrEnum):
@@ -163,7 +163,7 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Tell the program in the container that it ends at ``until`` (epoch seconds).
+    """Announce to the program in the container that it ends at ``until`` (epoch seconds).
 
     If ``ends`` is False, the notice only informs; ``until`` is then the time of another action, or 0.
     """
@@ -185,7 +185,7 @@ class Promised:
     """True if the room is for its project's turn."""
 
 
-# --- where a lease is ----------------------------------------------------------------------------------
+# --- states --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,24 +358,24 @@ TRANSITIONS: frozenset[tuple[type[LeaseState], type[LeaseState]]] = frozenset(
         (Paused, Starting),  # killed while paused, restarted by policy
         (Paused, Draining),
         (Draining, Draining),  # the container went, or the stop is asked for again
-        (Draining, Starting),  # it had ended by itself, and the engine starts it again
-        (Draining, Active),  # the same, seen when it ran again
+        (Draining, Starting),  # the container had ended by itself, and the engine starts it again
+        (Draining, Active),  # the same, seen when the container ran again
         (Draining, Ended),
         (Active, Suspending),
-        (Suspending, Suspending),  # asked again
-        (Suspending, Active),  # it could not be
+        (Suspending, Suspending),  # a suspension was asked for again
+        (Suspending, Active),  # the suspension failed
         (Suspending, Suspended),
-        (Suspending, Starting),  # killed meanwhile, restarted by policy
+        (Suspending, Starting),  # killed in between, restarted by policy
         (Suspending, Draining),
         (Suspended, Resuming),
         (Suspended, Draining),
         (Suspended, Ended),
-        (Resuming, Resuming),  # asked again
+        (Resuming, Resuming),  # a resumption was asked for again
         (Resuming, Active),
-        (Resuming, Suspended),  # it could not be
-        (Resuming, Starting),  # killed meanwhile, restarted by policy
+        (Resuming, Suspended),  # the resumption failed
+        (Resuming, Starting),  # killed in between, restarted by policy
         (Resuming, Draining),
-        (Draining, Requeued),  # it gave way, and is to be started again
+        (Draining, Requeued),  # the lease gave way, and its container is to be started again
         (Requeued, Starting),  # room was found
         (Requeued, Draining),
         (Requeued, Ended),
@@ -400,44 +400,45 @@ def state_name(state: LeaseState) -> str:
     return type(state).__name__.lower()
 
 
-# --- what else is known of a lease ---------------------------------------------------------------------
+# --- further facts about a lease -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Record what is wrong with a lease's processes, or with the GPUs and MPS servers below the processes."""
+    """Record a lease's faulty processes, or the faults of the GPUs and MPS servers below the processes."""
 
     fault: str = ""
     """The fault of the lease's GPU or MPS server; empty once the container was started again."""
     faulted_at: float | None = None
-    """When the lease met that fault, or caused one itself (``fault`` is empty then)."""
+    """The time at which the lease met that fault, or caused one itself (``fault`` is empty then)."""
     restarts: int = 0
-    """How often the container was started again after such a fault."""
+    """The container was started again this many times after such a fault."""
     over_since: float | None = None
-    """Since when the processes, now and again, use more GPU memory than the lease holds; None if they do
-    not."""
+    """Since this time the processes, now and again, have used more GPU memory than the lease holds; None if
+    they do not."""
     outside_since: float | None = None
-    """Since when a process of the lease, now and again, uses a GPU beside MPS; None while none does."""
+    """Since this time a process of the lease, now and again, has used a GPU beside MPS; None while none
+    does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idleness:
-    """Record what follows from a lease's rest on its GPUs."""
+    """Record the consequences of a lease's idle time."""
 
     since: float | None = field(default=None, metadata={"recorded_as": "idle_since"})
-    """Since when the lease has been idle, once its program was told or the daemon acted."""
+    """The lease has been idle since this time; set once its program was notified or the daemon acted."""
     is_preemptible: bool = field(default=False, metadata={"recorded_as": "lowered"})
     """The lease was idle for so long that it is preemptible, whatever its class and its project's quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePreemption:
-    """Record how often a lease gave way, what it lost, and what others do to make room for it."""
+    """Record how often a lease gave way, its losses, and the room that other leases make for it."""
 
     count: int = field(default=0, metadata={"recorded_as": "preemptions"})
-    """How often the lease had to give way."""
+    """The lease had to give way this many times."""
     begun_anew: int = 0
-    """How often the lease lost its work by giving way."""
+    """The lease lost its work by giving way this many times."""
     served_seconds: float = 0.0
     """The seconds for which the lease held GPUs before it last had to give way."""
     requeues: bool = False
@@ -489,15 +490,14 @@ class Lease:
     notice: Notice | None = None
     """The notice of the end that the lease's program was given."""
     attempt: AttemptKey | None = None
-    """The attempt to run a job that the lease is for; such a lease waits without a client that waits for
-    it."""
+    """The attempt to run a job that the lease is for; such a lease waits without a client."""
     coordinator: str = ""
     """The coordinator that ordered the attempt: a pool's name, or empty for the node's own jobs."""
     holder: Process | None = None
     """The lease is given back when this process ends, as long as the process has created no container."""
     missed_seconds: int = 0
-    """For so long nobody has waited for the lease, in steps, so that a restart of the daemon does not forget
-    it."""
+    """For this long no client has waited for the lease, in steps, so that a restart of the daemon does not
+    forget it."""
     created_grants: tuple[Grant, ...] = field(default=(), metadata={"recorded_as": "baked"})
     """The grants that the container was created with; its settings name them for as long as it exists.
     Earlier releases wrote them only if a resize had changed them since (see ``node.restore``)."""
@@ -562,7 +562,7 @@ class Lease:
         return replace(self, state=to).note(at, why)
 
     def without_fault(self) -> Lease:
-        """Return the same lease after its fault, and the fault's time, are of the past."""
+        """Return the same lease without its past fault, and the fault's time."""
         return replace(self, health=replace(self.health, fault="", faulted_at=None))
 
     def note(self, at: float, why: str) -> Lease:

@@ -56,7 +56,7 @@ class PersistentSortedList(Generic[T]):
             yield from islice(chunk, bisect_left(chunk, start), None)
 
     def put(self, item: T) -> PersistentSortedList[T]:
-        """Return the line with this item."""
+        """Return the list with this item."""
         if not self._chunks:
             return self._with(0, 0, ((item,),))
         at = self._at(item)
@@ -69,7 +69,7 @@ class PersistentSortedList(Generic[T]):
         return self._with(at, at + 1, halves)
 
     def drop(self, item: T) -> PersistentSortedList[T]:
-        """Return the line without this item."""
+        """Return the list without this item."""
         if not self._chunks:
             return self
         at = self._at(item)

@@ -1,4 +1,4 @@
-"""Read sizes that may be ranges: the least that will do and the most that is wanted, as people type them.
+"""Read sizes that may be ranges, from the least that will do to the most, as people type them.
 
 ``0.25..1``, ``2x0.25..0.5`` and ``1..4`` are ranges of GPUs, ``8g..24g`` of memory, ``25%..100%`` of compute.
 A range whose ends are equal is a size.
@@ -90,7 +90,7 @@ def _high_end(low: str, high: str, text: str) -> GpuSize:
 
 
 def _counts(text: str, size: GpuSize) -> bool:
-    """Return True if the text is a number of whole GPUs, and not a share of so many."""
+    """Return True if the text is a number of whole GPUs, and not a share of each."""
     return size.permille == WHOLE_PERMILLE and "x" not in text.lower()
 
 

@@ -30,7 +30,7 @@ class LeaseClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Identify a process of this machine, apart from all others that ever had or will have its number.
+    """Identify a process of this machine, distinct from all others that ever had or will have its number.
 
     ``started_ticks``: the start of the process in clock ticks since the boot (field 22 of /proc/PID/stat,
     proc(5)).
@@ -76,13 +76,14 @@ class Request:
     time_limit_seconds: int | None = None
     preset: str | None = None
     restart_on_fault: int = 0
-    """How often the container is started again after a fault that other leases caused."""
+    """The container is started again at most this many times after faults that other leases caused."""
     gpus: tuple[GpuId, ...] = ()
     models: tuple[str, ...] = ()
     """The GPU models that will do; empty for all."""
     host_cpu_milli: int | None = None
     host_memory_bytes: int | None = None
-    """The container may take so much of the host (docker's ``--cpus`` and ``--memory``); None = not said."""
+    """The container may take this much of the host (docker's ``--cpus`` and ``--memory``); None means that
+    the request names no limit."""
     near: tuple[str, ...] = ()
     """The lease is to be on the host of these leases."""
     away_from: tuple[str, ...] = ()
@@ -98,17 +99,16 @@ class Request:
     requeue: bool | None = None
     """True if the container is started again after it gave way; None: if nobody is attached to it."""
     notice_signal: str = ""
-    """The container gets this signal when it is told that it will end, such as ``SIGUSR1``; empty for
-    none."""
+    """The container gets this signal when it is notified of its end, such as ``SIGUSR1``; empty for none."""
     max_gpu_count: int | None = None
     """Only requests for whole GPUs have this."""
     max_compute_permille: int | None = None
     max_memory_bytes: int | None = None
     max_memory_permille: int | None = None
     compute_limit_permille: int | None = None
-    """The processes may use so much if other leases leave it free; ``compute_permille`` is what is booked."""
+    """The processes may use this much if other leases leave it free; ``compute_permille`` is booked."""
 
     @property
     def wants_whole_gpus(self) -> bool:
-        """Return True if nobody else may be on the granted parts: whole GPUs, or whole MIG instances."""
+        """Return True if no other lease may be on the granted parts: whole GPUs, or whole MIG instances."""
         return self.isolation in {Isolation.EXCLUSIVE, Isolation.MIG}

@@ -1,4 +1,4 @@
-"""Read a user's words into a checked request."""
+"""Turn a user's words into a checked request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ MAX_RESTARTS = 100
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """Hold the words that a user typed; empty = not typed. A preset is an Ask that the admin typed."""
+    """Hold the words that a user typed; empty means not typed.
+
+    A preset is a RequestSpec that the admin typed.
+    """
 
     gpu: str = ""
     gpu_memory: str = ""
@@ -57,16 +60,16 @@ class RequestSpec:
     host_cpu_milli: str = ""
     host_memory_bytes: str = ""
     max_wait: str = ""
-    """The client waits so long in the queue. This is checked with the other words, but is no part of the
-    request."""
+    """The client waits this long in the queue. The value is checked with the other words, but is no part of
+    the request."""
 
 
 _OPTIONS = {"lease_class": "class", "models": "model"}
-"""The other options are called as their fields."""
+"""The other options have the names of their fields."""
 
 
 def option_of(field: str) -> str:
-    """Return the name by which people give a field of a request: of an option, and of a label."""
+    """Return the name of a request's field in options and labels."""
     return _OPTIONS.get(field, field.replace("_", "-"))
 
 
@@ -112,15 +115,15 @@ def read_request(ask: RequestSpec, presets: Mapping[str, RequestSpec]) -> Reques
 
 
 def _is_compute_alone(ask: RequestSpec) -> bool:
-    """Return True if the user named compute alone; the same share of the memory then goes with it."""
+    """Return True if the user named compute alone; the request then gets the same share of the memory."""
     return not (ask.gpu or ask.gpu_memory)
 
 
 def _counted(request: Request, ask: RequestSpec) -> Request:
     """Drop the shares of a request for whole MIG instances.
 
-    A whole number counts instances of any size. Hardly anybody who types 1 wants an instance that is a whole
-    GPU.
+    A whole number counts instances of any size, because hardly any user who types 1 wants an instance that is
+    a whole GPU.
     """
     compute = request.compute_permille if ask.gpu_compute else None
     return replace(request, compute_permille=compute, memory_permille=None)
@@ -128,7 +131,10 @@ def _counted(request: Request, ask: RequestSpec) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class NewSize:
-    """Describe the new size of a lease on each of its GPUs; None = the user did not name the figure."""
+    """Describe the new size of a lease on each of its GPUs.
+
+    None means that the user did not name the figure.
+    """
 
     gpu_count: int = 1
     compute_permille: int | None = None
@@ -275,7 +281,7 @@ MAX_HOST_CPU_MILLI = 10**9
 
 
 def _host(text: str, most: int, what: str) -> int | None:
-    """Return the CPU or memory of the host that a container may use; None where docker named none.
+    """Return the CPU or memory of the host that a container may use; None if docker named none.
 
     Any number in docker's own range passes.
     """

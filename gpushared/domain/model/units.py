@@ -19,7 +19,7 @@ SMALLEST_PERMILLE = 10
 MAX_MEMORY_BYTES = 1 << 50
 MAX_DURATION_SECONDS = 366 * 24 * 3600
 LATEST_SECONDS = 2.0**35
-"""In the year 3058; what is later is a mistake, and from 10000 on no calendar can write it."""
+"""The year 3058; a later time is a mistake, and from 10000 on no calendar can write it."""
 
 _MEMORY = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([kmgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
 _SHARE = re.compile(r"0*\.\d+", re.ASCII)
@@ -46,7 +46,7 @@ class GpuSize:
 
 
 def shown(text: str) -> str:
-    """Return the text as it may stand in a message: printable and short."""
+    """Return the text in a form for messages: printable and short."""
     clean = "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
     return f"'{clean}'" + (f"... ({len(text)} characters)" if len(text) > MAX_TEXT else "")
 

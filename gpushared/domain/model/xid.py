@@ -1,9 +1,9 @@
 """Classify XIDs: the numbers under which NVIDIA's driver reports errors of a GPU.
 
 The numbers and NVIDIA's advice are in its catalogue
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). NVML tells of the errors that the
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html). NVML reports the errors that the
 driver calls critical; an unknown number therefore counts as a sickness. Every number for which NVIDIA advises
-to restart the program is known here: else one user's program could take a GPU from everybody.
+to restart the program is known here: otherwise one user's program could take a GPU from all users.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import Enum
 
 
 class XidKind(Enum):
-    """Say how an XID bears on its GPU."""
+    """Say how an XID affects its GPU."""
 
     APPLICATION = 0
     """A program met an error; the GPU is fine."""
     RECORD = 1
     """The GPU dealt with an error by itself and goes on."""
     SICKNESS = 2
-    """The GPU must not be used before somebody looked after it."""
+    """The GPU must not be used before an admin has checked it."""
 
 
 _COPY_ENGINES = (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))
