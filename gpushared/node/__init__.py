@@ -1,1 +1,1 @@
-"""Run the daemon of a node: wire its parts, and live from its start to its end."""
+"""Run the daemon of a node: wire its parts, and run them from its start to its end."""

@@ -61,12 +61,12 @@ from gpushared.storage.audit.audit_log import AuditLog
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS = 12.0
-"""The start waits so long for GPUs, settings and engine before the daemon serves without them."""
+"""The start waits this long for GPUs, settings and engine before the daemon serves without them."""
 CLOSE_SECONDS = 10.0
-"""The end of the daemon waits so long for creates that are under way."""
+"""The end of the daemon waits this long for creates that are under way."""
 SOCKET_NAME = "gpushared.sock"
 ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
-"""Engines listen at these paths too. Anybody who reaches them is as good as root."""
+"""Engines listen at these paths too. A user who reaches them is as good as root."""
 PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
@@ -74,7 +74,7 @@ GUARD_DIRECTORY = "guard"
 
 
 class Daemon:
-    """One node's daemon: built from parts, run until it is told to stop."""
+    """Build one node's daemon from its parts, and run it until a stop."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Daemon:
         notifier: Notifier,
         reread: Callable[[], Config] | None = None,
     ) -> None:
-        """``reread`` gives the configuration that a start would find now."""
+        """Take ``reread``, which returns the configuration that a start would find now."""
         self._config = config
         self._reread = reread or (lambda: self._config)
         self._parts = parts
@@ -117,15 +117,15 @@ class Daemon:
         self._gate: Gate | None = None
 
     def stop(self) -> None:
-        """End serving; containers and what they use stay."""
+        """End serving; containers and their resources stay."""
         self._stop.set()
 
     async def run(self) -> None:
         """Run the daemon from the journal to the last connection. Raises ConfigError if it cannot begin."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_parts)
-            # The listener comes first: if another daemon serves, nothing of it may be touched, and its MPS
-            # daemons least of all.
+            # The listener comes first: if another daemon serves, nothing of it may be touched, least of all
+            # its MPS daemons.
             listener = stack.enter_context(self._listener())
             loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
             self._loop = loop
@@ -157,12 +157,12 @@ class Daemon:
         loop.perform = executor.perform
         loop.after_recovery = self._reconciler.ask_survey
         stack.callback(self._attendance.processes.close)
-        await self._pulse.take_back()  # before anybody is granted what they would hold for nobody
+        await self._pulse.take_back()  # a lease whose process has ended would hold its GPUs for nobody
         await self._first_look(loop, executor)
         await self._serve(loop, executor, stack, listener)
 
     def _make_observers(self, loop: Loop) -> None:
-        """Make the parts that tell the loop of clients, containers and GPUs."""
+        """Make the parts that report clients, containers and GPUs to the loop."""
         self._attendance = Attendance(loop.now())
         self._pulse = Pulse(
             loop,
@@ -244,8 +244,8 @@ class Daemon:
         if loop.state.gpus:
             await executor.settle(FIRST_LOOK_SECONDS)
         if is_socket_activated():
-            # At boot systemd starts the engine only after us, while its socket is open already and answers
-            # nothing. Calls to our own socket wait in it until we serve.
+            # At boot systemd starts the engine only after us, while its socket is open already and does not
+            # answer. Calls to our own socket wait in it until we serve.
             self._notifier.ready("waiting for the Docker engine")
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
@@ -259,7 +259,10 @@ class Daemon:
             await self._sampler.turn()
 
     async def _hold_mounts(self) -> None:
-        """Make the held mounts again that a reboot ended: a container without its mounts does not start."""
+        """Make the held mounts again that a reboot ended.
+
+        A container without its mounts does not start.
+        """
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
                 self._tell_pins(await self._pins.restore())
@@ -406,7 +409,7 @@ class Daemon:
         return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
 
     async def _live(self, loop: Loop) -> None:
-        """Look, follow, tick, and tell systemd, until the stop."""
+        """Look, follow and tick, and report to systemd, until the stop."""
         self._notifier.ready(self._pulse.status())
         log.info("serving %s", self._pulse.status())
         self._attendance.opened(loop.now())
@@ -427,15 +430,18 @@ class Daemon:
             self._stop.wait(),
         )
 
-    # --- configuration that may change while it runs ---------------------------------------------------
+    # --- configuration that may change at run time ---------------------------------------------------------
 
     def reload(self, config: Config) -> None:
-        """Take over what can change at run time: rules, presets, the gate's policy, trusted groups."""
+        """Apply the settings that can change at run time.
+
+        These are rules, presets, the gate's policy and trusted groups.
+        """
         self._config = config
         self._audit.config = config.audit
         self._audit.told_of_reload()
         if self._gate is None:
-            return  # it is still starting, with what it then finds here
+            return  # the daemon is still starting, and will read the new configuration here
         self._loop.take_rules(rules_of(config))
         self._identities.trusted_groups = frozenset(config.gate.trusted_groups)
         self._identities.subordinates.path = _path(config.gate.subordinate_ids)
@@ -446,7 +452,7 @@ class Daemon:
         self._jobs.reload(config)
         self._pool.link.reload()
         self._set_defaults()
-        self._pulse.tell_again()  # after what is said about this
+        self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:

@@ -27,7 +27,7 @@ PART = "quotas"
 
 
 class Pulse:
-    """``config`` gives the newest configuration."""
+    """Run the work of every second. ``config`` returns the newest configuration."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class Pulse:
         return _status(self._loop.state, "simulated GPUs" if self._simulated else "GPUs")
 
     def tell_again(self) -> None:
-        """Have the next tick send the same status again, because another status was sent since."""
+        """Let the next tick send the same status again, because another status was sent since."""
         self._told = ""
 
     async def _follow_day_time(self) -> None:
-        """Follow changes of the machine's clock, by which people mean times of day, and of the quiet time."""
+        """Follow changes of the machine's clock, by which people give times of day, and of the quiet time."""
         state, ahead = self._loop.state, self._clock.ahead()
         if ahead != state.ahead_seconds:
             log.warning("the time of day was set by %+.1f s", ahead - state.ahead_seconds)

@@ -78,7 +78,7 @@ def install(prefix: Path) -> None:
 
 
 def _settings(flags: Mapping[str, str | None]) -> dict[str, str]:
-    """Flags as configuration keys."""
+    """Return the flags as configuration keys."""
     keys = {
         "simulate": "gpus.simulate",
         "runtime_dir": "node.runtime_dir",
@@ -90,7 +90,7 @@ def _settings(flags: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def read_config(path: Path | None, flags: Mapping[str, str]) -> Config:
-    """Read the present configuration; a file that was named must exist."""
+    """Read the present configuration; a named file must exist."""
     return load(path or DEFAULT_PATH, environ=os.environ, flags=flags, must_exist=path is not None).config
 
 

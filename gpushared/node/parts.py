@@ -1,4 +1,4 @@
-"""Make the parts of a node's daemon, real or simulated ones, and put compute modes back when no daemon does."""
+"""Make the parts of a node's daemon, real or simulated ones, and restore compute modes without a daemon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ JOURNAL_NAME = "journal.db"
 JOBS_NAME = "jobs.db"
 AUDIT_NAME = "audit.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
-"""Helper programs that use the driver get these variables besides PATH: they lead to its libraries."""
+"""Helper programs that use the driver get these variables besides PATH, because they lead to its
+libraries."""
 MPS_BINARY = "nvidia-cuda-mps-control"
 LONGEST_SECONDS = 20.0
 """The limit is less than systemd's own."""
@@ -44,7 +45,7 @@ UP = (ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTIN
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The daemon's real or simulated world."""
+    """Hold the daemon's real or simulated parts."""
 
     gpus: Gpus
     sharing: Sharing
@@ -52,17 +53,20 @@ class Parts:
     checkpoints: Checkpoints
     journal: Journal
     jobs: JobStore
-    """The memory of the node's own jobs."""
+    """The store of the node's own jobs."""
     clock: Clock
     audit: SqliteAudit
     wall: DriverWall = field(default_factory=lambda: DriverWall(None))
     """The driver's memory limits, which ``sharing`` uses too."""
     modes: ExclusiveModes | None = None
-    """The compute modes that ``sharing`` sets; None where GPUs have none."""
+    """The compute modes that ``sharing`` sets; None if the GPUs have none."""
 
 
 def real_parts(config: Config) -> Parts:
-    """The parts as configured. GPUs are simulated only where the configuration says so, never silently."""
+    """Make the configured parts.
+
+    GPUs are simulated only if the configuration asks for that, never silently.
+    """
     simulated = bool(config.gpus.simulate)
     gpus: Gpus = (
         SimulatedGpus.parse(
@@ -116,12 +120,12 @@ def _checkpoints(config: Config, gpus: Gpus, environ: Mapping[str, str]) -> Chec
 
 
 async def restore_modes(config: Config) -> str | None:
-    """Put the modes back, and return a sentence on the result, None if there was nothing to do.
+    """Restore the modes, and return a sentence on the result, None if there was nothing to do.
 
     The unit runs this after every end of the daemon, restarts included. Containers outlive the daemon, so a
     mode stays while the container of a lease that it was set for is up, or might be. If the engine does not
-    answer, the next start of the daemon puts the other modes right. Errors of the engine and the GPUs become
-    a sentence too.
+    answer, the next start of the daemon restores the other modes. Errors of the engine and the GPUs become a
+    sentence too.
     """
     path = Path(config.node.state_dir) / LEDGER_NAME
     if not path.exists():

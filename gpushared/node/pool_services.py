@@ -1,4 +1,4 @@
-"""Build the parts for jobs of users here, and of a member of a pool: link, view of the pool's jobs, tunnels."""
+"""Build the parts for users' jobs here, and of a pool's member: link, view of the pool's jobs, tunnels."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from gpushared.storage.audit.line import Sink
 
 DOORS_FOLDER = "doors"
 MAX_AT_ONCE = 50
-"""At most so many jobs of one person are in the node's queue at a time."""
+"""At most this many jobs of one person are in the node's queue at a time."""
 
 
 class PoolServices:
-    """Comes and goes with the membership; everything local is the same without it."""
+    """Serve the pool's part of a node, during a membership; local calls are the same without it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class PoolServices:
         runtime_dir: Path,
         simulated: bool,
     ) -> None:
-        """``room`` is open, and what ``enrolment`` has is loaded."""
+        """Take an open ``room`` and a loaded ``enrolment``."""
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
             config, enrolment, host.order_handler, loop, room.outbox, troubles, orders, simulated=simulated
@@ -138,7 +138,7 @@ class PoolServices:
             await self._enrolment.changed(version)
 
     def _take_up(self) -> None:
-        """Set the pool that the node is in now; first before anybody can ask, so nobody hears of none."""
+        """Set the pool that the node is in now; the first call comes before any client can ask."""
         membership, jobs = self._enrolment.membership, self._room.jobs
         jobs.endpoints = None if membership is None else self._endpoints
         if membership is None:
@@ -152,7 +152,7 @@ class PoolServices:
         )
 
     def _attempt(self, key: AttemptKey) -> Attempt | None:
-        """Find an attempt in the attempt_log of the pool that this node is in now."""
+        """Find an attempt in the log of the pool that this node is in now."""
         membership = self._enrolment.membership
         attempt_log = self._loop.state.attempts.get(membership.pool) if membership is not None else None
         return None if attempt_log is None else attempt_log.get(key)
@@ -182,7 +182,7 @@ def _in_no_pool() -> Asserter:
 
 
 class JobsRoom:
-    """``jobs`` has the calls; ``outbox`` what the link to a pool needs. Both only while it is ``open``."""
+    """Hold ``jobs``, which has the calls, and ``outbox`` for the link to a pool, both only while ``open``."""
 
     jobs: NodeJobs
     outbox: Outbox
@@ -194,7 +194,7 @@ class JobsRoom:
         troubles: Troubles,
         asserter: Callable[[], Asserter] = _in_no_pool,
     ) -> None:
-        """``asserter`` speaks for this node's users; it raises StateConflict where there is no pool."""
+        """Take ``asserter``, which vouches for this node's users; it raises StateConflict without a pool."""
         self._store = store
         self._clock = clock
         self._troubles = troubles
@@ -211,7 +211,10 @@ class JobsRoom:
         node_name: str,
         socket: str,
     ) -> AsyncIterator[NodeJobs]:
-        """``socket``: the path of the node's own. Raises ConfigError, StoreUnavailable, TimedOut."""
+        """Open the jobs while the block runs. Raises ConfigError, StoreUnavailable, TimedOut.
+
+        ``socket`` is the path of the node's own socket.
+        """
         local_jobs = LocalJobs(
             self._store, book_rules_of(config()), host.order_handler, self._clock, self._troubles
         )

@@ -1,4 +1,4 @@
-"""Make one attempt's container through the gate as its account, and keep containers of jobs that are over."""
+"""Make one attempt's container through the gate as its account, and remove old containers of jobs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REMOVED = (204, 404)
 
 
 class AttemptRefused(Exception):
-    """The attempt will never run here like this; the ending says why."""
+    """Report that the attempt will never run here in this form; the ending states why."""
 
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.reason)
@@ -71,7 +71,10 @@ class AttemptRefused(Exception):
 
 
 class JobContainers:
-    """Creates and starts. Errors besides ``AttemptRefused``: ``Unavailable``, ``TimedOut``, which may pass."""
+    """Create and start an attempt's container.
+
+    Errors besides ``AttemptRefused`` may pass: ``Unavailable``, ``TimedOut``.
+    """
 
     def __init__(self, gate: EngineSocket, attempt: Attempt) -> None:
         assert attempt.spec is not None, "only tombstones have none"
@@ -123,7 +126,10 @@ class JobContainers:
         return body
 
     def _check_port(self, body: Body) -> None:
-        """A gang meets where nobody else is; its next attempt does so at another port."""
+        """Raise AttemptRefused if a program uses the gang's port.
+
+        The gang's next attempt has another port.
+        """
         gang, network = self._attempt.facts, section(body, "HostConfig").get("NetworkMode")
         if gang is None or gang.rank or network != HOST_NETWORK or is_free(gang.port):
             return
@@ -135,11 +141,11 @@ class JobContainers:
         return await self._gate.call("POST", target, serialise(body), timeout_seconds=CREATE_SECONDS)
 
     async def _holder_of_name(self) -> Body | None:
-        """The container of this name, where it is the account's own."""
+        """Return the container of this name, if the account owns it."""
         return await inspect(self._gate, "containers", self.name, suffix="/json")
 
     async def _moved_aside(self, found: Body) -> bool:
-        """An earlier attempt's container keeps its logs under another name."""
+        """Rename an earlier attempt's container, which keeps its logs; return False if it is none."""
         labels = section(section(found, "Config"), "Labels")
         number = str(labels.get(LABEL_ATTEMPT) or "")
         if labels.get(LABEL_JOB) != self._attempt.key.job or number == str(self._attempt.key.number):
@@ -155,7 +161,10 @@ class JobContainers:
         return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
 
     def _refused(self, answer: EngineAnswer) -> AttemptRefused:
-        """The gate's or the engine's words. Raises what may pass as what it is."""
+        """Return the refusal in the words of the gate or the engine.
+
+        Raises an error that may pass as ``Unavailable`` or ``TimedOut``.
+        """
         check_away(answer.status, answer.body)
         text = message_of(answer.status, answer.body)
         if answer.status == CONFLICT:
@@ -167,7 +176,7 @@ class JobContainers:
 
 
 def is_free(port: int) -> bool:
-    """Return True if nobody listens on a TCP port of this machine, on any address."""
+    """Return True if no program listens on a TCP port of this machine, on any address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family) as probe:
@@ -273,7 +282,10 @@ def launcher_defaults(attempt: Attempt) -> dict[str, str]:
 
 
 def _interface(address: str) -> Mapping[str, str]:
-    """Gloo would take the interface of the machine's own name, which on many systems is the loopback's."""
+    """Return the variable for Gloo's interface.
+
+    Gloo would take the interface of the machine's own name, which on many systems is the loopback's.
+    """
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
             return {"GLOO_SOCKET_IFNAME": name}
@@ -288,7 +300,7 @@ def _is_on_host_network(attempt: Attempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Say how long containers stay and how many of each user; the oldest are removed first."""
+    """Say how long containers stay, and how many for each user; the oldest are removed first."""
 
     seconds: float
     most: int
@@ -303,7 +315,7 @@ class KeptContainers:
         self._engine = engine
         self._loopback_gate = loopback_gate
         self._gone: set[LeaseId] = set()
-        """Leases whose containers are known to be away."""
+        """Leases whose containers are known to be gone."""
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -320,14 +332,17 @@ class KeptContainers:
             self._news.clear()
 
     def told(self, coordinator: str, key: AttemptKey) -> None:
-        """Look at once if the attempt that changed is over and its container must not be kept."""
+        """Look at once if the changed attempt is over and its container must not be kept."""
         attempt_log = self._loop.state.attempts.get(coordinator)
         record = attempt_log.get(key) if attempt_log is not None else None
         if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
             self._news.set()
 
     async def look(self) -> bool:
-        """Remove the due containers, and return True if all are gone. Asks the engine only if one is due."""
+        """Remove the due containers, and return True if all are gone.
+
+        The engine is called only if a container is due.
+        """
         records = {record.lease: record for record in self._over() if record.lease is not None}
         self._gone &= records.keys()
         left = sorted(
@@ -348,7 +363,7 @@ class KeptContainers:
         here: set[LeaseId] = set()
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)
-            # A container that runs has been started again, under its old name but with another lease.
+            # A running container was started again, under its old name but with another lease.
             if lease in due and self._is_over(facts) and not await _removed(facts.id, gate):
                 here.add(lease)
         self._gone |= due - here
@@ -360,9 +375,9 @@ class KeptContainers:
 
 
 def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attempt]:
-    """Return the attempts whose containers must go. ``over``: attempts that are over, the oldest first.
+    """Return the attempts whose containers must go. ``over``: finished attempts, the oldest first.
 
-    Each user's containers are counted alone, so that nobody pushes out the logs of others.
+    Each user's containers are counted alone, so that no user pushes out the logs of others.
     """
     left = Counter(_whose(one) for one in over)
     due = []

@@ -36,9 +36,9 @@ LOOK_FIRST_SECONDS = 3.0
 NAME_SERVICE_SECONDS = 5.0
 LOGIN_DEFS = Path("/etc/login.defs")
 FIRST_USER_ID = 1000
-"""Ordinary users begin at this number if login.defs(5) does not say: the default of shadow's UID_MIN."""
+"""Ordinary users begin at this number if login.defs(5) does not name another: the default of UID_MIN."""
 NOBODY_ID = 65534
-"""The kernel names this user if it has no better name (``/proc/sys/kernel/overflowuid``)."""
+"""The kernel uses this user if it has no better one (``/proc/sys/kernel/overflowuid``)."""
 
 
 def account_rules_of(config: Config, node_name: str) -> AccountRules:
@@ -50,12 +50,15 @@ def account_rules_of(config: Config, node_name: str) -> AccountRules:
 
 
 def keeping_of(config: Config) -> Keeping:
-    """Return how long, and how many, containers stay after their jobs are over."""
+    """Return how long containers stay after their jobs are over, and how many."""
     return Keeping(config.jobs.keep_containers_seconds, config.jobs.max_kept_containers)
 
 
 class JobHost:
-    """``loopback_gate`` calls the gate from inside, ``order_handler`` takes orders, ``accounts`` maps owners."""
+    """Hold the parts that run jobs here.
+
+    ``loopback_gate`` calls the gate from inside, ``order_handler`` takes orders, ``accounts`` maps owners.
+    """
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class JobHost:
         self.launcher.take_up()
 
     async def run(self) -> None:
-        """Look after fences, their guard and old containers, for ever."""
+        """Watch fences, their guard and old containers, for ever."""
         await asyncio.gather(self.order_handler.watch_fences(), self._guarding.run(), self._kept.run())
 
     async def _look_first(self, containers: tuple[ContainerId, ...]) -> None:
@@ -108,7 +111,7 @@ class JobHost:
                     await self._reconciler.inspect(container)
 
     def reload(self, config: Config) -> None:
-        """Take over what can change at run time: accounts, and how long containers stay."""
+        """Apply the settings that can change at run time: accounts, and how long containers stay."""
         self.accounts.rules = account_rules_of(config, self._node_name)
         self.order_handler.policy = policy_of(config)
         self._kept.keeping = keeping_of(config)
@@ -116,7 +119,10 @@ class JobHost:
 
 @dataclass(frozen=True, slots=True)
 class AccountRules:
-    """``realm`` is this node's own; ``accounts``: local accounts by principal or by person."""
+    """Map owners to accounts.
+
+    ``realm`` is this node's own; ``accounts`` has principals or persons as keys.
+    """
 
     realm: str
     trusted_realms: Collection[str] = ()
@@ -124,14 +130,14 @@ class AccountRules:
     trusted_groups: Collection[str] = ()
 
     def named(self, owner: Owner) -> str | None:
-        """The account that an admin named: an entry for the principal wins over one for the person."""
+        """Return the account that an admin named: an entry for the principal wins over one for the person."""
         return self.accounts.get(owner.principal) or self.accounts.get(owner.person)
 
     def account_name(self, owner: Owner) -> str:
-        """The local account of an owner. Raises PermissionRefused where there is none.
+        """Return the local account of an owner. Raises PermissionRefused if there is none.
 
-        Whom nobody named: users of this node's realm and of those that it trusts are the accounts of the same
-        names.
+        Without an entry of an admin, users of this node's realm and of the realms that it trusts have the
+        accounts of the same names.
         """
         if (named := self.named(owner)) is not None:
             return named
@@ -155,13 +161,13 @@ class LocalAccounts:
         self.rules = rules
 
     async def caller(self, owner: Owner, coordinator: str) -> Caller:
-        """Return the account as which an owner's containers run here.
+        """Return the account under which an owner's containers run here.
 
         By a pool's order no account is trusted or root, whatever it is here: an attacker of another machine
         of the pool has not taken over this one. Nor is it an account of the system, whose name is the same on
-        all machines, unless an admin of this machine named that account. By the node's own jobs
-        (``coordinator`` empty) the account has the rights that it has on the socket. Raise PermissionRefused,
-        or TimedOut if the name services hang.
+        all machines, unless an admin of this machine named that account. For the node's own jobs
+        (``coordinator`` empty) the account has the rights that it has on the socket. Raises
+        PermissionRefused, or TimedOut if the name services hang.
         """
         rules = self.rules
         name = rules.account_name(owner)
@@ -195,21 +201,21 @@ class LocalAccounts:
 def _look_up(name: str, trusted_groups: Collection[str]) -> Caller | None:
     try:
         entry = pwd.getpwnam(name)
-    except (KeyError, ValueError):  # ValueError: a NUL in it
+    except (KeyError, ValueError):  # ValueError means a NUL in the name
         return None
-    # By its number from here on: two names of one number are one account.
+    # From here on the number counts: two names of one number are one account.
     if entry.pw_uid == 0:
         return Caller(0, 0, "root", trusted=True)
     return look_up(entry.pw_uid, entry.pw_gid, trusted_groups)
 
 
 def _is_of_the_system(uid: int) -> bool:
-    """Return True if the number is no ordinary user's: daemons own what their accounts own."""
+    """Return True if the number is no ordinary user's: daemons own the files of such accounts."""
     return uid < _first_user_id() or uid == NOBODY_ID
 
 
 def _first_user_id() -> int:
-    """UID_MIN of login.defs(5). Never below 1: root is nobody's account."""
+    """Return UID_MIN of login.defs(5), at least 1, because no owner may be root."""
     try:
         lines = LOGIN_DEFS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -36,7 +36,8 @@ _FOR_GOOD = re.compile(
     r"|no matching manifest|unsupported|not implemented|gave HTTP response to HTTPS",
     re.IGNORECASE,
 )
-"""These words of an engine mean that the next try fails too: there is no such image, or nobody may have it.
+"""With these words an engine means that the next try fails too: there is no such image, or no user may have
+it.
 
 Every other error is a trouble of the network, the registry or the disk: a name that is not resolved just now,
 a refused connection, "500 Internal Server Error", "toomanyrequests", "unexpected EOF", "no space left on
@@ -46,7 +47,7 @@ UNAVAILABLE, GATEWAY_TIMEOUT = 503, 504
 
 
 class RegistryTrouble(RequestError):
-    """The image cannot be had just now, or not here."""
+    """Report that the image cannot be pulled just now, or not here."""
 
 
 class JobImages:
@@ -58,9 +59,10 @@ class JobImages:
         self._turns = asyncio.Semaphore(max_pulls)
 
     async def prepare(self, spec: JobSpec, account: Caller) -> None:
-        """Comes back when the image is here. Raises NotFound and RequestError where it will not be.
+        """Return when the image is here. Raises NotFound and RequestError if it will never be.
 
-        ``TimedOut``: it was not here in time, the wait for other pulls and for the engine included.
+        Raises ``TimedOut`` if the image was not here in time; the time includes the wait for other pulls and
+        for the engine.
         """
         gate = self._loopback_gate.gate_as(account)
         try:
@@ -89,7 +91,7 @@ class JobImages:
                 hint=f"`docker pull {spec.image}` on the node, or submit without --pull never",
             )
         async with self._turns:
-            # The job that had the turn before may have pulled the same image.
+            # The job that pulled before this one may have pulled the same image.
             if spec.pull is Pull.ALWAYS or not await _is_here(spec, gate):
                 await _pull(spec, gate)
 
@@ -143,7 +145,10 @@ async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
 
 
 async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
-    """A pull's answer: a JSON object a line while it goes on, or one that says what is wrong."""
+    """Yield the lines of a pull's answer.
+
+    Each line is a JSON object, for the progress or for an error.
+    """
     rest = b""
     async for chunk in connection.chunks():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -166,9 +171,9 @@ def _check_progress(spec: JobSpec, line: bytes) -> None:
 
 
 def name_and_tag(image: str) -> tuple[str, str]:
-    """An image's name, and its digest or tag; docker's ``latest`` where it has neither.
+    """Return an image's name, and its digest or tag; docker's ``latest`` if it has neither.
 
-    Without a tag the engine would pull all that there are.
+    Without a tag the engine would pull all tags.
     """
     name, _, digest = image.partition("@")
     head, colon, tag = name.rpartition(":")
@@ -197,7 +202,7 @@ def message_of(status: int, body: bytes) -> str:
 
 
 def check_away(status: int, body: bytes) -> None:
-    """Raise ``Unavailable`` or ``TimedOut`` for an answer that says that the engine is away."""
+    """Raise ``Unavailable`` or ``TimedOut`` for an answer that reports that the engine is away."""
     if status == UNAVAILABLE:
         raise Unavailable(message_of(status, body))
     if status == GATEWAY_TIMEOUT:

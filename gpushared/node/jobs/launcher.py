@@ -1,7 +1,7 @@
-"""Make the containers of jobs, through the gate and as their owners, and tell the core the results.
+"""Make the containers of jobs, through the gate and as their owners, and report the results to the core.
 
 Each step may be cut off at any point and is then done again, also after a restart of the daemon: an image
-that is there is not pulled, and a container that exists is found by its lease and only started.
+that exists is not pulled, and a container that exists is found by its lease and only started.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Launcher:
 
     async def _launch(self, place: _Place) -> None:
         coordinator, key = place
-        # Before the engine has been surveyed, a container may exist that nobody noted.
+        # Before the engine has been surveyed, a container may exist that no record has.
         while not self._loop.state.engine_surveyed:
             await self._loop.changed(SURVEY_SECONDS)
         while (attempt := self._live(place)) is not None and is_to_launch(attempt, self._loop.state):
@@ -181,7 +181,10 @@ class Launcher:
         await containers.start(container)
 
     async def _armed(self, container: ContainerId) -> None:
-        """Arm a guard, which the coordinator was promised; without one the container does not start here."""
+        """Arm the guard that the coordinator was promised.
+
+        Without a guard the container does not start here.
+        """
         try:
             await self._guarding.arm(container)
         except Unavailable as error:

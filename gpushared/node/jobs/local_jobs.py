@@ -1,6 +1,6 @@
 """Coordinate the node's own jobs: the only member is the node itself, reached by a call and not a stream.
 
-The rules are a pool's, over a store of their own beside the journal. Every order is answered from the node's
+The rules are a pool's, with a store of their own beside the journal. Every order is answered from the node's
 journal, so that killing the daemon at any point loses no job and starts none twice.
 """
 
@@ -35,11 +35,12 @@ log = logging.getLogger(__name__)
 OWN = ""
 """The coordinator's name in orders of the node's own jobs."""
 MAX_WAITING = 1 << 16
-"""Subjects that may wait for the node or for the job store; what finds no room is said again later."""
+"""This many subjects may wait for the node or for the job store; a subject that finds no room is sent again
+later."""
 HANDS = 8
 PRUNE_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""A job that is over is remembered so long."""
+"""A finished job is remembered this long."""
 KEPT = 100_000
 
 _Work = Callable[[], Awaitable[None]]
@@ -95,12 +96,15 @@ class LocalJobs:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """None of them ends by itself; leases and their containers go on without."""
+        """Report a task's end as a trouble: no task ends by itself.
+
+        Leases and their containers go on without it.
+        """
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the job store is in trouble", exc_info=error)
             self._troubles.raised("jobs", f"jobs are not looked after any more: {error}; restart gpushared")
 
-    # --- between the two -------------------------------------------------------------------------------
+    # --- between node and job store ------------------------------------------------------------------------
 
     def _perform(self, instruction: PoolInstruction) -> None:
         if isinstance(instruction, Send):
@@ -111,7 +115,7 @@ class LocalJobs:
         self._put((AttemptReported, key), lambda: self._told(key))
 
     def _greet(self) -> None:
-        """Everything that the node knows, as at the beginning of a stream."""
+        """Register with all that the node knows, as at the beginning of a stream."""
         self._put((NodeRegistered,), self._hello)
 
     def _put(self, subject: object, work: _Work) -> None:
@@ -124,7 +128,7 @@ class LocalJobs:
             await work()
 
     async def _order(self, order: Order) -> None:
-        """Give an order to the node; if it is not answered, the rules themselves give the order again."""
+        """Give an order to the node; if no answer comes, the rules themselves give the order again."""
         try:
             report = await self._order_handler.take(order, OWN)
         except GpushareError as error:
@@ -158,10 +162,10 @@ class LocalJobs:
                 await self._give_up(report, error)
 
     async def _give_up(self, report: Report, why: GpushareError) -> None:
-        """End the attempt, and say why: otherwise its job would never change again."""
+        """End the attempt, and report why: otherwise its job would never change again."""
         if not report.state.is_final:
             grace = self._rules.stop_grace_seconds
-            with contextlib.suppress(GpushareError):  # whatever it does, its job is over
+            with contextlib.suppress(GpushareError):  # whatever this order does, the attempt's job is over
                 await self._order_handler.take(
                     CancelPart(report.key, self.loop.epoch, grace, "the job store"), OWN
                 )

@@ -3,10 +3,10 @@
 Other parts use these methods:
 
 ``await order_handler.take(order, coordinator)`` -> ``Report | StaleEpoch``: answer an order when it is durable.
-``order_handler.reports(coordinator)`` -> ``tuple[Report, ...]``: report all attempts, for a hello.
+``order_handler.reports(coordinator)`` -> ``tuple[Report, ...]``: report all attempts, for a registration.
 ``order_handler.report(coordinator, key)`` -> ``Report | None``: report one attempt.
-``order_handler.subscribe(coordinator, callback)``: call ``callback(key)`` after each change of a record that no answer
-told of; the returned function ends that. The callback runs in the event loop and must not wait.
+``order_handler.subscribe(coordinator, callback)``: call ``callback(key)`` after each change of a record that no
+answer reported; the returned function ends that. The callback runs in the event loop and must not wait.
 ``order_handler.seen(coordinator)`` -> ``Contact``: return the coordinator's highest epoch and revision known here.
 ``await order_handler.contact(coordinator, sent_at, ...)``: note that the coordinator acknowledged a message that was
 sent at ``boottime()`` ``sent_at``.
@@ -60,11 +60,11 @@ class OrderHandler:
         self._boot_id = boot
         self._subscribers: dict[str, list[Callback]] = {}
         self.policy = SitePolicy()
-        """The gate's policy. An order that the gate is sure to refuse is not taken here."""
+        """The gate's policy. An order that the gate is sure to refuse is refused here."""
         self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
         """This function is called with each change under any coordinator."""
         self.look_first: Callable[[tuple[ContainerId, ...]], Awaitable[None]] = _not_looked
-        """This function tells the core about ends of these containers that the core may not know yet."""
+        """This function reports ends of these containers to the core, which may not know them yet."""
 
     async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
         """Answer an order; the same order gets the same answer again.
@@ -83,7 +83,7 @@ class OrderHandler:
         return tuple(self._told(report) for report in reports(self._book(coordinator)))
 
     def report(self, coordinator: str, key: AttemptKey) -> Report | None:
-        """Report one attempt; return None if this node never heard of it."""
+        """Report one attempt; return None if this node never saw it."""
         record = self._book(coordinator).get(key)
         return None if record is None else self._told(report_of(record))
 
@@ -98,7 +98,7 @@ class OrderHandler:
         return lambda: callbacks.remove(callback)
 
     def tell(self, coordinator: str, key: AttemptKey) -> None:
-        """Tell the subscribers that an attempt's record changed and is durable."""
+        """Notify the subscribers that an attempt's record changed and is durable."""
         self.on_change(coordinator, key)
         for callback in list(self._subscribers.get(coordinator, ())):
             callback(key)
@@ -120,9 +120,9 @@ class OrderHandler:
             await self._loop.send(FencesLooked(self._boot_id, at))
 
     async def _look_at_due(self, at: float) -> None:
-        """Have the containers of attempts that are due looked at first.
+        """Look first at the containers of attempts that are due.
 
-        After a freeze of this daemon its clock goes on at once, while the engine's news are still unread.
+        After a freeze of this daemon its clock goes on at once, while the engine's events are still unread.
         """
         if containers := due_containers(self._loop.state, self._boot_id, at):
             await self.look_first(containers)
@@ -158,7 +158,7 @@ class OrderHandler:
 
 
 async def _not_looked(containers: tuple[ContainerId, ...]) -> None:
-    """Do nothing: nobody can look before the parts are wired."""
+    """Do nothing, because no look is possible before the parts are wired."""
     log.debug("not looked at before their fences: %s", containers)
 
 

@@ -1,4 +1,7 @@
-"""Serve the administrators' calls about the pool: ``Node.Join`` and ``Node.Leave`` here, others by the coordinator."""
+"""Serve the administrators' calls about the pool.
+
+``Node.Join`` and ``Node.Leave`` are served here, the others by the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from gpushared.pool.member.membership_file import Membership
 log = logging.getLogger(__name__)
 
 PART = "membership"
-"""Troubles name the membership by this word."""
+"""Troubles of the membership have this part name."""
 ANSWER_SECONDS = 10.0
 _ASKED: dict[str, type[Message]] = {
     "DrainNode": pool_pb2.DrainNodeRequest,
@@ -58,7 +61,10 @@ async def load_enrolment(enrolment: Enrolment, troubles: Troubles) -> None:
 
 
 class Memberships:
-    """``enrolment`` tells whoever else needs to know; the link to the pool begins and ends with it."""
+    """Join and leave pools.
+
+    ``enrolment`` notifies all other parts; the link to the pool begins and ends with it.
+    """
 
     def __init__(self, enrolment: Enrolment, config: Callable[[], PoolConfig], node_name: str) -> None:
         self._enrolment = enrolment
@@ -93,7 +99,7 @@ class Memberships:
         return node_pb2.LeftPool(pool=left.pool, node=left.node) if left else node_pb2.LeftPool()
 
     def _notes(self, joined: Membership) -> Iterator[str]:
-        """The node's users are those of a realm, which its certificate must cover."""
+        """Yield a note if the node's certificate does not cover the realm of its users."""
         realm = self._config().realm or self._node_name
         if not joined.facts.may_assert(realm):
             yield (
@@ -113,8 +119,9 @@ def _check(caller: Caller, what: str) -> None:
 def admin_calls(coordinator: CoordinatorCalls) -> dict[str, Unary]:
     """Return the daily calls of a pool's administrators, forwarded to the coordinator, by their full names.
 
-    The node only states the caller, by its signed word. The coordinator judges by its own table of users if
-    the caller is an administrator. Tokens, certificates and the authority are for the coordinator's machine.
+    The node only states the caller, in a signed assertion. The coordinator decides by its own table of users
+    if the caller is an administrator. Tokens, certificates and the authority are for the coordinator's
+    machine.
     """
     return {
         f"gpushare.v1.PoolAdmin/{name}": Unary(kind, _forwarded(name, coordinator))

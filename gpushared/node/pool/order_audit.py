@@ -1,7 +1,7 @@
 """Write an audit line for each order of a pool's coordinator, in the name of the person who asked there.
 
 The coordinator repeats its orders until they are answered. An order gets a line if it changed something here
-or was not taken, and not for each repetition.
+or was refused, and not for each repetition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMES: dict[type[Order], str] = {
 
 
 class OrderAudit:
-    """``pool`` gives the name of the pool that this node is in."""
+    """Write the audit lines. ``pool`` returns the name of the pool that this node is in."""
 
     def __init__(self, sink: Sink, pool: Callable[[], str]) -> None:
         self._sink = sink
@@ -42,7 +42,7 @@ class OrderAudit:
         self._drain = ("", "")
 
     def answered(self, order: Order, before: Report | None, answer: Report | StaleEpoch) -> None:
-        """Write a line for an order that was taken, or that comes from a coordinator that leads no more."""
+        """Write a line for an order that was taken, or whose coordinator no longer leads."""
         if isinstance(answer, StaleEpoch):
             self.refused(order, StateConflict(f"it is of epoch {order.epoch}, and {answer.epoch} was seen"))
         elif before is None and isinstance(order, Place) and answer.state is AttemptState.REFUSED:
@@ -51,7 +51,7 @@ class OrderAudit:
             self._tell(_NAMES[type(order)], str(order.key), _asker(order), digest=_digest(order))
 
     def refused(self, order: Order, error: GpushareError) -> None:
-        """Write a line for an order that makes no sense or does not fit this node now.
+        """Write a line for an order that is invalid or does not fit this node now.
 
         An order that failed because a part is away is not refused, and gets no line.
         """

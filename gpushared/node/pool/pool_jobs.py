@@ -30,9 +30,9 @@ from gpushared.pool.member.outbox import Outbox, OutboxRecord, refusal_of
 ANSWER_SECONDS = 10.0
 WAIT_SECONDS = 60.0
 TAKEN_SECONDS = 5.0
-"""A submit waits so long for the pool's answer, so that the caller hears of a refusal."""
+"""A submit waits this long for the pool's answer, so that the caller gets a refusal."""
 POOL_AWAY = "pool_away"
-"""The reason of what is not known because the coordinator does not answer."""
+"""The reason code of an unknown state while the coordinator does not answer."""
 STOP_GRACE_SECONDS = 10
 MAX_GRACE_SECONDS = 3600
 _GET, _LIST, _WAIT, _CANCEL, _HOLD, _EXPLAIN, _NODES = (
@@ -41,29 +41,32 @@ _GET, _LIST, _WAIT, _CANCEL, _HOLD, _EXPLAIN, _NODES = (
 
 
 class RemoteJobs(Protocol):
-    """The coordinator's own ``Jobs``, called in the name of a user of this node."""
+    """Call the coordinator's own ``Jobs``, in the name of a user of this node."""
 
     async def call(self, name: str, message: Message, caller: Caller, timeout_seconds: float) -> Any:
-        """Errors of the tree: Unavailable and TimedOut where it does not answer, else what it says."""
+        """Return the answer.
+
+        Raises Unavailable and TimedOut if the coordinator is away, else its own error.
+        """
         ...
 
     def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
-        """The messages of a call that streams its answer. Errors as those of ``call``."""
+        """Yield the messages of a call that streams its answer. Raises as ``call`` does."""
         ...
 
 
 class PoolJobsLink(Protocol):
-    """The stream to the coordinator."""
+    """Describe the stream to the coordinator."""
 
     @property
     def connected(self) -> bool: ...
     def away(self) -> str:
-        """Say in a sentence since when and why there is no link."""
+        """Explain in a sentence since when and why there is no link."""
         ...
 
 
 class PoolJobs:
-    """``groups_of``: the groups of a caller that the node vouches for."""
+    """Serve the pool's jobs. ``groups_of`` returns the groups of a caller that the node vouches for."""
 
     def __init__(
         self,
@@ -84,12 +87,12 @@ class PoolJobs:
         self._presets = presets
         self._groups_of = groups_of
 
-    # --- taking ----------------------------------------------------------------------------------------
+    # --- submitting ----------------------------------------------------------------------------------------
 
     async def submit(
         self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.SubmitAnswer:
-        """Submit jobs; return when they are kept here and, if the pool answers, there too."""
+        """Submit jobs; return when they are stored here and, if the pool answers, there too."""
         after = await read_after(message, lambda word: self._meant(word, owner, caller))
 
         def is_known(job: JobId) -> bool:
@@ -142,7 +145,7 @@ class PoolJobs:
             return [JobId(reference)]
         is_one = is_job_id(reference) and not is_array_id(reference)
         if not is_one and self._link.connected:
-            with suppress(Unavailable, TimedOut):  # it has just died: as where that is known already
+            with suppress(Unavailable, TimedOut):  # the link has just broken: continue as without a link
                 if jobs := await self._array_there(reference, caller):
                     return jobs
         if is_job_id(reference):
@@ -151,7 +154,7 @@ class PoolJobs:
         return [JobId(job.id)]
 
     async def _array_there(self, array: str, caller: Caller) -> list[JobId]:
-        """The jobs of an array, as the pool knows them: all of them, or more than a job can wait for."""
+        """Return the jobs of an array, as the pool knows them: all, or more than a job can wait for."""
         asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=MAX_AFTER)
         found: list[JobId] = []
         while True:
@@ -175,7 +178,7 @@ class PoolJobs:
                 if record is None:
                     raise
             except NotFound:
-                if record is None:  # else it is kept here and on its way there
+                if record is None:  # otherwise the job is stored here and on its way to the pool
                     raise
         if record is None:
             raise self._unknown(message.job_id)
@@ -223,9 +226,9 @@ class PoolJobs:
     async def watched(
         self, job: JobId, enough: Callable[[jobs_pb2.Job], bool], caller: Caller, timeout_seconds: float
     ) -> jobs_pb2.Job | None:
-        """Return a job that came in here, once the pool's word about it is enough.
+        """Return a job that came in here, once the pool's report satisfies ``enough``.
 
-        None where that takes too long, or the pool does not answer.
+        Return None if that takes too long, or the pool does not answer.
         """
         if self._outbox.record(job) is None or not self._link.connected:
             return None
@@ -245,15 +248,15 @@ class PoolJobs:
         async for chunk in self._coordinator.stream("Logs", message, caller):
             yield chunk
 
-    # --- many ------------------------------------------------------------------------------------------
+    # --- many jobs -----------------------------------------------------------------------------------------
 
     async def list_jobs(
         self, message: jobs_pb2.ListJobsRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.ListJobsResponse:
         """List the pool's jobs, or the last known state of the jobs that came in here.
 
-        An array is listed as a whole: a client that waits for it would take a missing job for one that is
-        over. Raises Unavailable for an array that only the pool knows while the pool does not answer.
+        An array is listed as a whole: a client that waits for it would take a missing job for a finished one.
+        Raises Unavailable for an array that only the pool knows while the pool does not answer.
         """
         array = self._of_array(message.array_id, owner)
         is_known = not message.array_id or array or self._kept(message.array_id, owner) is not None
@@ -302,7 +305,7 @@ class PoolJobs:
         return await self._coordinator.call(name, message, caller, seconds)
 
     def _known(self, reference: str, owner: Owner) -> OutboxRecord | None:
-        """A job that came in here, as ``job_search.find`` finds jobs of a store."""
+        """Return a job that came in here, found as ``job_search.find`` finds jobs of a store."""
         record = self._kept(reference, owner)
         if record is not None:
             return record
@@ -315,7 +318,7 @@ class PoolJobs:
         return begins[0] if long_enough and len(begins) == 1 else None
 
     def _kept(self, job: str, owner: Owner) -> OutboxRecord | None:
-        """The job of that id that came in here; None where it is somebody else's."""
+        """Return the job of that id that came in here; None if ``owner`` may not see it."""
         record = self._outbox.record(JobId(job))
         return record if record is not None and self._may_see(record, owner) else None
 
@@ -328,7 +331,7 @@ class PoolJobs:
         return owner.admin or record.principal == owner.principal
 
     def _unknown(self, reference: str) -> GpushareError:
-        """Return the error for an unknown job; while the pool is away, only the pool could tell more."""
+        """Return the error for an unknown job; while the pool is away, only the pool could know it."""
         if not self._link.connected:
             return Unavailable(
                 f"{self._away()}, and no job {shown(reference)} came in here",
@@ -340,7 +343,7 @@ class PoolJobs:
         return f"the pool {self.name} does not answer: {self._link.away()}"
 
     def _view(self, record: OutboxRecord) -> jobs_pb2.Job:
-        """Show the job's last known state, with the time of that news."""
+        """Show the job's last known state, with the time of that state."""
         view = record.mirrored() or _unsent(record)
         if not record.over:
             as_of = time.strftime("%H:%M", time.localtime(record.updated_at or record.came_at))
@@ -355,7 +358,7 @@ class PoolJobs:
 
 
 def _unsent(record: OutboxRecord) -> jobs_pb2.Job:
-    """Show a job about which the pool has said nothing yet."""
+    """Show a job that the pool has not reported yet."""
     spec = record.spec
     view = jobs_pb2.Job(
         id=record.job,

@@ -1,4 +1,4 @@
-"""Keep the node's link to its pool, handle its messages, and tell it about clients that ended."""
+"""Keep the node's link to its pool, handle its messages, and report clients that ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpushared.pool.member.outbox import Outbox, OutboxRecord
 NAME_SERVICE_SECONDS = 5.0
 NOT_DIALLED = "this node's daemon has just begun, or is ending, and has no link to the coordinator"
 LOOK_SECONDS = 2.0
-"""The link repeats so often that a client is gone, as nobody acknowledges that.
+"""At this interval the link repeats that a client is gone, because no message acknowledges that.
 
 The repetition stops when the job ends or its container runs.
 """
@@ -43,7 +43,7 @@ _HAS_CONTAINER = frozenset({"running", "paused"})
 
 
 class PoolDesk:
-    """Hand the orders of one pool to the order handler."""
+    """Pass the orders of one pool to the order handler."""
 
     def __init__(self, order_handler: OrderHandler, pool: str, audit: OrderAudit) -> None:
         self._order_handler = order_handler
@@ -77,7 +77,7 @@ class PoolDesk:
 
 
 class LinkFacts:
-    """The node's state, as its coordinator is told of it."""
+    """Give the node's state for the coordinator."""
 
     def __init__(self, loop: Loop, pool: str, *, simulated: bool) -> None:
         self.address = ""
@@ -104,7 +104,7 @@ class LinkFacts:
 class PoolLink:
     """Keep the link up while the node is in a pool, over joining and leaving.
 
-    ``link`` is None while it is in none. ``guests`` outlive links.
+    ``link`` is None while the node is in no pool. ``guests`` outlive links.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class PoolLink:
 
     @property
     def state(self) -> LinkState | None:
-        """For people; None where the node is in no pool."""
+        """Return the link's state for people; None if the node is in no pool."""
         return None if self.link is None else self.link.state
 
     @property
@@ -151,7 +151,10 @@ class PoolLink:
         return 0.0 if self.link is None else self.link.connected_seconds()
 
     def away(self) -> str:
-        """Say in a sentence since when and why the coordinator does not answer; empty while it answers."""
+        """Explain in a sentence since when and why the coordinator does not answer.
+
+        Empty while it answers.
+        """
         if self.link is not None:
             return "" if self.link.connected else self.link.state.away
         return "this node is in no pool" if self._enrolment.membership is None else NOT_DIALLED
@@ -167,17 +170,17 @@ class PoolLink:
             self.link.cancel(job)
 
     def client_gone(self, job: JobId) -> None:
-        """Tell the pool that nobody waits for an interactive job; lost without a link, so to be repeated."""
+        """Report that an interactive job has no client any more; lost without a link, so repeat the call."""
         if self.link is not None:
             self.link.client_gone(job)
 
     def reload(self) -> None:
-        """Dial anew if the configuration names another coordinator now."""
+        """Connect again if the configuration names another coordinator now."""
         if self.link is not None and self._dialled != self.link.dial.address:
             self.link.redial()
 
     async def changed(self, timeout_seconds: float) -> bool:
-        """Wait until the node is in a pool, or in none any more; False when the time is over first."""
+        """Wait until the node is in a pool, or in none any more; return False if the time is over first."""
         changed = self._changed
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -189,7 +192,7 @@ class PoolLink:
     async def channel(self) -> grpc.aio.Channel:
         """Return a channel to the coordinator for calls beside the stream; the caller must not close it.
 
-        Raises StateConflict where the node is in no pool, Unavailable while the daemon begins or ends.
+        Raises StateConflict if the node is in no pool, Unavailable while the daemon begins or ends.
         """
         if self.link is None:
             if self._enrolment.membership is not None:
@@ -203,7 +206,7 @@ class PoolLink:
         return self._config().pool.coordinator or newest.node_address
 
     async def run(self) -> None:
-        """For ever."""
+        """Keep the link while there is a membership, for ever."""
         while True:
             version, membership = self._enrolment.version, self._enrolment.membership
             if membership is None:
@@ -212,7 +215,10 @@ class PoolLink:
                 await self._be_in(membership)
 
     async def _be_in(self, membership: Membership) -> None:
-        """Until it is another pool or none. A renewed certificate only makes a lost link dial at once."""
+        """Keep the link until the membership is in another pool or none.
+
+        A renewed certificate only makes a lost link connect at once.
+        """
         link = self._make(membership)
         self._set(link)
         unsubscribe = self._order_handler.subscribe(membership.pool, link.report)
@@ -278,9 +284,9 @@ def _same(now: Membership | None, before: Membership) -> bool:
 
 
 async def local_address(coordinator: str) -> str:
-    """Return the address by which this machine reaches the coordinator, so that others there may reach it.
+    """Return the address by which this machine reaches the coordinator, so that other nodes may reach it.
 
-    The host's name where that cannot be told.
+    Return the host's name if the address is unknown.
     """
     host, _, port = coordinator.rpartition(":")
     with contextlib.suppress(OSError, TimeoutError):
@@ -290,7 +296,7 @@ async def local_address(coordinator: str) -> str:
 
 
 def _route_to(host: str, port: int) -> str:
-    """The source address that the kernel would choose; connecting a datagram socket sends nothing."""
+    """Return the source address that the kernel would choose; connecting a datagram socket sends nothing."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, proto) as probe:
         probe.connect(address)
@@ -299,7 +305,7 @@ def _route_to(host: str, port: int) -> str:
 
 
 class ClientEndsLink(Protocol):
-    """The stream to the coordinator."""
+    """Describe the stream to the coordinator."""
 
     def client_gone(self, job: JobId) -> None: ...
 
@@ -334,6 +340,6 @@ class PoolClients:
 
 
 def _has_container(record: OutboxRecord) -> bool:
-    """Return True if the pool's last word shows a container; the job's node knows better, and decides."""
+    """Return True if the pool's last report shows a container; the job's node knows better, and decides."""
     view = record.mirrored()
     return view is not None and view.state in _HAS_CONTAINER

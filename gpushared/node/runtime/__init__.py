@@ -1,1 +1,1 @@
-"""Run a node's state: its loop, its executor, and what it observes of containers and GPUs."""
+"""Run a node's state: its loop, its executor, and its observers of containers and GPUs."""

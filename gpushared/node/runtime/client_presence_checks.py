@@ -1,8 +1,8 @@
 """Find the leases whose client is gone: they leave the queue, or are given back if they have no container.
 
-A client is gone when its process is known to have ended, or when nobody has asked for the lease for too long.
-The time without a question is written down in steps, so that a restart of the daemon does not give a client
-the whole time once more.
+A client is gone when its process is known to have ended, or when no call has asked for the lease for too
+long. The time without a call is recorded in steps, so that a restart of the daemon does not give a client the
+whole time once more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpushared.domain.model.request import Process
 from gpushared.net.identity import handle_on
 
 STEP_SECONDS = 5
-"""A restart of the daemon forgets less than so much of a silence."""
+"""A restart of the daemon forgets less than this much of a silence."""
 log = logging.getLogger(__name__)
 
 
@@ -55,9 +55,9 @@ class Attendance:
                 del self._present[lease]
 
     def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
-        """Return the leases without a container whose process has ended or for which nobody waits any more.
+        """Return the leases without a container whose process has ended or whose client is gone.
 
-        Nobody waits for a lease any more when no client has asked for it for ``patience_seconds``.
+        A client is gone when no call has asked for the lease for ``patience_seconds``.
         """
         waiting = self._awaited(state, now)
         silent = [lease.id for lease in waiting if self._silence(lease, now) >= patience_seconds]
@@ -71,7 +71,7 @@ class Attendance:
         return [lease for lease, holder in held.items() if self.processes.has_ended(holder)]
 
     def missed(self, state: NodeState, now: float) -> list[RequestMissed]:
-        """Return an event for each silence that has grown by a step, or ended, since it was written down."""
+        """Return an event for each silence that has grown by a step, or ended, since its last record."""
         steps = [(lease, _step(self._silence(lease, now))) for lease in self._awaited(state, now)]
         return [RequestMissed(lease.id, step) for lease, step in steps if step != lease.missed_seconds]
 
@@ -104,7 +104,7 @@ def _is_unclaimed(lease: Lease) -> bool:
 
 
 class Processes:
-    """Tell which processes have ended, and when one ends. Works in the event loop."""
+    """Report which processes have ended, and when one ends. Works in the event loop."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -113,7 +113,7 @@ class Processes:
         self._over: set[Process] = set()
 
     def has_ended(self, process: Process) -> bool:
-        """Return True if the process has ended, and watch it from now on.
+        """Return True if the process has ended, and watch the process from now on.
 
         The end of a process that cannot be watched is not known.
         """

@@ -1,4 +1,4 @@
-"""Turn configuration, machine and journal into the state and the figures with which the core and the gate start."""
+"""Build the state and the figures for the start of core and gate from configuration, machine and journal."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def policy_of(config: Config) -> SitePolicy:
 
 
 def host_size() -> HostSize:
-    """Return the machine's CPU threads and main memory; CPU is None if the kernel does not tell."""
+    """Return the machine's CPU threads and main memory; CPU is None if the kernel does not report it."""
     cpus = psutil.cpu_count()
     return HostSize(None if cpus is None else 1000 * cpus, psutil.virtual_memory().total)
 
@@ -112,7 +112,7 @@ def quiet_idle_of(config: Config) -> dict[LeaseClass, IdlePolicy]:
 
 
 def project_idle_of(config: Config) -> dict[str, IdleRules]:
-    """Both for the projects that have rules of their own."""
+    """Return both policies for the projects that have rules of their own."""
     return {
         name: IdleRules(
             _by_class(one.idle or config.idle), _when_quiet(one.quiet or config.idle_quiet, config)
@@ -133,7 +133,7 @@ def _by_class(idle: IdleConfig) -> dict[LeaseClass, IdlePolicy]:
 
 
 def _when_quiet(quiet: QuietTimesConfig, config: Config) -> dict[LeaseClass, IdlePolicy]:
-    """Nothing where no time is quiet."""
+    """Return the policy in quiet times, empty if no time is quiet."""
     if not (config.idle_quiet.hours or config.idle_quiet.days):
         return {}
     policy = IdlePolicy(quiet.warn_seconds, quiet.lower_seconds, quiet.action, quiet.action_seconds)
@@ -143,7 +143,7 @@ def _when_quiet(quiet: QuietTimesConfig, config: Config) -> dict[LeaseClass, Idl
 def is_quiet(quiet: IdleQuietConfig, now: float) -> bool:
     """Return True if the configured hours or days cover ``now`` (epoch seconds) in the machine's time zone.
 
-    The clock on the wall counts and not the length of the day, so an hour that comes twice, or not at all,
+    The local time of day counts and not the length of the day, so an hour that comes twice, or not at all,
     makes no difference.
     """
     local = time.localtime(now)
@@ -157,7 +157,7 @@ def remembered(
     snapshot: JournalSnapshot,
     ended: Sequence[Lease],
 ) -> NodeState:
-    """``ended``: leases that are over, the newest first."""
+    """Return the state from the journal. ``ended``: leases that are over, the newest first."""
     now, ahead = clock.now(), clock.ahead()
     state = NodeState(
         rules=rules_of(config),
@@ -179,10 +179,10 @@ def remembered(
 
 
 def first_sequence(snapshot: JournalSnapshot) -> int:
-    """Return the next lease's number; a new journal begins anywhere.
+    """Return the next lease's number; a new journal begins at a random number.
 
-    Containers bear the names of leases. Those of another journal, lost or on the same engine, must not pass
-    for those of ours.
+    Containers bear the names of leases. The names from another journal, lost or on the same engine, must not
+    equal ours.
     """
     new = snapshot.next_sequence == 1 and not snapshot.leases
     return 1 + secrets.randbelow(FIRST_SEQUENCES) if new else snapshot.next_sequence

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 1.0
 SURVEY_SECONDS = 30.0
-"""Events can be lost between an engine's end and its start; a survey finds what they would have said."""
+"""Events can be lost between an engine's end and its start; a survey finds the changes that they would have
+reported."""
 
 _CONDITIONS = {
     ContainerStatus.CREATED: Condition.CREATED,
@@ -46,7 +47,7 @@ USERS_NAME = "users.json"
 
 
 def seen(facts: ContainerFacts) -> ContainerSeen:
-    """The engine's facts in the core's words; a container whose start failed is ``created`` with a code."""
+    """Return the engine's facts in the core's terms; ``created`` with an exit code means a failed start."""
     condition = _CONDITIONS[facts.status]
     if condition is Condition.CREATED and facts.exit_code != 0:
         condition = Condition.EXITED
@@ -78,7 +79,7 @@ def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
 
 
 class ContainerReconciler:
-    """Keep the core's picture of the containers true, also when the engine goes away and comes back."""
+    """Keep the core's view of the containers true, also when the engine goes away and comes back."""
 
     def __init__(
         self, loop: Loop, engine: Engine, checkpoints: Checkpoints, troubles: Troubles, *, simulated: bool
@@ -86,10 +87,10 @@ class ContainerReconciler:
         self.facts: EngineFacts | None = None
         self.available = asyncio.Event()
         self.on_change: Callable[[ContainerFacts | ContainerId], None] = lambda _: None
-        """This function hears of each container after the core did."""
+        """This function gets each changed container after the core did."""
         self.on_reached: Callable[[], None] = lambda: None
         self.before_job_ends: Callable[[], Awaitable[None]] = _nothing_first
-        """This function tells the core facts that it must know before the end of a job's container."""
+        """This function reports facts that the core must know before the end of a job's container."""
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
@@ -125,7 +126,7 @@ class ContainerReconciler:
     async def _keep_listening(self) -> None:
         while True:
             await self.available.wait()
-            # A survey after the stream has opened finds the events of the time when nobody listened.
+            # A survey after the stream has opened finds the events from the time without a stream.
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self.ask_survey)
             try:
                 async for change in self._engine.events():
@@ -154,7 +155,7 @@ class ContainerReconciler:
         self._troubles.raised("engine", text)
 
     async def connect(self) -> None:
-        """Find out what the engine can do, and what its containers are doing."""
+        """Probe the engine's abilities, and survey its containers."""
         self.facts = await self._engine.probe()
         self._check_mechanism(self.facts)
         await self._loop.send(MeansKnown(await self._means(self.facts)))
@@ -182,7 +183,10 @@ class ContainerReconciler:
             self._troubles.cleared("gpu-mechanism")
 
     async def _check_instances(self) -> None:
-        """Look again for MIG instances that the specs of the last look did not name, and tell of those."""
+        """Probe again for MIG instances that the last probe's specs did not name.
+
+        A trouble names the instances that are still missing.
+        """
         if not self.facts or not self._unnamed(self.facts):
             self._troubles.cleared("mig-specs")
             return
@@ -204,7 +208,7 @@ class ContainerReconciler:
         return [gpu.label for gpu in self._loop.state.gpus.values() if is_unnamed(gpu.id, facts)]
 
     async def survey(self) -> None:
-        """Tell the core of all containers."""
+        """Report all containers to the core."""
         at = self._loop.now()
         containers = await self._engine.containers()
         events = tuple(seen(facts) for facts in containers)
@@ -215,14 +219,14 @@ class ContainerReconciler:
         await self._check_instances()
 
     async def inspect(self, container: ContainerId) -> None:
-        """Tell the core of one container."""
+        """Report one container to the core."""
         facts = await self._engine.inspect(container)
         await self._tell(ContainerSeen(container, Condition.GONE) if facts is None else seen(facts))
 
     async def note_end(self, facts: ContainerFacts, at: float) -> None:
-        """Tell the core of an end that its events have yet to tell of; ``facts`` are of ``at``, or later.
+        """Report an end to the core that no event has reported yet; ``facts`` are of ``at``, or later.
 
-        The engine answers a stop before it tells of the end.
+        The engine answers a stop before it reports the end.
         """
         event, lease = seen(facts), self._loop.state.of_container(facts.id)
         if lease is None or event.condition is not Condition.EXITED:
@@ -238,8 +242,8 @@ class ContainerReconciler:
         """Find out facts that matter before the ends of jobs are noted, such as a shutdown of the machine.
 
         At a shutdown the engine ends all containers, and is itself ended before this daemon. Without this
-        question the jobs in the containers would count as failed, but they have to run again. The machine is
-        asked only when a job fails.
+        check the jobs in the containers would count as failed, but they have to run again. The check is made
+        only when a job fails.
         """
         if any(_is_end_of_job(event, self._loop.state) for event in events):
             await self.before_job_ends()
@@ -250,11 +254,14 @@ class ContainerReconciler:
 
 
 async def _nothing_first() -> None:
-    """Before the parts are wired nothing else is known."""
+    """Do nothing, because before the parts are wired nothing else is known."""
 
 
 class UserLimitKeeper:
-    """``bounds``: what is in force. ``facts``: None before the engine has answered."""
+    """Keep users' limits in force.
+
+    ``bounds`` returns the limits; ``facts`` is None before the engine answered.
+    """
 
     def __init__(
         self,
@@ -277,7 +284,7 @@ class UserLimitKeeper:
         await self.cgroups.restore(self._bounds())
 
     def changed(self) -> None:
-        """Set the limits again because the engine answers (again), or the bounds changed."""
+        """Set the limits again because the engine answers (again), or the limits changed."""
         self._due.set()
 
     async def run(self) -> None:

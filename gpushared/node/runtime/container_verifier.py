@@ -4,8 +4,8 @@ A container is compared with everything that it was ever given. Its lease knows 
 exists, even after the lease has ended. A difference is reported first; a container is ended only for
 something that it was certainly never given.
 
-The engine starts containers by itself too, by restart policies or because somebody asks it past the gate. The
-engine's events, and a look at all running containers when it is first reached, tell of all of them.
+The engine starts containers by itself too, by restart policies or because a user starts them past the gate.
+The engine's events, and a look at all running containers when it is first reached, report all of them.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ log = logging.getLogger(__name__)
 CONFINED, TRUSTED = "confined", "trusted"
 WRONG = "containers"
 UNMANAGED = "unmanaged"
-"""Troubles name such containers by these words."""
+"""Troubles about such containers have this part name."""
 AT_ONCE = 2
 LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
-"""A fault counts only if each of these looks finds it: runtimes drop rights in steps, the last one after
-the engine has told of the start."""
+"""A fault counts only if each of these looks finds it: runtimes drop rights in steps, the last one after the
+engine has reported the start."""
 KEPT_SECONDS = 3600.0
-"""The trouble about an ended container stays so long."""
+"""The trouble about an ended container stays this long."""
 SAID = 3
-"""A trouble names so many containers and counts the others."""
+"""A trouble names this many containers and counts the others."""
 MISMATCH = "mismatch"
-"""The audit calls a difference by this name."""
+"""The audit gives a difference this name."""
 _UP = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED})
 
 Tell = Callable[[int, str, str, str, str], None]
-"""For the audit: uid, user, what, container, text."""
+"""Write to the audit: uid, user, action, container, text."""
 
 
 def gate_name(state_dir: str) -> str:
-    """Return a name that tells this daemon's containers from those of other daemons on one engine."""
+    """Return a name that distinguishes this daemon's containers from those of other daemons on one engine."""
     return hashlib.sha256(state_dir.encode()).hexdigest()[:8]
 
 
@@ -105,10 +105,10 @@ class Verifier:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet()
 
-    # --- what there is to look at ---
+    # --- containers to look at ---
 
     def changed(self, change: ContainerFacts | ContainerId) -> None:
-        """Take the engine's news of a container. Returns at once; a start is looked at soon."""
+        """Note the engine's report on a container. Returns at once; a start is looked at soon."""
         if not isinstance(change, ContainerFacts):
             self._forget(change)
         elif change.status not in _UP or not change.pid:
@@ -145,14 +145,14 @@ class Verifier:
     # --- a look ---
 
     async def _look(self, container: ContainerId, *, is_start: bool) -> None:
-        """``is_start``: it was started just now, and does not run since before this daemon."""
+        """Look at a container. ``is_start``: it was started just now, after this daemon."""
         case: _Case | None = None
         for pause in LOOKS_AFTER_SECONDS:
             await asyncio.sleep(pause)
             async with self._turns:
                 now = await self._case(container, is_start=is_start)
             if now is None:
-                return  # it is over, and with it what it had
+                return  # the container is over, and all that it had
             same = tuple(each for each in now.found if case is None or each in case.found)
             case = _Case(now.seen, now.expected, same)
             if not same:
@@ -189,7 +189,7 @@ class Verifier:
         return Expected(confined, uid, sources=(self._passwd_directory,))
 
     def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Deviation, ...]:
-        """Find a container with the device of a lease that is not its own, or no longer.
+        """Find a container with the device of a lease that is not, or no longer, its own.
 
         A container older than this daemon's run may have a lease of a journal that was lost; it goes on.
         """
@@ -202,7 +202,7 @@ class Verifier:
             return (Deviation("has the settings of a lease that is over: it was started past the gate"),)
         return (Deviation("has the settings of a lease that is not known", grave=False),)
 
-    # --- what comes of it ---
+    # --- the result ---
 
     async def _judge(self, case: _Case) -> None:
         seen, found = case.seen, case.found
@@ -227,7 +227,7 @@ class Verifier:
             await self._engine.stop(seen.id, 0)
 
     def _say(self, case: _Case, text: str) -> None:
-        """Note the trouble. A trusted user may go round leases: that is told, but as no fault."""
+        """Note the trouble. A trusted user may bypass leases: that is reported, but as no fault."""
         only_privileged = case.seen.word.privileged and len(case.found) == 1 and not case.expected.confined
         self._said[UNMANAGED if only_privileged else WRONG][case.seen.id] = text
         self._show()

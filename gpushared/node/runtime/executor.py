@@ -59,14 +59,14 @@ log = logging.getLogger(__name__)
 
 EDITS_RETRY_SECONDS = 5.0
 RESUME_EDITS_SECONDS = 30.0
-"""A container that must be resumed waits so long for its settings; then the core has to ask again."""
+"""A container that must be resumed waits this long for its settings; then the core has to ask again."""
 
 OnContainer = (
     StopContainer | StartContainer | SuspendContainer | ResumeContainer | HoldContainer | InspectContainer
 )
 
 InTurn = SuspendContainer | ResumeContainer | StartContainer
-"""Instructions of which a container takes one at a time."""
+"""A container performs these instructions one at a time."""
 
 
 class Executor:
@@ -160,14 +160,14 @@ class Executor:
             await asyncio.wait(self._edits.values(), timeout=timeout_seconds)
 
     async def edits_of(self, lease: LeaseId) -> Edits:
-        """The lease's edits as soon as they are in place; raises when they cannot be."""
+        """Return the lease's edits as soon as they are in place; raises if they cannot be made."""
         future = self._edits.get(lease)
         if future is None:
             raise SharingUnavailable(f"lease {lease} has no settings", hint="ask for a new one")
         return await asyncio.shield(future)
 
     async def close(self) -> None:
-        """End what is under way. What was half done is done again at the next start."""
+        """Cancel the work under way. Half-done work is done again at the next start."""
         await self._tasks.cancel()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -177,7 +177,8 @@ class Executor:
         try:
             await work
         except GpushareError as error:
-            # The core asks again by its deadlines; the part's own trouble is shown where it is noticed.
+            # The core asks again by its deadlines; the part's own trouble is shown by the part that noticed
+            # it.
             log.warning("instruction failed: %s", error)
 
     async def _make_edits(self, lease_id: LeaseId) -> None:
@@ -197,14 +198,17 @@ class Executor:
             else:
                 now = self._loop.state.leases.get(lease_id)
                 if edits is not None and now is not None and now.grants not in ((), lease.grants):
-                    continue  # resized meanwhile
+                    continue  # resized in between
                 if edits is not None:
                     self._done(lease_id, edits)
                     await self._loop.send(m.EditsMade(lease_id, edits.walls))
                 return
 
     async def _holder(self, lease_id: LeaseId) -> Lease | None:
-        """The lease if it holds something, once the GPUs are known: after a start the driver may be slow."""
+        """Return the lease if it holds something, once the GPUs are known.
+
+        After a start the driver may be slow.
+        """
         while (lease := self._loop.state.leases.get(lease_id)) is not None and lease.grants:
             if self._loop.state.gpus:
                 return lease
@@ -212,7 +216,7 @@ class Executor:
         return None
 
     async def _open(self, lease: Lease) -> Edits | None:
-        """Return the edits, or None if the lease ended meanwhile."""
+        """Return the edits, or None if the lease has ended."""
         async with self._device(lease.device_name):
             if lease.id not in self._loop.state.leases:
                 return None
@@ -221,8 +225,8 @@ class Executor:
             edits = await self._sharing.open(lease, self._loop.state.gpus, facts)
             if lease.notice is not None:
                 await self._sharing.tell(lease)
-            # Before the engine has ever answered, at boot, its devices are written all the same: it reads
-            # them when it starts its containers, which may be before it answers us.
+            # Before the engine has ever answered, at boot, its devices are written all the same: the engine
+            # reads them when it starts its containers, which may be before it answers us.
             if facts is None or facts.lease_devices:
                 await self._engine.write_device(lease.device_name, edits)
             return edits
@@ -237,7 +241,7 @@ class Executor:
         )
 
     def _device(self, device_name: str) -> asyncio.Lock:
-        """Edits of one device are made and dropped one after the other."""
+        """Return the lock of a device, whose edits are made and dropped one after the other."""
         return self._devices.setdefault(device_name, asyncio.Lock())
 
     def _done(self, lease: LeaseId, edits: Edits) -> None:
@@ -249,7 +253,7 @@ class Executor:
         future = self._edits.get(lease)
         if future is not None and not future.done():
             future.set_exception(error)
-            future.exception()  # nobody may have been waiting: that is no warning
+            future.exception()  # without this asyncio would warn if no task awaited the future
 
     async def _drop_edits(self, lease: LeaseId, device_name: str) -> None:
         self._fail(lease, SharingUnavailable(f"lease {lease} is over", hint="ask for a new one"))
@@ -270,7 +274,7 @@ class Executor:
             await self._sharing.hold(lease, place)
 
     async def _tell_settings(self, lease: LeaseId, container: ContainerId) -> None:
-        """Tell the core if a container whose lease was resized has started again with the present settings.
+        """Report to the core if a container whose lease was resized has started with the present settings.
 
         The container's environment shows that: an engine that knows lease devices sets it at every start.
         """
@@ -307,7 +311,7 @@ class Executor:
                 async with self.parting.around(container, AskedEnd(grace_seconds=grace)):
                     await self._engine.stop(container, grace)
         except (EngineUnavailable, TimedOut):
-            # An engine that hangs is noticed by a look at it, and told.
+            # A survey notices an engine that hangs, and reports it.
             self._reconciler.ask_survey()
             raise
         await self._reconciler.inspect(instruction.container)
@@ -322,11 +326,11 @@ class Executor:
 
 
 class ContainerQueues:
-    """One queue a container: an instruction begins when the one before it is over.
+    """Keep one queue for each container: an instruction begins when the one before it is over.
 
     A queue holds the instruction that is under way and one that waits. More is not needed: the newest
-    instruction says where the core wants the container by now, and what the core does not want any more when
-    its turn comes is left out, which the log tells.
+    instruction is the core's present wish for the container, and an instruction that the core does not want
+    any more when its turn comes is left out, with a line in the log.
 
     A stop waits for nothing, so that a container can be ended whatever hangs. Instructions that come after a
     stop wait for it, because it would end what they begin.
@@ -338,7 +342,10 @@ class ContainerQueues:
         perform: Callable[[InTurn], Awaitable[None]],
         begin: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """``leases``: those that are not over, as they are now. ``begin`` runs a coroutine as a task."""
+        """Take ``leases``, which returns the unfinished leases, and functions to run an instruction.
+
+        ``perform`` performs it; ``begin`` runs a coroutine as a task.
+        """
         self._leases = leases
         self._perform = perform
         self._begin = begin
@@ -394,7 +401,7 @@ class ContainerQueues:
 
 
 def _asks_for(state: LeaseState, instruction: InTurn) -> bool:
-    """Return True if a lease in this state waits for the instruction to be done."""
+    """Return True if a lease in this state waits for the instruction."""
     match instruction:
         case SuspendContainer():
             return isinstance(state, Suspending)

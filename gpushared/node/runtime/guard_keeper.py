@@ -1,4 +1,4 @@
-"""Keep the guard of fenced containers: its deadlines, its life, and the ends that it made meanwhile."""
+"""Keep the guard of fenced containers: its deadlines, its process, and the ends that it made."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ LOOK_SECONDS = 1.0
 
 
 class Guarding:
-    """Renews deadlines while the coordinator is heard, and tells the core whether a guard watches."""
+    """Renew deadlines while the coordinator answers, and report to the core if a guard watches."""
 
     def __init__(self, loop: Loop, guard: GuardProcess, troubles: Troubles) -> None:
         self._loop = loop
         self._guard = guard
         self._troubles = troubles
         self._written: dict[ContainerId, float] | None = None
-        """None before the first write of this life."""
+        """None before this process's first write."""
         self._turns = asyncio.Lock()
 
     async def arm(self, container: ContainerId) -> None:
-        """Come back when a guard watches over a fenced attempt's container, which may start then.
+        """Return when a guard watches over a fenced attempt's container, which may start then.
 
-        Raises Unavailable where none does, and TimedOut where the container is to end already.
+        Raises Unavailable if no guard does, and TimedOut if the container is already to end.
         """
         await self._turn()
         deadline = (self._written or {}).get(container)
@@ -54,7 +54,7 @@ class Guarding:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def take_ends(self) -> None:
-        """Tell the core what the guard ended, which must come before the news of these ends."""
+        """Report the guard's ends to the core; this must come before the engine's report of these ends."""
         if not self._is_needed():
             return
         ended = await asyncio.to_thread(self._guard.ended)

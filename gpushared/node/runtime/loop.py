@@ -51,11 +51,11 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         self._outlook: tuple[NodeState, Outlook] | None = None
 
     async def send(self, event: m.Event) -> Lease | None:
-        """Have the event handled and written, and return its lease afterwards. Raises errors of the tree."""
+        """Handle and write the event, and return its lease afterwards. Raises errors of the tree."""
         return (await self.take(event)).lease
 
     def outlook(self) -> Outlook:
-        """Return the outlook of the present state; it is worked out once for each state."""
+        """Return the outlook of the present state; it is computed once for each state."""
         if self._outlook is None or self._outlook[0] is not self.state:
             now = self._clock.now()
             decided = decisions(self.state, now)
@@ -89,7 +89,7 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
                 sent.refuse(error)
             return
         except TimedOut as error:
-            # Nobody knows if the transaction was written; only a load of the journal can tell.
+            # It is unknown if the transaction was written; only a load of the journal can show that.
             for sent, _ in done:
                 sent.refuse(error)
             raise
@@ -115,7 +115,7 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         if writes:
             await self._commit(writes)
         elif self._troubles.of("journal"):
-            # Else an idle node would show a trouble that is long over.
+            # Otherwise an idle node would show a trouble that is long over.
             with contextlib.suppress(JournalUnavailable):
                 await self._commit([JournalWrite((), (), self.state.next_sequence)])
 
@@ -130,7 +130,7 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             self.after_recovery()
 
     def _publish(self, state: NodeState) -> None:
-        """Make the new state true. Waiting clients wake only for a change that they could be shown."""
+        """Make the new state true. Waiting clients wake only for a change that they could see."""
         before, rules = self.state, self.state.rules
         self.state = state if state.rules is rules else state.with_rules(rules)
         if _shown(before) != _shown(self.state):
@@ -157,5 +157,8 @@ def _shown(state: NodeState) -> tuple[object, ...]:
 
 
 def _nothing_yet(instruction: Instruction) -> None:
-    """Before the parts are wired nothing can be performed; what containers hold is remade afterwards."""
+    """Do nothing, because before the parts are wired no instruction can be performed.
+
+    The resources of containers are remade afterwards.
+    """
     log.debug("not performed yet: %r", instruction)

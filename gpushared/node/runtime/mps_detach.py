@@ -1,4 +1,4 @@
-"""Take MPS clients off their servers at a container's end, and find processes that use a GPU outside of MPS."""
+"""Detach MPS clients at a container's end, and find processes that use a GPU outside of MPS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from gpushared.ports import Engine, GpuProcess, Sharing, SharingStatus
 log = logging.getLogger(__name__)
 
 AT_ONCE_SECONDS = 0.5
-"""A container that has to end at once, as one that took too much memory, waits no longer for its MPS servers.
+"""A container that has to end at once, such as one that took too much memory, waits no longer for its MPS
+servers.
 
 A container can keep the control daemon of its servers from answering.
 """
@@ -98,13 +99,13 @@ class MpsDetach:
         if trouble:
             log.warning("clients not parted lease=%s why=%s", lease.id, trouble)
         if clients or trouble:
-            with suppress(GpushareError):  # the story is not worth the end
+            with suppress(GpushareError):  # the end matters more than its line in the story
                 await self._loop.send(ClientsParted(lease.id, clients, trouble))
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A process of a lease on a GPU."""
+    """Record a process of a lease on a GPU."""
 
     gpu: GpuId
     lease: LeaseId
@@ -113,7 +114,10 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class MpsEscapees:
-    """``outside``: a process (host PID) for each lease that left MPS. ``undecided``: GPUs to ask about."""
+    """Hold the findings about processes outside of MPS.
+
+    ``outside`` has a process (host PID) for each lease that left MPS; ``undecided`` has the GPUs to query.
+    """
 
     outside: Mapping[LeaseId, tuple[GpuId, int]] = field(default_factory=dict)
     undecided: frozenset[GpuId] = frozenset()
@@ -123,13 +127,13 @@ class _ProcessRecord:
     """Hold the facts about a process on a GPU since it was first seen there."""
 
     def __init__(self, seen_at: float) -> None:
-        """``seen_at``: ``time.monotonic``."""
+        """Take ``seen_at``, a time of ``time.monotonic``."""
         self._seen_at = seen_at
         self._was_client = False
         self._outside = False
 
     def judge(self, process: GpuProcess, status: SharingStatus | None) -> bool | None:
-        """Return True if the process uses the GPU outside MPS, None if nobody knows yet: worth asking."""
+        """Return True if the process uses the GPU outside MPS, None if that is unknown: worth a query."""
         named = status is not None and process.pid in status.clients
         self._was_client = self._was_client or named or process.mps_client is True
         if self._was_client or process.mps_client is None:
@@ -152,9 +156,9 @@ def held_by_mps(lease: Lease) -> bool:
 class Leavers:
     """Remember the processes of the last samples, and find those outside of MPS that MPS should hold.
 
-    A program without the right pipe directory becomes an ordinary CUDA program, without a word (NVIDIA's MPS
-    documentation). A wrong finding would end somebody's work, so two witnesses are needed: the driver lists
-    the process and not as an MPS client, and the control daemons, asked after the process was first seen, do
+    A program without the right pipe directory silently becomes an ordinary CUDA program (NVIDIA's MPS
+    documentation). A wrong finding would end a user's work, so two witnesses are needed: the driver lists the
+    process and not as an MPS client, and the control daemons, queried after the process was first seen, do
     not name it either. A witness that does not answer counts for nothing, and a process that was once a
     client has not left MPS.
     """
@@ -170,7 +174,7 @@ class Leavers:
     ) -> MpsEscapees:
         """Judge the processes in a sample that was taken just now, of the leases that MPS must hold.
 
-        ``readable``: the GPUs that answered; on others nobody knows which processes are gone.
+        ``readable`` holds the GPUs that answered; on other GPUs it is unknown which processes are gone.
         """
         now = time.monotonic()
         known = {key: one for key, one in self._known.items() if key[0] not in readable}

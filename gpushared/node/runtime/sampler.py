@@ -1,4 +1,4 @@
-"""Sample the GPUs again and again, and tell the core which leases use them and whom a fault hit."""
+"""Sample the GPUs again and again, and report to the core the leases on them and the victims of faults."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 IDLE_FACTOR = 5
 MAX_XIDS = 64
-"""The first ones of a GPU tell what is wrong; a broken one can make thousands."""
+"""The first errors of a GPU show its fault; a broken GPU can report thousands."""
 WATCH_SECONDS = 0.25
 """At this interval a container that takes too much memory is stopped half a second later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A process on a GPU that no lease explains."""
+    """Record a process on a GPU that belongs to no lease."""
 
     pid: int
     gpu: GpuId
@@ -42,7 +42,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The newest look at all GPUs, sorted by lease and stranger."""
+    """Hold the newest look at all GPUs, sorted by lease and stranger."""
 
     at: float = 0.0
     readings: Mapping[GpuId, GpuReading] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Sampler:
         interval_seconds: float,
         exclusive_process: Collection[str] = (),
     ) -> None:
-        """``exclusive_process``: GPUs that are to have this compute mode while they are shared, by name."""
+        """Take ``exclusive_process``, the names of GPUs that must have this compute mode while shared."""
         self.newest = Sample()
         self._loop = loop
         self._gpus = gpus
@@ -79,9 +79,9 @@ class Sampler:
         self._xids: dict[GpuId, tuple[int, ...]] = {}
 
     def free_bytes(self, gpu: GpuId) -> int | None:
-        """Return the memory that nobody used on a GPU by the newest sample; None if that is not known.
+        """Return the free memory of a GPU by the newest sample; None if it is unknown.
 
-        What is kept back for an MPS server counts as free, because such a server may be what uses it.
+        The reserve for an MPS server counts as free, because such a server may be what uses it.
         """
         reading, known = self.newest.readings.get(gpu), self._loop.state.gpus.get(gpu)
         if reading is None or known is None or reading.memory_used_bytes is None:
@@ -98,7 +98,7 @@ class Sampler:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next sample is due, or asked for. A lease that begins makes it due sooner."""
+        """Wait until the next sample is due, or requested. A lease that begins makes it due sooner."""
         began = time.monotonic()
         while not self._asked.is_set() and (left := began + self._pause_seconds() - time.monotonic()) > 0:
             waking = [asyncio.create_task(one) for one in (self._asked.wait(), self._loop.changed(left))]
@@ -117,7 +117,7 @@ class Sampler:
         return self._interval_seconds * (1 if holders else IDLE_FACTOR)
 
     async def turn(self) -> None:
-        """Take one sample and tell the core; trouble is noted, never raised."""
+        """Take one sample and report it to the core; trouble is noted, never raised."""
         try:
             known = await self._sample()
             if not known:
@@ -130,7 +130,7 @@ class Sampler:
             self._troubles.cleared("gpus")
 
     def _blindness(self) -> str:
-        """Say since when nobody watches the memory of leases; return an empty text if there are no leases."""
+        """Return a clause on since when the memory of leases is unwatched; empty if there are no leases."""
         if not self._loop.state.holders():
             return ""
         since = self._time_of_day(self.newest.at) if self.newest.at else "the start"
@@ -147,7 +147,10 @@ class Sampler:
         await self._loop.send(GpusSurveyed(tuple(map(self._marked, gpus))))
 
     def _marked(self, gpu: Gpu) -> Gpu:
-        """NVIDIA's compute modes are of GPUs, and none of MIG instances."""
+        """Return the GPU with its compute mode.
+
+        NVIDIA's compute modes apply to GPUs, not to MIG instances.
+        """
         named = not self._exclusive_process.isdisjoint({"all", str(gpu.index), gpu.id})
         return replace(gpu, exclusive_process=named and gpu.parent is None and not gpu.split)
 
@@ -167,7 +170,7 @@ class Sampler:
         working, resting = activity(readings, leases, self._loop.state.holders())
         event = replace(event, outside_mps=found.outside, xids=self._untold(readings), lost=lost)
         event = replace(event, active=working, idle=resting)
-        # A server's fault lasts only until its clients are gone, and the driver tells of its cause at once.
+        # A server's fault lasts only until its clients are gone, and the driver reports its cause at once.
         faulty = {reading.gpu for reading in readings if reading.xids}
         for gpu in sorted(found.undecided | faulty):
             await self._sharing.look_soon(gpu)
@@ -184,7 +187,10 @@ class Sampler:
         return listed and not healed
 
     def _untold(self, readings: tuple[GpuReading, ...]) -> dict[GpuId, tuple[int, ...]]:
-        """The XIDs that the core does not know: the driver tells each once, and the journal may be away."""
+        """Return the XIDs that the core does not know.
+
+        The driver reports each once, and the journal may be away.
+        """
         for reading in readings:
             if reading.xids:
                 self._xids[reading.gpu] = (*self._xids.get(reading.gpu, ()), *reading.xids)[:MAX_XIDS]
@@ -210,7 +216,10 @@ class Sampler:
     def _tell_of_unseen(
         self, readings: tuple[GpuReading, ...], leases: Mapping[int, LeaseId], at: float
     ) -> None:
-        """Say so where the driver lists processes of slices without their memory, and since when."""
+        """Raise a trouble if the driver lists processes of slices without their memory.
+
+        The trouble names the time of the first such sample.
+        """
         state = self._loop.state
         slices = {lease.id for lease in state.leases.values() if not lease.request.wants_whole_gpus}
         for reading in readings:
@@ -299,7 +308,7 @@ def _tells(reading: GpuReading) -> bool:
 
 
 class ClientLeases:
-    """The leases of MPS clients, also of those that have just ended: a fault ends many at once."""
+    """Remember the leases of MPS clients, also of those that have just ended: a fault ends many at once."""
 
     def __init__(self) -> None:
         self._known: dict[int, LeaseId] = {}
@@ -340,7 +349,7 @@ class Sign(Enum):
     """Classify one lease's activity on one GPU."""
 
     WORKS = auto()
-    """The lease works, or may work: it cannot be told apart from other leases on the GPU."""
+    """The lease works, or may work: its work cannot be distinguished from that of other leases on the GPU."""
     RESTS = auto()
     UNKNOWN = auto()
 
@@ -348,10 +357,10 @@ class Sign(Enum):
 def activity(
     readings: Iterable[GpuReading], lease_of: Mapping[int, LeaseId], leases: Iterable[Lease]
 ) -> tuple[frozenset[LeaseId], frozenset[LeaseId]]:
-    """Return the running leases that work and the ones that rest; the look shows nothing about other leases.
+    """Return the running leases that work and the ones that rest; the state of other leases is unknown.
 
-    ``lease_of``: the lease of each process, by host PID. A lease on several GPUs works when one of them shows
-    that, and rests when all of them do.
+    ``lease_of`` has the lease of each process, by host PID. A lease on several GPUs works when one of them
+    shows that, and rests when all of them do.
     """
     by_gpu = {reading.gpu: reading for reading in readings}
     working, resting = set(), set()

@@ -23,13 +23,13 @@ from gpushared.ports import Checkpoints, Engine
 log = logging.getLogger(__name__)
 
 USABLE_PART = 0.8
-"""Saved GPU memory may take this part of the host's free memory; the rest is for everybody else."""
+"""Saved GPU memory may take this part of the host's free memory; the rest is for other programs."""
 
 
 class Suspender:
-    """Tell the core of the success or failure of each move; after a restart the core asks again.
+    """Move containers off their GPUs and back, and report each move's result to the core.
 
-    One call at a time for each container.
+    After a restart the core asks again. One call at a time for each container.
     """
 
     def __init__(
@@ -39,16 +39,17 @@ class Suspender:
         checkpoints: Checkpoints,
         free_bytes: Callable[[GpuId], int | None],
     ) -> None:
-        """Take ``free_bytes``: the memory that nobody uses on a GPU now, None if that is not known."""
+        """Take ``free_bytes``, which returns the unused memory of a GPU now, None if it is unknown."""
         self._loop = loop
         self._engine = engine
         self._checkpoints = checkpoints
         self._free_bytes = free_bytes
 
     async def suspend(self, lease: LeaseId, container: ContainerId) -> None:
-        """The checkpoint comes before the freeze: the driver's own thread in each process does the work.
+        """Save the container's GPU memory, then freeze the container.
 
-        Errors: those of an engine that is away, as with ``resume``.
+        The checkpoint comes before the freeze, because the driver's own thread in each process does the work.
+        Raises the errors of an engine that is away, as ``resume`` does.
         """
         if trouble := await self._lack_of_memory(lease, container):
             await self._loop.send(m.SuspendFailed(lease, trouble, lasting=False))
@@ -72,7 +73,7 @@ class Suspender:
     async def _lack_of_memory(self, lease: LeaseId, container: ContainerId) -> str:
         """Return why the container's own limit leaves no room for its GPU memory, else an empty text.
 
-        The core hears the container's newest facts first.
+        The core gets the container's newest facts first.
         """
         facts = await self._engine.inspect(container)
         if facts is not None:
@@ -93,7 +94,7 @@ class Suspender:
             )
 
     async def _save(self, container: ContainerId) -> frozenset[int]:
-        """Save all processes, also those that began meanwhile, which would keep GPU memory."""
+        """Save all processes, also those that began during the save, which would keep GPU memory."""
         saved: frozenset[int] = frozenset()
         while new := await asyncio.to_thread(members, container) - saved:
             try:
@@ -106,7 +107,10 @@ class Suspender:
         return saved
 
     async def resume(self, lease: LeaseId, container: ContainerId) -> None:
-        """Errors: those of an engine that is away. The core hears of none of them, and asks again."""
+        """Thaw the container and restore its GPU memory.
+
+        Raises the errors of an engine that is away. The core gets no report of these, and asks again.
+        """
         if trouble := self._lack_of_gpu_memory(lease):
             await self._loop.send(m.ResumeFailed(lease, trouble))
             return
@@ -123,7 +127,7 @@ class Suspender:
     def _lack_of_gpu_memory(self, lease: LeaseId) -> str:
         """Return which GPU lacks the memory that the lease holds there, else an empty text.
 
-        Others may use more than they hold. The driver (580.159 on an H200) answers such a restore with
+        Other leases may use more than they hold. The driver (580.159 on an H200) answers such a restore with
         CUDA_ERROR_OUT_OF_MEMORY, every later one with CUDA_ERROR_OPERATING_SYSTEM, and the process hangs.
         """
         found = self._loop.state.leases.get(lease)
@@ -136,7 +140,7 @@ class Suspender:
         return ""
 
     async def _answers(self, container: ContainerId) -> bool:
-        """Return True if the engine answers at all; if not, its error says nothing about the container."""
+        """Return True if the engine answers at all; if not, its error proves nothing about the container."""
         try:
             await self._engine.inspect(container)
         except GpushareError:

@@ -24,7 +24,10 @@ from gpushared.sharing.driver_wall import DriverWall
 
 
 class Examination:
-    """The doctor on this daemon. ``config`` gives the newest settings, ``reread`` those of a start now."""
+    """Run the doctor on this daemon.
+
+    ``config`` returns the newest settings, ``reread`` the settings that a start would find now.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The API as gRPC, on an inner socket that only the front can reach.
+"""Serve the API as gRPC, on an inner socket that only the front can reach.
 
-Unary calls are those that JSON has, each served by its descriptor; only streams are written here.
+Unary calls are the same as in JSON, each served by its descriptor; only streams are written here.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _stream(
 
 
 def _until_granted(api: Api) -> Source:
-    """Return the stream that tells each change of a requested lease, until the lease is over."""
+    """Return the stream that sends each change of a requested lease, until the lease is over."""
 
     async def views(request: leases_pb2.LeaseRequest, caller: Caller) -> AsyncIterator[leases_pb2.Lease]:
         view = await api.request(request, caller)
@@ -118,7 +118,7 @@ def _no_tunnel(method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
         context: Context[Any, Any],
     ) -> AsyncIterator[Message]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask a node for a Door, or the coordinator")
-        yield jobs_pb2.TunnelChunk()  # never reached; a generator is what gRPC wants
+        yield jobs_pb2.TunnelChunk()  # never reached; gRPC needs a generator
 
     return grpc.stream_stream_rpc_method_handler(
         call,
@@ -156,7 +156,7 @@ class _Reflection(reflection.aio.ReflectionServicer):
 async def add_standard_services(
     server: grpc.aio.Server, ours: Sequence[str], authenticator: CallAuthenticator
 ) -> None:
-    """``ours``: the full names of the services that there are besides."""
+    """Add health and reflection to a server. ``ours``: the full names of the server's other services."""
     names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
     checker = _Health(authenticator)
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)

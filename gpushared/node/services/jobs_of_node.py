@@ -46,7 +46,7 @@ from gpushared.node.services.views import Views
 from gpushared.pool.member.node_ports import free_of, inventory_of
 
 IN_POOL = "pool:"
-"""Before the page tokens of the pool's part of a listing."""
+"""This prefix stands before the page tokens of the pool's part of a listing."""
 
 _HAS_LEASE = frozenset({"reserved", "running"})
 
@@ -55,15 +55,15 @@ _Answered = TypeVar("_Answered", bound=Message)
 
 
 class NodeEndpoints(Protocol):
-    """Sockets on this machine that lead to the gates of other nodes; ``TunnelDoors``."""
+    """Open sockets on this machine that lead to the gates of other nodes; see ``TunnelDoors``."""
 
     async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
-        """Its path."""
+        """Return the path of the socket."""
         ...
 
 
 class NodeJobs:
-    """``pool`` is set while the node is in one. ``realm`` is asked anew each time."""
+    """Serve the calls. ``pool`` is set while the node is in one. ``realm`` is called for each use."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class NodeJobs:
         stop_grace_seconds: int,
         socket: str,
     ) -> None:
-        """``socket``: the path of the node's own."""
+        """Take ``socket``, the path of the node's own socket."""
         self.pool: PoolJobs | None = None
         self.endpoints: NodeEndpoints | None = None
         self._local_jobs = local_jobs
@@ -127,7 +127,7 @@ class NodeJobs:
         principal = f"{caller.name}@{self._realm()}"
         return Owner(principal, principal, admin=caller.trusted)
 
-    # --- taking ----------------------------------------------------------------------------------------
+    # --- submitting ----------------------------------------------------------------------------------------
 
     async def submit(self, message: jobs_pb2.SubmitRequest, caller: Caller) -> jobs_pb2.SubmitAnswer:
         wants_pool = message.pool and not (message.or_here and self.pool is None)
@@ -151,7 +151,7 @@ class NodeJobs:
         return await in_batch(message, lambda one: self.submit(one, caller))
 
     async def reserve(self, message: jobs_pb2.ReserveRequest, caller: Caller) -> jobs_pb2.ReserveAnswer:
-        """Take one job, wait for its lease, and say where docker reaches it."""
+        """Submit one job, wait for its lease, and return the socket at which docker reaches it."""
         if message.job.array:
             raise RequestError("an array has many leases", hint="submit it, and ask for the door of one job")
         seconds = bounded_seconds(message.timeout_seconds)
@@ -174,10 +174,10 @@ class NodeJobs:
         return view
 
     async def _check(self, wanted: Wanted, owner: Owner) -> None:
-        """Raises what the node itself would say to it: no account, a name that is taken, or no such room."""
+        """Raise the errors that the node itself would raise: no account, a taken name, or no such size."""
         caller = await self._host.accounts.caller(owner, OWN)
         _, spec = wanted.jobs[0]
-        with suppress(LimitReached):  # a full queue is no reason: that is what jobs wait for
+        with suppress(LimitReached):  # jobs may wait for room in a full queue
             offer(self._loop.state, spec.request, caller, self._loop.now())
         await check_names(
             self._host.loopback_gate, wanted, lambda job: job in self._local_jobs.loop.state.jobs
@@ -249,7 +249,7 @@ class NodeJobs:
             yield chunk
 
     async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:
-        """Tell where docker reaches a job's container: on this node, or through a tunnel."""
+        """Return the socket at which docker reaches a job's container: on this node, or through a tunnel."""
         view = await self.get(jobs_pb2.JobRef(job_id=message.job_id), caller)
         return await self._door_to(view, message.rank, caller, message.attempt)
 
@@ -287,7 +287,7 @@ class NodeJobs:
         answer: _Answered = await self.pool.of_job(name, message, owner, caller)
         return answer
 
-    # --- many ------------------------------------------------------------------------------------------
+    # --- many jobs -----------------------------------------------------------------------------------------
 
     async def list_jobs(self, message: jobs_pb2.ListJobsRequest, caller: Caller) -> jobs_pb2.ListJobsResponse:
         """List this node's own jobs, then the pool's.
@@ -340,7 +340,7 @@ class NodeJobs:
         return False
 
     def _has_lease(self, lease: LeaseId, caller: Caller) -> bool:
-        """Return True if the lease is the caller's own, or not known.
+        """Return True if the lease is the caller's own, or unknown.
 
         A pool's job runs here under its owner's account on *this* node. That may be another account than the
         caller's, and then the caller comes in as if from any other node.
@@ -368,7 +368,10 @@ class NodeJobs:
         return self.pool
 
     def _project_of(self, job: Job) -> str:
-        """The project that its lease counts to, or would: that of its account, by the node's own projects."""
+        """Return the project that the job's lease counts to, or would count to.
+
+        Without a lease this is the project of the job's account, by the node's own projects.
+        """
         lease_id = job.parts[0].lease if job.parts else None
         state = self._loop.state
         lease = None if lease_id is None else state.leases.get(lease_id) or state.ended.get(lease_id)
@@ -378,7 +381,7 @@ class NodeJobs:
             account = self._host.accounts.rules.account_name(job.spec.owner)
             return project_of(account, job.spec.request.project, state.policy)
         except GpushareError:
-            return job.spec.request.project  # it is refused as soon as it asks for a lease
+            return job.spec.request.project  # the job is refused as soon as it asks for a lease
 
     def _told(self, job: Job) -> Why | None:
         """Return the queue's reason for a job that waits in the node's own queue, else None."""

@@ -1,4 +1,4 @@
-"""Serve the gate: claims, leases for containers that bring none, starts and restarts."""
+"""Serve the gate: claims, leases for containers without one, starts and restarts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LeaseService:
     ) -> None:
         self.presets: Mapping[str, RequestSpec] = {}
         self.max_waits: Mapping[str, int] = {}
-        """Seconds that requests wait in the queue that do not say so themselves, by user or project."""
+        """The seconds that requests without a limit of their own wait in the queue, by user or project."""
         self._loop = loop
         self._executor = executor
         self._reconciler = reconciler
@@ -87,7 +87,7 @@ class LeaseService:
         self._stop_grace_seconds = stop_grace_seconds
         self._leaving = TaskSet()
         self._to_drop: set[LeaseId] = set()
-        """Leases whose claim is over, which could not be written yet."""
+        """Leases whose claim is over, but not yet written as over."""
 
     def engine_facts(self) -> EngineFacts:
         if self._reconciler.facts is None:
@@ -176,7 +176,7 @@ class LeaseService:
             raise
 
     async def _insist(self, event: m.ClaimDropped | m.ReleaseAsked) -> None:
-        """While the journal is away, what a create held is given back as soon as it can be written."""
+        """Send the event; if the journal is away, send it again until it is written."""
         try:
             await self._loop.send(event)
         except JournalUnavailable:
@@ -188,7 +188,7 @@ class LeaseService:
         while True:
             await asyncio.sleep(WRITE_AGAIN_SECONDS)
             if isinstance(event, m.ClaimDropped) and event.lease not in self._to_drop:
-                return  # the next claim has come first, and is not to be dropped
+                return  # the next claim came first, and must not be dropped
             with contextlib.suppress(JournalUnavailable):
                 await self._loop.send(event)
                 self._to_drop.discard(event.lease)
@@ -203,7 +203,7 @@ class LeaseService:
             request,
             caller,
             holder=caller.process,
-            container_name=name if is_container_name(name) else "",  # the engine says what is wrong with it
+            container_name=name if is_container_name(name) else "",  # the engine refuses a bad name
             image=image[:MAX_IMAGE],
         )
         return await self._acquire(asked, patience)
@@ -213,7 +213,8 @@ class LeaseService:
         try:
             lease = _present(await self._loop.send(replace(asked, immediate=not patience.waits)))
         except NoRoom as error:
-            # Offered and not queued: a request in the queue, however short, makes others give way.
+            # The request is offered and not queued: a request in the queue, even for a moment, makes others
+            # give way.
             told = offer(self._loop.state, request, caller, self._loop.now()).waiting
             raise no_room(patience, told, self._loop.state, self._loop.now()) from error
         try:
@@ -408,9 +409,9 @@ def _present(lease: Lease | None) -> Lease:
 
 
 def _check_not_given_up(facts: ContainerFacts) -> None:
-    """Raises StateConflict for a job's container that never ran: its attempt is over without it.
+    """Raise StateConflict for a job's container that never ran: its attempt is over without it.
 
-    The daemon's own start may come so late, after a freeze for example, when the job may run elsewhere.
+    The daemon's own start may come that late, after a freeze for example, when the job may run elsewhere.
     """
     job = facts.labels.get(LABEL_JOB)
     if job and facts.status is ContainerStatus.CREATED:

@@ -1,4 +1,4 @@
-"""List leases, the ended ones page by page, and tell when each part of a lease's new size takes effect."""
+"""List leases, the ended ones page by page, and explain when each part of a lease's new size takes effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENDED = kind_of(Ended)
 LIVE_STATES = frozenset(kind_of(state) for state in get_args(LeaseState)) - {ENDED}
 OUTCOMES = frozenset(map(kind_of, get_args(Outcome)))
 ON_GPU = {MemoryWall.NONE, MemoryWall.WATCHDOG, MemoryWall.WHOLE_GPU}
-"""Walls that no setting of a process makes."""
+"""These walls need no setting of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,10 @@ def _effects(before: Lease, after: Lease, state: NodeState, facts: EngineFacts |
 
 
 def _is_limited_by_mps(lease: Lease) -> bool:
-    """Beside a limit of the driver's, processes have those of MPS too, where that caps their compute."""
+    """Return True if the limits of MPS apply to the lease's processes.
+
+    Beside a limit of the driver's they apply if MPS caps the compute.
+    """
     if lease.walls is None or lease.walls.memory_wall in ON_GPU:
         return False
     through_mps = lease.walls.compute_cap is ComputeCap.MPS_PERCENTAGE
@@ -165,7 +168,10 @@ def _watchdog(lease: Lease, state: NodeState) -> str:
 
 
 def _by_process(new: str, facts: EngineFacts | None) -> str:
-    """Processes read their limits when they begin, from variables of the container or the gate."""
+    """Explain from when on processes get the new limits.
+
+    Processes read their limits when they begin, from variables of the container or the gate.
+    """
     text = f"what runs, and what that starts, keeps its own; `docker exec` through this daemon gets {new}"
     if facts is None:
         return text
@@ -182,5 +188,5 @@ def _memory(lease: Lease) -> str:
 
 
 def _compute(lease: Lease) -> str:
-    """A process has one percentage for all its GPUs, the smallest."""
+    """Return the percentage of a process, which has one for all its GPUs, the smallest."""
     return f"{format_percent(min(grant.ceiling_permille for grant in lease.grants))}%"

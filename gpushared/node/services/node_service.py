@@ -122,7 +122,7 @@ class Api:
         lease = await self._loop.send(event)
         assert lease is not None, "a request is answered with its lease"
         if lease.holder is not None:
-            self._attendance.processes.has_ended(lease.holder)  # watched from now on
+            self._attendance.processes.has_ended(lease.holder)  # this watches the process from now on
         self._attendance.seen(lease.id, self._loop.now())
         return self._view(lease, caller)
 
@@ -130,7 +130,7 @@ class Api:
         return read_lease_request(message, self.presets)
 
     async def offer(self, message: leases_pb2.LeaseRequest, caller: Caller) -> leases_pb2.OfferAnswer:
-        """Tell the outcome that a request would have now; nothing is booked."""
+        """Return the result that a request would have now; nothing is booked."""
         request = self._read(message)
         return self.views.offer(request, offer(self._loop.state, request, caller, self._loop.now()))
 
@@ -163,7 +163,7 @@ class Api:
         return self._view(await self._loop.send(m.StopAsked(lease.id, caller, grace)) or lease, caller)
 
     async def resize(self, message: leases_pb2.ResizeRequest, caller: Caller) -> leases_pb2.ResizeAnswer:
-        """Give a lease another size on the same GPUs; the answer says when each part takes effect."""
+        """Give a lease another size on the same GPUs; the answer explains when each part takes effect."""
         found = await self._find(message.lease_id, caller)
         size = read_size(gpu=message.gpu, gpu_memory=message.gpu_memory, gpu_compute=message.gpu_compute)
         before = await self._again(found)
@@ -238,7 +238,7 @@ class Api:
         return self.views.lease(lease, caller, self._sampler.newest)
 
     async def _again(self, lease: Lease) -> Lease:
-        """Return the view of the lease now."""
+        """Return the lease as it is now."""
         state = self._loop.state
         return state.leases.get(lease.id) or state.ended.get(lease.id) or lease
 
@@ -322,7 +322,7 @@ class Api:
 
 
 def is_over(view: leases_pb2.Lease) -> bool:
-    """Return True if the lease has left the queue, so that nobody needs to wait for it any more."""
+    """Return True if the lease has left the queue, so that no client needs to wait for it any more."""
     return view.state != "queued"
 
 
@@ -363,7 +363,7 @@ class Drains:
         return await self._ask(message.gpu, None, caller)
 
     async def _ask(self, name: str, reason: str | None, caller: Caller) -> gpus_pb2.DrainAnswer:
-        """One after the other: what was done for the first stays done where the next is refused."""
+        """Drain or undrain the GPUs one after the other; a refusal does not undo the ones before."""
         found = named(name, self._loop.state)
         for gpu in found:
             await self._loop.send(GpuDrainAsked(gpu, caller, reason))

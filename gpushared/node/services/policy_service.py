@@ -19,11 +19,12 @@ from gpushared.net.unary_json import Unary
 
 UID_DIGITS = 10
 MAX_CREATE_BYTES = 190 * 1024
-"""A call in JSON has room for so much. gRPC has the same limit, so that a long body holds nobody up."""
+"""A call in JSON has room for this much. gRPC has the same limit, so that a long body delays no other
+call."""
 
 
 class PolicyApi:
-    """Explain the policy to any caller, for themselves."""
+    """Explain the policy to any caller, for the caller's own containers."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -64,7 +65,10 @@ class PolicyApi:
 
 
 async def _named(user: str, caller: Caller) -> Caller:
-    """The user as somebody whom nobody trusts. Raises ``PermissionRefused``, ``NotFound``, ``TimedOut``."""
+    """Return the user as an untrusted caller.
+
+    Raises ``PermissionRefused``, ``NotFound``, ``TimedOut``.
+    """
     if not caller.trusted and user not in {caller.name, str(caller.uid)}:
         raise PermissionRefused(
             "you may ask for yourself only", hint="leave --as out; trusted users may ask for everybody"

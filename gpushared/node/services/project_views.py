@@ -81,7 +81,7 @@ def _gpus(what: str, text: str) -> int | None:
 
 
 def _decayed(state: NodeState, now: float) -> dict[str, float]:
-    """GPU-seconds of each project, with what it holds at the moment."""
+    """Return the GPU-seconds of each project, with its present holdings."""
     running = [
         Interval(lease.payer, permille_of(lease.grants, state.gpus), lease.holds_since, now)
         for lease in state.holders()

@@ -1,4 +1,4 @@
-"""Limit the time that docker's clients wait in the queue, and word the refusal when it is over."""
+"""Limit the time that docker's clients wait in the queue, and word the refusal after that time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def patience_of(label: str, names: Iterable[str], max_waits: Mapping[str, int], 
 
 
 def no_room(patience: QueuePatience, waiting: Waiting | None, state: NodeState, now: float) -> LimitReached:
-    """Word the refusal for a client that does not wait, or no longer. ``waiting`` None: no known reason."""
+    """Word the refusal for a client that does not wait, or no longer.
+
+    ``waiting`` is None without a reason.
+    """
     told = "there is no room now"
     if patience.waits:
         told = f"there was no room in {format_duration(patience.seconds)}"

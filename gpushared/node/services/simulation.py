@@ -1,4 +1,4 @@
-"""The test API of simulated GPUs: lets a caller play the driver."""
+"""Serve the test API of simulated GPUs, with which a caller plays the driver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Simulation:
         return {"gpushare.v1.Simulation/Change": Unary(node_pb2.SimulationChange, self.change)}
 
     async def change(self, message: node_pb2.SimulationChange, caller: Caller) -> node_pb2.SimulationChanged:
-        """Only for trusted callers: a lost GPU is everybody's loss."""
+        """Change a reading. Only trusted callers may, because a lost GPU is a loss for all users."""
         if not caller.trusted:
             raise PermissionRefused(
                 "only trusted callers may change the simulation", hint="be root, or in the docker group"

@@ -97,7 +97,7 @@ class Views:
             view.memory_used_bytes = sample.used_bytes[lease.id]
 
     def day(self, at: float | None) -> float:
-        """A moment in the time of day; 0 for none, as messages have it."""
+        """Return a moment in the time of day; 0 for none, as in messages."""
         return self._loop.state.day(at) if at else 0.0
 
     def story(self, entries: Iterable[StoryEntry]) -> list[leases_pb2.StoryEntry]:
@@ -156,7 +156,7 @@ class Views:
         return view
 
     def kept(self, lease: Lease) -> leases_pb2.Kept | None:
-        """The GPUs that are kept for a waiting lease, or for whom it waits behind."""
+        """Return the GPUs that are kept for a waiting lease, or the lease that it waits behind."""
         outlook = self._loop.outlook()
         decision = outlook.decisions.get(lease.id)
         if decision is None or decision.reservation is None or not decision.reservation.head:
@@ -174,7 +174,7 @@ class Views:
         return self._loop.waiting_of(lease)
 
     def nearest(self, lease: Lease) -> str:
-        """Say what a waiting request would get at once instead, or return an empty text."""
+        """Explain what a waiting request would get at once instead, or return an empty text."""
         if not isinstance(lease.state, Queued):
             return ""
         return fits_instead(self._loop.state, lease, self._loop.now())
@@ -284,7 +284,7 @@ def _grants(lease: Lease) -> Iterable[Grant]:
 
 
 def _token(view: leases_pb2.Lease) -> str:
-    """Return a token that changes with anything a waiting user is shown, except momentary figures."""
+    """Return a token that changes with all that a waiting user sees, except momentary figures."""
     told = (
         view.id,
         view.state,
@@ -330,12 +330,12 @@ def who(pid: int) -> tuple[str, str]:
 
 
 def _step(lease: Lease, state: NodeState) -> str:
-    """Say what happens to a running lease that has to give way, else return an empty text."""
+    """Return what happens to a running lease that has to give way, else an empty text."""
     return step_of(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
 def _why(lease: Lease, state: NodeState) -> str:
-    """Say why a running lease would not be suspended, else return an empty text."""
+    """Return why a running lease would not be suspended, else an empty text."""
     return why_not(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
