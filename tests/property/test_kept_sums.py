@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.jobs import coordinator_events as m
@@ -185,7 +185,6 @@ def test_what_runs_for_a_thousand_years_takes_no_more_than_what_counts() -> None
 # --- a whole pool --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 1_000_000))
 def test_a_kept_picture_of_a_pool_is_one_that_is_drawn_anew(seed: int) -> None:
     """Its rooms and its sums, after any events, and after passes whose steps were never written."""

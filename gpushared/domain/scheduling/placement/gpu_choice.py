@@ -38,6 +38,8 @@ def rate(
     kin: Collection[GpuId] = (),
 ) -> Score | HostReason:
     """Return the cost of the best GPUs of this host, or why it has none. ``kin``: the preferred GPUs."""
+    if need.models and need.count and need.models.isdisjoint(free.models):
+        return HostReason.MODEL
     if need.least_permille > free.top_permille:
         return _lack(need, free)
     if need.cpu_milli > free.cpu_milli:
@@ -107,8 +109,6 @@ def _ordinary_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Col
 def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
     """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
     gpu = free.rooms[0].gpu
-    if need.models and gpu.name not in need.models:
-        return []
     memory, permille = need.on(gpu)
     last, wanted = policy.whole_gpus_last, permille * policy.model(gpu.name)
     ranks: list[Rank] = []
@@ -172,8 +172,6 @@ def _score(need: Need, free: Free, policy: PlacementPolicy, chosen: Sequence[Ran
 
 def _lack(need: Need, free: Free) -> HostReason:
     """Return why too few GPUs can take their part."""
-    if need.models and not any(room.gpu.name in need.models for room in free.rooms):
-        return HostReason.MODEL
     if need.pinned and not {room.gpu.id for room in free.rooms}.issuperset(need.pinned):
         return HostReason.OTHER_HOST
     return HostReason.GPUS

@@ -53,6 +53,8 @@ class Free:
     untouched: int
     """The number of GPUs of which nothing is leased."""
     link_groups: tuple[int, ...]
+    models: frozenset[str]
+    """The names of the host's GPUs."""
     uniform: bool
     """True if the host's GPUs are ordinary and alike, so that an answer for one GPU is the answer for all."""
     twin: int | None = None
@@ -71,6 +73,7 @@ def free_of(host: Host, rooms: Sequence[FreeCapacity], twin: int | None = None) 
         max((room.free_permille for room in rooms), default=0),
         levels.count(WHOLE_PERMILLE),
         host.link_groups,
+        frozenset(gpu.name for gpu in host.gpus),
         _uniform(host.gpus),
         twin,
     )
@@ -122,6 +125,7 @@ def changed(
         max(room.free_permille for room in rooms) if rooms else 0,
         levels.count(WHOLE_PERMILLE),
         free.link_groups,
+        free.models,
         free.uniform,
     )
 
