@@ -50,9 +50,9 @@ HOSTS_LOOKED_AT = 16
 class HostIndex:
     """Tell who holds GPUs on which host, and until when."""
 
-    def __init__(self, roll: HolderIndex, leaves_in_seconds: float) -> None:
-        """Follow ``roll`` as it changes."""
-        self._roll = roll
+    def __init__(self, holder_index: HolderIndex, leaves_in_seconds: float) -> None:
+        """Follow ``holder_index`` as it changes."""
+        self._roll = holder_index
         self._leaves_in = leaves_in_seconds
 
     def load(self, host: str) -> int:
