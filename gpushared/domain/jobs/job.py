@@ -356,7 +356,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class JobStoryEntry:
-    """One line of a job's story."""
+    """Hold one line of a job's story."""
 
     at: float
     text: str

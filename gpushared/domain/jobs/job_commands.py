@@ -168,7 +168,7 @@ def is_same_request(one: JobSpec, other: JobSpec) -> bool:
 
 
 def _displace(told: Job, draft: PoolDraft) -> None:
-    """End a job that a node reported with a false owner, and whose id the true owner now submits."""
+    """End a job that only a node reported: its owner submits another job with the same id."""
     draft.state.old = draft.state.old.drop(told.id)
     if isinstance(told.state, Ended):
         draft.forget(told)

@@ -32,7 +32,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class RequestSubmitted:
-    """A user asks for a lease.
+    """Ask for a lease.
 
     ``immediate``: refuse rather than queue. ``device_name``: empty = the lease's id. ``held``: the lease
     waits until its owner releases it.
@@ -71,7 +71,7 @@ class RequestMissed:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """The caller gives back a lease that has no container."""
+    """Give back a lease that has no container."""
 
     lease: LeaseId
     caller: Caller
@@ -79,7 +79,7 @@ class ReleaseAsked:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The caller ends a lease, whatever its state."""
+    """End a lease, whatever its state."""
 
     lease: LeaseId
     caller: Caller
@@ -88,7 +88,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResizeAsked:
-    """The caller gives a lease another size."""
+    """Give a lease another size."""
 
     lease: LeaseId
     caller: Caller
@@ -97,7 +97,7 @@ class ResizeAsked:
 
 @dataclass(frozen=True, slots=True)
 class HoldAsked:
-    """The caller keeps a waiting lease from starting, or releases it."""
+    """Keep a waiting lease from starting, or release it."""
 
     lease: LeaseId
     caller: Caller
@@ -106,7 +106,7 @@ class HoldAsked:
 
 @dataclass(frozen=True, slots=True)
 class PriorityAsked:
-    """The caller gives a waiting lease another priority in its project."""
+    """Give a waiting lease another priority in its project."""
 
     lease: LeaseId
     caller: Caller
@@ -115,7 +115,7 @@ class PriorityAsked:
 
 @dataclass(frozen=True, slots=True)
 class ExtendAsked:
-    """The caller gives a lease more time."""
+    """Give a lease more time."""
 
     lease: LeaseId
     caller: Caller
@@ -124,7 +124,7 @@ class ExtendAsked:
 
 @dataclass(frozen=True, slots=True)
 class PauseAsked:
-    """The caller takes a running lease off its GPUs until somebody resumes it."""
+    """Take a running lease off its GPUs until a user resumes it."""
 
     lease: LeaseId
     caller: Caller
@@ -132,7 +132,7 @@ class PauseAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
-    """The caller brings a paused lease back when there is room."""
+    """Bring a paused lease back when there is room."""
 
     lease: LeaseId
     caller: Caller
@@ -140,7 +140,7 @@ class ResumeAsked:
 
 @dataclass(frozen=True, slots=True)
 class PreemptAsked:
-    """The caller makes a lease give way."""
+    """Make a lease give way."""
 
     lease: LeaseId
     caller: Caller
@@ -148,7 +148,7 @@ class PreemptAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAsked:
-    """A container create that names this lease is under way."""
+    """Report that a container create that names this lease is under way."""
 
     lease: LeaseId
     caller: Caller
@@ -156,7 +156,7 @@ class ClaimAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimDropped:
-    """The create under way failed; the lease may be claimed again."""
+    """Report that the create under way failed; the lease may be claimed again."""
 
     lease: LeaseId
 
@@ -374,7 +374,7 @@ class ClientsParted:
 
 @dataclass(frozen=True, slots=True)
 class GpuDrainAsked:
-    """The caller drains a GPU (``reason`` says why), or undrains it (``reason`` None)."""
+    """Drain a GPU (``reason`` says why), or undrain it (``reason`` is None)."""
 
     gpu: GpuId
     caller: Caller
@@ -383,7 +383,7 @@ class GpuDrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSet:
-    """An administrator sets a project; a field that is None stays as it is. GPUs are in permille.
+    """Set a project; a field that is None stays as it is. GPUs are in permille.
 
     ``model``: the quota is for the GPUs of this model; empty for the general quota. ``unset``: the project
     follows the configuration again; with a model, the project has no quota of its own for that model.

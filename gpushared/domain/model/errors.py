@@ -1,4 +1,4 @@
-"""Every error a caller may see, in one tree.
+"""Define every error that a caller may see, in one tree.
 
     GpushareError
     ├── RequestError              what was asked makes no sense        invalid_argument     125

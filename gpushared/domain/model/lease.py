@@ -109,7 +109,7 @@ class NeverClaimed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The daemon could not give the granted parts, or they broke. ``hint`` tells the user what to do."""
+    """The daemon could not give the granted parts, or they broke. ``hint`` names the user's remedy."""
 
     reason: str
     hint: str = ""

@@ -50,7 +50,7 @@ class NotYours(NotFound):
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The directories of overlay2 that make up a container's files, by the engine's paths."""
+    """Hold the directories of overlay2 that make up a container's files, by the engine's paths."""
 
     lower: tuple[str, ...]
     """The directories of the image, the topmost one first."""
