@@ -3,8 +3,8 @@
 The steps, the mildest first; each lease shows which step applies to it (``step_of``):
 
 1. ``suspend``: if a CUDA checkpoint works, the container is frozen and its GPU memory moved to the host.
-2. ``requeue``: its program is notified (see ``notice``), the container is stopped when the notice is over, and
-   it is started again, from its beginning, when there is room.
+2. ``requeue``: its program is notified (see ``notice``), the container is stopped when the notice is over,
+   and it is started again, from its beginning, when there is room.
 3. ``stop``: the same without the start, for a container that is removed when it ends or whose output
    somebody is attached to.
 """
