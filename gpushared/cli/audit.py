@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gpushared.api.v1.admin_messages import AuditLine, AuditPage
-from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.errors import whole_number, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen, write
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
@@ -89,11 +89,7 @@ def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
 
 def _limit(options: Options) -> int:
     said = options.value("limit")
-    if not said:
-        return LIMIT
-    if not (said.isascii() and said.isdigit() and 0 < int(said) <= MAX_LIMIT):
-        raise UsageError(f"--limit {said[:40]!r} is no number of lines", hint=f"say 1 to {MAX_LIMIT}")
-    return int(said)
+    return whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
 
 
 def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage]:

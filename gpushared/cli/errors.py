@@ -13,6 +13,8 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import ClassVar
 
+MAX_DIGITS = 9
+MAX_SHOWN = 40
 MAX_LINE = 600
 MAX_LINES = 40
 """No message of ours has so many lines: a message from elsewhere must not flood a terminal."""
@@ -35,6 +37,18 @@ def wrong_values(option: str = "") -> Iterator[None]:
     except RequestError as error:
         named = f"{option}: {error.message}" if option else error.message
         raise UsageError(named, hint=error.hint) from error
+
+
+def whole_number(option: str, text: str, lowest: int, highest: int) -> int:
+    """Read the value of an option. Raises UsageError."""
+    digits = text[1:] if text.startswith(("+", "-")) else text
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS
+    if not is_number or not lowest <= int(text) <= highest:
+        raise UsageError(
+            f"{option} {text[:MAX_SHOWN]!r} is not possible",
+            hint=f"give a whole number, {lowest} to {highest}",
+        )
+    return int(text)
 
 
 def say(sentence: str, hint: str = "") -> None:

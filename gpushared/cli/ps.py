@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 from gpushared.cli import text
-from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.errors import whole_number, wrong_values
 from gpushared.cli.listing import Listing, Options, Own, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess
@@ -141,11 +141,7 @@ def _not_shown(more: int, limit: int) -> str:
 
 def _limit(options: Options) -> int:
     said = options.value("limit")
-    if not said:
-        return LIMIT
-    if not (said.isascii() and said.isdigit() and 0 < int(said[:9]) <= MAX_LIMIT):
-        raise UsageError(f"--limit {said[:40]!r} is no number of leases", hint=f"say 1 to {MAX_LIMIT}")
-    return int(said[:9])
+    return whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
 
 
 def _moment(text: str) -> float:

@@ -11,7 +11,7 @@ from functools import partial
 
 from gpushared.cli import docker_cli, lease_values
 from gpushared.cli.docker_args import RUN, OurOptions, RunWords, are_plain, refuse_ways_around, warnings
-from gpushared.cli.errors import UsageError, say, wrong_values
+from gpushared.cli.errors import UsageError, say, whole_number, wrong_values
 from gpushared.cli.lease_values import check_values
 from gpushared.cli.waiting import Interrupted, Progress, QueueWait
 from gpushared.client import Client
@@ -241,13 +241,7 @@ def _priority(text: str) -> int:
         return 0
     from gpushared.domain.model.request import MAX_PRIORITY
 
-    try:
-        priority = int(text)
-    except ValueError:
-        priority = MAX_PRIORITY + 1
-    if abs(priority) > MAX_PRIORITY:
-        raise UsageError(f"--priority {text[:40]!r} is no priority", hint="give a whole number, -100 to 100")
-    return priority
+    return whole_number("--priority", text, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 _READERS: Mapping[str, Callable[[str], object]] = {
@@ -267,9 +261,7 @@ def _restarts(words: RunWords) -> int:
     text = words.ours.get("restart-on-fault", "")
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--restart-on-fault {text[:40]!r} is no number", hint="give 0 to 100")
-    number = int(text[:9])
+    number = whole_number("--restart-on-fault", text, 0, 100)
     if number and words.is_set("rm"):
         raise UsageError(
             "conflicting options: --restart-on-fault and --rm",

@@ -24,6 +24,7 @@ from gpushared.cli.start import (
 )
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
+from gpushared.client.submit_words import fields_of
 from gpushared.domain.model.errors import GpushareError, RequestError
 
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
@@ -111,14 +112,13 @@ def _said(words: RunWords) -> dict[str, Any]:
     ours = words.ours
     lasting = words._replace(flags=tuple(flag for flag in words.flags if flag.name != "rm"))
     lease = asked(lasting) | {"after": []}  # the job removes its container, and only when it is over
-    lease["class"] = lease.pop("lease_class")
     requeue = lease.pop("requeue")
     if ours.get("node") and ours.get("span"):
         raise UsageError(
             "--node and --span exclude each other", hint="--span is for several nodes: leave one of them out"
         )
     return {
-        "lease": lease,
+        "lease": fields_of(lease),
         "requeue": requeue,
         "pool": bool(ours.get("pool")),
         "node": ours.get("node", ""),
@@ -135,7 +135,7 @@ def _said(words: RunWords) -> dict[str, Any]:
 def _count(ours: dict[str, str], name: str) -> int:
     text = ours.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS):
-        raise UsageError(f"--{name} {text[:40]!r} is no number", hint="give a whole number, such as 2")
+        raise UsageError(f"--{name} {text[:40]!r} is not possible", hint="give a whole number, such as 2")
     return int(text)
 
 

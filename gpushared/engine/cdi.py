@@ -14,7 +14,6 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +68,6 @@ class LeaseSpecs:
         except OSError as error:
             raise _unusable(self.directory, error) from error
         return tuple(sorted(name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in found))
-
-    def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Remove the specs of all other devices, and files that a crash left half written.
-
-        Return the names.
-        """
-        gone = tuple(name for name in self.names() if name not in keep)
-        try:
-            for name in gone:
-                (self.directory / f"{_PREFIX}{name}{_SUFFIX}").unlink(missing_ok=True)
-            for path in self.directory.glob(f".{_PREFIX}*{_TEMPORARY}"):
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _unusable(self.directory, error) from error
-        return gone
 
     def in_directory(self, directory: Path) -> LeaseSpecs:
         """Return the same specs in another directory; itself if they are there already."""

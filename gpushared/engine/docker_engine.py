@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -227,11 +227,6 @@ class DockerEngine:
     async def remove_device(self, device_name: str) -> None:
         async with self._specs_lock:
             await asyncio.to_thread(self._specs.remove, device_name)
-
-    async def sweep_devices(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Remove all lease devices but those named; return the names removed."""
-        async with self._specs_lock:
-            return await asyncio.to_thread(self._specs.sweep, frozenset(keep))
 
     async def close(self) -> None:
         for feed in self._feeds:

@@ -1,8 +1,7 @@
 """Run the coordinator's loop: the one place where the pool's state changes, and where its changes are stored.
 
-Events come in through ``send``. Those that arrived together are handled together and written in as few
-transactions as they fit in; only when its changes are durable does a step become true: then its state is
-shown, its caller answered, its instructions performed. A write that fails changes nothing.
+Events come in through ``send``; a batch of events is written in as few transactions as hold it, so a step may
+become true before a later step of the same batch.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from gpushared.daemon.troubles import Troubles
+from gpushared.daemon.write_ahead_loop import SentEvent, WriteAheadLoop, within
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle
@@ -55,11 +55,9 @@ from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Trans
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 4096
 MAX_PENDING_SUBMITTED = 3072
 """With this many pending, no new jobs are taken: a user who submits without end must not keep nodes from
 being heard."""
-MAX_BATCH = 256
 RETRY_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
@@ -72,36 +70,29 @@ PASS_PAUSE_SECONDS = 0.001
 Subscriber = Callable[[m.PoolInstruction], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    event: m.PoolEvent
-    answer: asyncio.Future[Job | None]
+_Sent = SentEvent[m.PoolEvent, PoolStep]
 
 
-class PoolLoop:
-    """Owns the state, and alone writes what it is made of; ``write`` is for the records of others."""
+class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
+    """Own the pool's state, and alone write its records; ``write`` is for the records of others."""
 
     def __init__(self, state: PoolState, store: JobStore, clock: Clock, troubles: Troubles) -> None:
         """The store is led already, with ``state.epoch``."""
-        self.state = state
+        super().__init__(state, clock, "the coordinator")
         self.revision = state.revision
         """The newest that is known of the store."""
         self.snapshot = ClusterSnapshot()
         """The members' GPUs as the scheduling passes and the explanations saw them last."""
         self.archive = Archive(store)
         self._store = store
-        self._clock = clock
         self._troubles = troubles
         self._epoch = state.epoch
         self._rest_until = 0.0
         self._writer = StepWriter(state)
-        self._pending: asyncio.Queue[_Sent] = asyncio.Queue(MAX_PENDING)
         self._subscribers: list[Subscriber] = []
         self._on_new_epoch: list[Callable[[], None]] = []
-        self._changed = asyncio.Event()
         # Weak: those who wait hold them.
         self._job_changed: WeakValueDictionary[JobId, asyncio.Event] = WeakValueDictionary()
-        self._task: asyncio.Task[None] | None = None
         self._healing: asyncio.Task[None] | None = None
 
     # --- for everybody ---------------------------------------------------------------------------------
@@ -118,14 +109,9 @@ class PoolLoop:
         return await self._handled(event)
 
     async def _handled(self, event: m.PoolEvent) -> Job | None:
-        if self._task is not None and self._task.done():
-            raise Unavailable("the coordinator is ending", hint="try again in a moment")
-        answer: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
-        most = MAX_PENDING_SUBMITTED if isinstance(event, m.JobSubmitted) else MAX_PENDING
-        if self._pending.qsize() >= most:
-            raise LimitReached("the coordinator has too much to do", hint="try again in a moment")
-        self._pending.put_nowait(_Sent(event, answer))
-        return await answer
+        if isinstance(event, m.JobSubmitted):
+            return (await self.take(event, MAX_PENDING_SUBMITTED)).job
+        return (await self.take(event)).job
 
     async def write(
         self,
@@ -154,21 +140,14 @@ class PoolLoop:
         """Have it called when the epoch rose because nodes knew a higher one: their streams must end."""
         self._on_new_epoch.append(renew)
 
-    async def changed(self, timeout_seconds: float) -> bool:
-        """Wait until jobs or members may have changed; False when the time is over first."""
-        return await _within(self._changed, timeout_seconds)
-
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool:
         """Wait until this job changes; False when the time is over first."""
         event = self._job_changed.setdefault(job, asyncio.Event())
-        return await _within(event, timeout_seconds)
+        return await within(event, timeout_seconds)
 
     def take_rules(self, rules: PoolRules) -> None:
         """New figures of the configuration; they hold from the next event on."""
         self.state = replace(self.state, rules=rules, stale=True)
-
-    def now(self) -> float:
-        return self._clock.now()
 
     @property
     def epoch(self) -> int:
@@ -179,47 +158,31 @@ class PoolLoop:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The loop's life: runs while the block runs."""
-        self._task = asyncio.create_task(self._run(), name="pool loop")
-        follower = asyncio.create_task(self._follow_day_time(), name="time of day")
+        """Run the loop, and what belongs to it, while the block runs."""
+        beside = [asyncio.create_task(self._follow_day_time(), name="time of day")]
         try:
-            yield
+            async with super().running():
+                yield
         finally:
-            tasks = [task for task in (self._task, self._healing, follower) if task is not None]
-            for task in tasks:
+            beside += [self._healing] if self._healing is not None else []
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def ended(self) -> None:
-        """Comes back never, or with the error that the coordinator cannot go on after: Deposed."""
-        assert self._task is not None, "only while running"
-        await asyncio.shield(self._task)
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _run(self) -> None:
-        batch: list[_Sent] = []
         try:
-            while True:
-                batch = await self._batch()
-                await self._handle(batch)
+            await super()._run()
         except Deposed as error:
             log.critical("this coordinator must not act any more: %s", error)
             raise
-        finally:
-            left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
-            ending = Unavailable("the coordinator is ending", hint="try again in a moment")
-            _refuse([*batch, *left], ending)
 
-    async def _batch(self) -> list[_Sent]:
-        """Return the waiting events, or a tick when the state is due for another look."""
-        batch: list[_Sent] = []
+    async def _first_of_batch(self) -> _Sent:
+        """Return the next event, or a tick when the state is due for another look."""
         try:
             async with asyncio.timeout(self._seconds_to_look()):
-                batch.append(await self._pending.get())
+                return await self._pending.get()
         except TimeoutError:
-            batch.append(_Sent(m.PoolTick(), asyncio.get_running_loop().create_future()))
-        while len(batch) < MAX_BATCH and not self._pending.empty():
-            batch.append(self._pending.get_nowait())
-        return batch
+            return self._sent(m.PoolTick())
 
     async def _follow_day_time(self) -> None:
         """Tell the state when people have set the clock, as times of day are meant by that clock."""
@@ -287,12 +250,7 @@ class PoolLoop:
         # nothing is to be placed with each beat, which would then be refused with it.
         planned_at = max(self.state.planned_at, self._rest_until)
         state = replace(self.state, revision=self.revision, planned_at=planned_at)
-        done: list[tuple[_Sent, PoolStep]] = []
-        for sent in batch:
-            step = self._step(state, sent)
-            if step is not None:
-                state = step.state
-                done.append((sent, step))
+        done, _ = self._steps(state, batch)
         concluded, torn = 0, False
         try:
             await self._rise([step for _, step in done])
@@ -305,7 +263,8 @@ class PoolLoop:
             self._in_trouble(error)
             self._rest_until = self._clock.now() + RETRY_SECONDS
             self._writer.refused(done[concluded][1] if torn else None)
-            _refuse([sent for sent, _ in done[concluded:]], error)
+            for sent, _ in done[concluded:]:
+                sent.refuse(error)
         except RequestError as error:
             # More than a store takes. Whoever asks for that ends neither the coordinator nor what others ask.
             self._writer.refused(done[concluded][1] if torn else None)
@@ -315,25 +274,17 @@ class PoolLoop:
         """Handle the events of a batch that cannot be kept one by one, and refuse the one at fault."""
         if len(batch) == 1:
             log.warning("an event cannot be kept: %s", error)
-            _refuse(batch, error)
+            batch[0].refuse(error)
             return
         for sent in batch:
             await self._handle([sent])
 
-    def _step(self, state: PoolState, sent: _Sent) -> PoolStep | None:
+    def _apply(self, state: PoolState, event: m.PoolEvent) -> tuple[PoolStep, PoolState]:
         now = self._clock.now()
-        try:
-            step = handle(state, sent.event, now, self.snapshot)
-        except GpushareError as error:
-            _refuse([sent], error)
-        except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
-            log.exception("rule failed event=%r", sent.event)
-            _refuse([sent], GpushareError(f"the coordinator made a mistake: {error}", hint="see its log"))
-        else:
-            if step.state.planned_at != state.planned_at:
-                self._pace(step.state, now)
-            return step
-        return None
+        step = handle(state, event, now, self.snapshot)
+        if step.state.planned_at != state.planned_at:
+            self._pace(step.state, now)
+        return step, step.state
 
     def _pace(self, after: PoolState, began: float) -> None:
         """Put off the next pass over the queue by how long this one took.
@@ -426,7 +377,7 @@ class PoolLoop:
             for instruction in step.instructions:
                 self._tell(instruction)
             if not sent.answer.done():
-                sent.answer.set_result(step.job)
+                sent.answer.set_result(step)
         self._wake(before, [step for _, step in done])
 
     def _tell(self, instruction: m.PoolInstruction) -> None:
@@ -446,28 +397,12 @@ class PoolLoop:
         after = self.state
         others = any(_looks(before.members.get(name)) != _looks(after.members.get(name)) for name in names)
         if jobs or others or after.ahead_seconds != before.ahead_seconds:
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._wake_waiters()
 
 
 def _looks(member: Member | None) -> Member | None:
     """Return the member without the field that each beat changes."""
     return member and replace(member, heard_at=None)
-
-
-async def _within(event: asyncio.Event, timeout_seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_seconds):
-            return await event.wait()
-    return False
-
-
-def _refuse(batch: Sequence[_Sent], error: GpushareError) -> None:
-    for sent in batch:
-        if not sent.answer.done():
-            sent.answer.set_exception(error)
-            # Nobody waits for the answers to some events, such as a tick's: that is no warning.
-            sent.answer.exception()
 
 
 class StepWriter:

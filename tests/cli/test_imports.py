@@ -56,6 +56,7 @@ BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.e
 CLIENT = {"gpushared.client"} | {
     f"gpushared.client.{name}" for name in ("api", "http", "retries", "submit_words")
 }
+CLIENT |= {"gpushared.domain.model.backoff"}
 CLIENT |= {f"gpushared.api{name}" for name in ("", ".message", ".v1", ".v1.messages")}
 LISTING = BASE | CLIENT | {"gpushared.cli.listing", "gpushared.cli.table"}
 RUN = {"docker_args", "docker_cli", "lease_values"}

@@ -176,7 +176,7 @@ def test_a_terminal_waits_for_somebody_as_with_docker_run_detached(
         ([], "no image was named", 2),
         (["--cidfile", "x", "busybox"], "--cidfile makes no sense for a job", 2),
         (["--gpus", "all", "busybox"], "--gpus asks docker for GPUs beside the lease", 125),
-        (["--retries", "many", "busybox"], "--retries 'many' is no number", 2),
+        (["--retries", "many", "busybox"], "--retries 'many' is not possible", 2),
         (["--node", "a", "--span", "busybox"], "--node and --span exclude each other", 2),
         (["--requeue", "--no-requeue", "busybox"], "exclude each other", 2),
         (["--max-wait", "3", "busybox"], "unknown flag: --max-wait", 125),

@@ -73,22 +73,10 @@ def test_the_directory_is_made_when_it_is_needed(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_does_not_exist_holds_no_specs(tmp_path: Path) -> None:
-    """Neither listing nor sweeping nor removing needs it."""
+    """Neither listing nor removing needs it."""
     specs = LeaseSpecs(tmp_path / "none")
     assert specs.names() == ()
-    assert specs.sweep({"l-1"}) == ()
     specs.remove("l-1")
-
-
-def test_a_sweep_keeps_living_leases_and_everything_of_others(tmp_path: Path) -> None:
-    """Specs of leases that are gone go, and what a crash left half written; NVIDIA's own stays."""
-    specs = LeaseSpecs(tmp_path)
-    for name in ("l-1", "l-2", "c-x"):
-        specs.write(name, EDITS)
-    (tmp_path / ".gpushare.io-lease-abc.tmp").touch()
-    (tmp_path / "nvidia.yaml").touch()
-    assert specs.sweep({"l-2"}) == ("c-x", "l-1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpushare.io-lease-l-2.json", "nvidia.yaml"]
 
 
 def test_specs_move_with_their_content(tmp_path: Path) -> None:

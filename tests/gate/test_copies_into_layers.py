@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -190,6 +191,7 @@ async def test_layers_that_are_not_there_are_told_of(alice: Copier) -> None:
 # --- as an attacker ------------------------------------------------------------------------------------
 
 
+PUTS = 40
 SWAPS = """
 import os, sys
 top = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
@@ -227,16 +229,19 @@ async def test_links_that_a_process_outside_swaps_lead_only_where_its_user_may_g
         await alice.end(container)
         swapper.stdin.write(b"\n")
         archive = tar_of(("x/hosts", {}, b"changed"), ("x/new", {"mode": 0o6777}, b"changed"))
-        statuses = {(await alice.put(container, "/tmp/own", archive)).status for _ in range(40)}
-        statuses |= {(await alice.put(container, "/tmp/own/x", FILE)).status for _ in range(20)}
+        statuses: set[int] = set()
+        # It came to places of its own, and was led to others too: on a busy machine only after a while.
+        async with asyncio.timeout(5 * PATIENCE_SECONDS):
+            for count in itertools.count():
+                if count >= PUTS and {200} < statuses:
+                    break
+                path, sent = ("/tmp/own/x", FILE) if count % 3 == 2 else ("/tmp/own", archive)
+                statuses.add((await alice.put(container, path, sent)).status)
         assert swapper.returncode is None
     finally:
         swapper.kill()
         await swapper.communicate()
-    # It came to places of its own, and was led to others too.
-    assert 200 in statuses
-    assert statuses - {200} <= {403, 404, 409}
-    assert statuses - {200}
+    assert statuses <= {200, 403, 404, 409}
     assert list(everybodys.iterdir()) == []
     assert not Path("/etc/new").exists()
     await alice.start(container)

@@ -19,7 +19,7 @@ GIB = 2**30
 SET, GET = NO_MEMORY_LIMITS
 UNKNOWN_ERROR = 999
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may set limits")
+trial = pytest.mark.skipif(os.geteuid() != 0, reason="without root no limit is tried")
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ async def test_a_limit_is_replaced_and_taken_off(
     assert machine.memory_limits() == {}
 
 
+@trial
 async def test_the_trial_leaves_nothing_behind(
     limits: NvmlMemoryLimits, machine: FakeMachine, cgroups: Path
 ) -> None:
@@ -86,6 +87,7 @@ def _broken(machine: FakeMachine) -> None:
     machine.errors = {SET: UNKNOWN_ERROR}
 
 
+@trial
 @pytest.mark.parametrize(
     ("happens", "sentence"),
     [
@@ -109,6 +111,7 @@ async def test_the_trial_says_what_is_missing(
     assert not (cgroups / TRIAL_CGROUP).exists()
 
 
+@trial
 async def test_one_gpu_that_is_not_split_is_enough(limits: NvmlMemoryLimits, machine: FakeMachine) -> None:
     """MIG on another one takes nothing away."""
     machine.gpus[0].mig = 1
@@ -128,6 +131,7 @@ def old(tmp_path: Path, fake: FakeWorld, cgroups: Path) -> NvmlMemoryLimits:
     return NvmlMemoryLimits(fake.open(library=library), cgroup_root=cgroups)
 
 
+@trial
 async def test_an_older_driver_is_named_as_the_reason(old: NvmlMemoryLimits, cgroups: Path) -> None:
     """Its library lacks the functions."""
     assert "release 615" in str(await old.memory_limits_trouble())
@@ -135,6 +139,7 @@ async def test_an_older_driver_is_named_as_the_reason(old: NvmlMemoryLimits, cgr
         await old.limit_memory(GPU, str(cgroups / "box"), GIB)
 
 
+@trial
 async def test_a_driver_that_keeps_another_limit_is_not_believed(
     limits: NvmlMemoryLimits, machine: FakeMachine, cgroups: Path
 ) -> None:

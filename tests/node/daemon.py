@@ -162,6 +162,7 @@ class DaemonProcess:
         if self.running:
             self.kill()
         self._notify.close()
+        fork_server.check_nothing_left_open(self.log)
         remove_containers(self.engine, self._leftovers())
         remove_users(self.users)
         for pid_file in self.runtime_dir.glob("mps/*"):

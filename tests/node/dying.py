@@ -6,7 +6,6 @@ a fork of a process that has loaded the program and begun nothing of it, because
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import re
@@ -15,16 +14,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
-import click
-
-from gpushared.daemon.process import set_up_logging
-from gpushared.daemon.systemd import Notifier
+from gpushared.config.model import Config
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
-from gpushared.node.app import Daemon
-from gpushared.node.main import read_config
-from gpushared.node.parts import real_parts
+from gpushared.node.main import main
+from gpushared.node.parts import Parts, real_parts
 from gpushared.ports import Journal, JournalSnapshot, JournalWrite, PastLeases
 
 PR_SET_PDEATHSIG = 1
@@ -96,28 +92,19 @@ def _comes_once(mark: str) -> bool:
     return mark.endswith("was created") and mark.startswith(("batch", "queued"))
 
 
-@click.command()
-@click.option("--config", type=click.Path(path_type=Path))
-@click.option("--simulate")
-@click.option("--runtime-dir")
-@click.option("--state-dir")
-@click.option("--engine")
-@click.option("--log-level")
-def main(config: Path, simulate: str, runtime_dir: str, state_dir: str, engine: str, log_level: str) -> None:
-    keys = {"gpus.simulate": simulate, "node.runtime_dir": runtime_dir, "node.state_dir": state_dir}
-    settings = read_config(config, {**keys, "engine.socket": engine, "log.level": log_level})
-    set_up_logging(settings.log)
-    live_on(lambda: asyncio.run(_run(settings, Path(state_dir).with_name("deaths"))))
+def dying_parts(config: Config) -> Parts:
+    parts = real_parts(config)
+    notes = Path(config.node.state_dir).with_name("deaths")
+    return replace(parts, journal=DyingJournal(parts.journal, notes))
 
 
-def live_on(life: Callable[[], None]) -> None:
+def live_on(life: Callable[[], NoReturn]) -> None:
     """Live, tell how it ended in a line on standard output, and live again when a line comes back."""
     while True:
         child = os.fork()
         if child == 0:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             life()
-            os._exit(0)
         signal.signal(signal.SIGTERM, lambda *_, child=child: os.kill(child, signal.SIGTERM))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         sys.stdout.write(f"{status}\n")
@@ -126,12 +113,6 @@ def live_on(life: Callable[[], None]) -> None:
             return
 
 
-async def _run(settings: Any, notes: Path) -> None:
-    parts = real_parts(settings)
-    daemon = Daemon(settings, replace(parts, journal=DyingJournal(parts.journal, notes)), Notifier())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
-    await daemon.run()
-
-
 if __name__ == "__main__":
-    main()
+    with mock.patch("gpushared.node.main.real_parts", dying_parts):
+        live_on(main)

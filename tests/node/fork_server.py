@@ -33,6 +33,7 @@ READ_AT_THE_BEGINNING: Final = ("LD_", "PYTHON", "GRPC_", "OPENSSL_", "MALLOC_")
 FOLDERS: Final = "LD_LIBRARY_PATH"
 LIBRARY: Final = "libnvidia-ml.so.1"
 """A library of ``FOLDERS`` that a child loads before all else: asked for by its name, the loader takes it."""
+LEFT_OPEN_IS_TOLD: Final = ("-W", "always::ResourceWarning")
 STREAMS: Final = 3
 NUMBER: Final = struct.Struct("i")
 
@@ -63,6 +64,13 @@ def _is_named(library: Path) -> bool:
 
 
 # --- on the test's side ---
+
+
+def check_nothing_left_open(log: Path) -> None:
+    """Check that no life of a program whose log this is left a file or a socket to the garbage collector."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    left = [line for line in lines if "ResourceWarning" in line]
+    assert not left, left
 
 
 class ForkedDaemon:
@@ -113,7 +121,7 @@ class _ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, *LEFT_OPEN_IS_TOLD, "-m", __name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

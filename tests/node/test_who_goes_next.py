@@ -12,7 +12,7 @@ from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, wait_until
 
 ALICE, BOB = 61001, 61002
-NOTICE_SECONDS, GRACE_SECONDS = 1, 2
+NOTICE_SECONDS, GRACE_SECONDS = 1, 60
 CONFIG = f"""
 [engine]
 stop_grace_seconds = {GRACE_SECONDS}
@@ -28,7 +28,9 @@ guaranteed = 1
 """
 NO_CHECKPOINTS = CONFIG + '[gpus]\ncheckpoints = "off"\n'
 BUILD = {"class": "build", "time": "1h"}
-COUNT = "echo run >> /tmp/runs; trap 'exit 0' TERM; while :; do sleep 0.1; done"
+TOLD = "until [ -e /tmp/may-end ]; do sleep 0.1; done; exit 0"
+"""What the program does when it is told to end: a test looks at the victim before it lets the victim go."""
+COUNT = f"echo run >> /tmp/runs; trap '{TOLD}' TERM; while :; do sleep 0.1; done"
 
 
 def offered(daemon: DaemonProcess, gpu: str, *, uid: int, **fields: object) -> Json:
@@ -68,6 +70,7 @@ def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str,
     if step == "requeue":  # the other step is over at once
         assert "gives way to it" in daemon.gpushare_says("queue", "--explain")
         assert f"gives way to {build['id']}" in daemon.gpushare_says("why", lease["id"])
+        daemon.check("exec", lease["container_id"], "touch", "/tmp/may-end")
     build = daemon.wait_lease(build["id"], "reserved")
     print(f"\nstarted after {time.time() - asked_at:.2f} s")  # noqa: T201 - for who asks: -s
     container = daemon.run_container("--label", f"gpushare.lease={build['id']}", uid=BOB)

@@ -15,21 +15,18 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import click
-
-from gpushared.daemon.process import set_up_logging
-from gpushared.daemon.systemd import Notifier
+from gpushared.config.model import Config
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.net.http_server import Routes
-from gpushared.node.app import Daemon
 from gpushared.node.jobs.job_containers import JobContainers
 from gpushared.node.jobs.job_host import JobHost
-from gpushared.node.main import read_config
-from gpushared.node.parts import real_parts
+from gpushared.node.main import main
+from gpushared.node.parts import Parts, real_parts
 from gpushared.ports import Journal, JournalWrite
 from gpushared.storage.records import from_json, to_json
 
@@ -138,24 +135,19 @@ def _die_once(notes: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@click.command()
-@click.option("--config", type=click.Path(path_type=Path))
-@click.option("--simulate")
-@click.option("--runtime-dir")
-@click.option("--state-dir")
-@click.option("--engine")
-@click.option("--log-level")
-def main(config: Path, simulate: str, runtime_dir: str, state_dir: str, engine: str, log_level: str) -> None:
-    keys = {"gpus.simulate": simulate, "node.runtime_dir": runtime_dir, "node.state_dir": state_dir}
-    settings = read_config(config, {**keys, "engine.socket": engine, "log.level": log_level})
-    set_up_logging(settings.log)
-    point, notes = os.environ.get("GPUSHARED_DIES", ""), Path(state_dir).with_name("died")
-    if point and point != EVERY_WRITE:
+def parts_with_orders(config: Config) -> Parts:
+    point, notes = os.environ.get("GPUSHARED_DIES", ""), Path(config.node.state_dir).with_name("died")
+    parts = real_parts(config)
+    open_side_door(notes.with_name("orders"))
+    if point == EVERY_WRITE:
+        return replace(parts, journal=DyingJournal(parts.journal, notes))
+    if point:
         die_at(point, notes)
-    asyncio.run(_run(settings, notes.with_name("orders"), notes if point == EVERY_WRITE else None))
+    return parts
 
 
-async def _run(settings: Any, door: Path, deaths: Path | None) -> None:
+def open_side_door(door: Path) -> None:
+    """Serve the orders beside the jobs."""
     serve = JobHost.serve
 
     async def with_door(self: JobHost, routes: Routes, stack: AsyncExitStack) -> None:
@@ -164,13 +156,8 @@ async def _run(settings: Any, door: Path, deaths: Path | None) -> None:
         await serve(self, routes, stack)
 
     JobHost.serve = with_door  # type: ignore[method-assign]  # the door is the point
-    made = real_parts(settings)
-    if deaths is not None:
-        made = replace(made, journal=DyingJournal(made.journal, deaths))
-    daemon = Daemon(settings, made, Notifier())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
-    await daemon.run()
 
 
 if __name__ == "__main__":
-    main()
+    with mock.patch("gpushared.node.main.real_parts", parts_with_orders):
+        main()

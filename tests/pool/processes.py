@@ -96,6 +96,7 @@ runtime_dir = "{self.directory}/r"
     def dispose(self) -> None:
         if self.running:
             self.end()
+        fork_server.check_nothing_left_open(self.directory / "log")
 
     def gpushare(self, *words: str) -> str:
         """What an administrator's command prints."""

@@ -10,6 +10,7 @@ from itertools import count
 
 import pytest
 
+from gpushared.daemon.write_ahead_loop import MAX_PENDING
 from gpushared.domain.jobs.coordinator_events import (
     AttemptReported,
     CancelAsked,
@@ -49,7 +50,6 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, LeaseId
 from gpushared.jobs import coordinator_loop as loop_module
-from gpushared.jobs.coordinator_loop import MAX_PENDING
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, OVER, RECOVERING
 from gpushared.jobs.job_search import GONE_KEPT_SECONDS
 from gpushared.jobs.restore import HighWater

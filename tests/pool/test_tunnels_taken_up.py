@@ -13,7 +13,7 @@ import pytest
 
 from gpushared.domain.model.errors import NotFound
 from gpushared.pool.member import tunnel_endpoints, tunnel_ends
-from gpushared.pool.member.dial import Retry
+from gpushared.pool.member.dial import Backoff, Retry
 from gpushared.pool.tunnels import tunnel_streams
 from tests.pool.test_tunnels import World, talk, tunnel_world
 
@@ -89,6 +89,24 @@ async def test_a_silent_connection_goes_on_after_the_coordinator_was_away(tmp_pa
         await world.start()
         assert await reader.readline() == b"WHILE IT IS AWAY\n"
         writer.close()
+
+
+async def test_connections_that_broke_together_go_on_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first that reaches the coordinator again spares the others the rest of their long waits."""
+    waits = iter((0.5, 10 * SECONDS, 10 * SECONDS))
+    monkeypatch.setattr(Backoff, "seconds", lambda *_: next(waits, 0.5))
+    async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(SECONDS):
+        ways = [await world.connect() for _ in range(3)]
+        for reader, writer in ways:
+            writer.write(b"before\n")
+            assert await reader.readline() == b"BEFORE\n"
+        await restart(world)
+        for reader, writer in ways:
+            writer.write(b"after\n")
+            assert await reader.readline() == b"AFTER\n"
+            writer.close()
 
 
 async def said_and_broken(folder: Path, break_it: Callable[[World], Awaitable[None]]) -> tuple[bytes, World]:

@@ -14,7 +14,7 @@ _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
     "quick",
-    max_examples=150,
+    max_examples=75,
     stateful_step_count=60,
     deadline=None,
     print_blob=True,

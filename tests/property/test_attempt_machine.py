@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
@@ -239,4 +238,3 @@ class AttemptMachine(NodeMachine):
 
 
 TestAttemptMachine = AttemptMachine.TestCase
-TestAttemptMachine.settings = settings(max_examples=150, stateful_step_count=60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.domain.leases import events as m
@@ -160,7 +160,6 @@ def node(count: int, by: Rules, *, checkpoints: bool = False) -> Node:
     return world
 
 
-@settings(max_examples=100)
 @given(
     st.integers(1, 3),
     WORLDS,
@@ -185,7 +184,6 @@ def test_what_is_offered_is_what_a_request_gets(
     assert tuple(one.lease.id for one in offered.gives_way) == leavers
 
 
-@settings(max_examples=100)
 @given(st.integers(1, 2), WORLDS, st.lists(ASKED, min_size=1, max_size=8), ASKED, st.booleans())
 def test_an_offered_time_holds_when_every_lease_uses_its_whole_time(
     gpus: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -137,10 +136,6 @@ def plain_body(**more: object) -> Json:
 
 def encoded(**query: str) -> str:
     return urlencode(query)
-
-
-def dumped(value: object) -> bytes:
-    return json.dumps(value).encode()
 
 
 def _bytes(scene: Scene, piece: bytes | str) -> bytes:

@@ -24,7 +24,6 @@ from tests.redteam.scene import ATTACKER, VICTIM, Scene
 
 SHARED, LEAK, ROOT = Threat.SHARED, Threat.LEAK, Threat.ROOT
 TRUSTED = "trusted users"
-NOT_SERVED = "is not served"
 NOT_YOURS = "may not be set by you"
 
 

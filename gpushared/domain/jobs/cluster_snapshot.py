@@ -123,7 +123,7 @@ class ClusterSnapshot:
         return self._roll is None or another or self._rules != state.rules
 
     @property
-    def roll(self) -> HolderIndex:
+    def holder_index(self) -> HolderIndex:
         """All who hold something, as it was drawn last; to be left as it is."""
         assert self._roll is not None, "nothing was drawn yet"
         return self._roll
@@ -212,7 +212,7 @@ class ClusterSnapshot:
                 del taken[lease]
         for lease in list(held):
             if lease not in wanted or wanted[lease][0] is not held[lease][0]:
-                self.roll.remove(lease)
+                self.holder_index.remove(lease)
                 del held[lease]
 
     def _take_in(self, name: NodeName, wanted: Wanted) -> None:
@@ -222,7 +222,7 @@ class ClusterSnapshot:
                 self._fleet.take(lease, booked[0], Placement(name, booked[1]))
                 taken[lease] = booked
             if lease not in held:
-                self.roll.add(one.holder)
+                self.holder_index.add(one.holder)
                 held[lease] = one, booked
 
     # --- what the places below need --------------------------------------------------------------------

@@ -43,13 +43,15 @@ Share = tuple[NodeName, Request, tuple[Grant, ...]]
 """A node, its part of the request, and what that is on it."""
 
 
-def place_gangs(places: ClusterCapacity, roll: HolderIndex, draft: PoolDraft) -> bool:
+def place_gangs(places: ClusterCapacity, holder_index: HolderIndex, draft: PoolDraft) -> bool:
     """Place the gangs that have room. Whether there may be more that have."""
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
         return False
-    ledger = QuotaUsage(roll, draft.state.usage, draft.now)
-    jobs = sorted((draft.state.jobs[name] for name in names), key=lambda job: _order(job, roll.policy))
+    ledger = QuotaUsage(holder_index, draft.state.usage, draft.now)
+    jobs = sorted(
+        (draft.state.jobs[name] for name in names), key=lambda job: _order(job, holder_index.policy)
+    )
     placed = False
     for job in jobs:
         if job.told_by != HERE:

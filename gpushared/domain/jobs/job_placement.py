@@ -88,16 +88,16 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 
 def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
-    places, roll = snapshot.drawn(state, policy, draft.now), snapshot.roll
-    roll.unreported = unreported_permille(roll, state)
+    places, holder_index = snapshot.drawn(state, policy, draft.now), snapshot.holder_index
+    holder_index.unreported = unreported_permille(holder_index, state)
     state.verdicts = {}
-    more = place_gangs(places, roll, draft)
+    more = place_gangs(places, holder_index, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
     names += [name for name in _winners(draft) if name not in names]
     names = [name for name in names if liveness.has_client(state.jobs[name], state, draft.now)]
     found = plan(
         _candidates(names, places, snapshot, draft),
-        roll,
+        holder_index,
         places,
         state.usage,
         policy,

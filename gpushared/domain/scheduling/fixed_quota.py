@@ -128,7 +128,7 @@ class Pending:
 
     def build_work(self, project: str, ledger: QuotaUsage) -> Parts:
         """Return the amount that build work of the project keeps to itself on each GPU."""
-        ours = [one for one in ledger.roll.of(project) if one.lease.id not in self._promised]
+        ours = [one for one in ledger.holder_index.of(project) if one.lease.id not in self._promised]
         there = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
         ours = [one for one in self._leaving if one.project == project]
         leaving = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)

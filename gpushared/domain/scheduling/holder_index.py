@@ -1,7 +1,7 @@
 """Keep the holders, and the sums over them that a pass asks for.
 
 A change costs the same however many others hold something. So a caller with many passes over many holders
-keeps a roll from pass to pass, and each pass works on a copy of it: a few tables, and only the holders of the
+keeps an index from pass to pass, and each pass works on a copy of it: a few tables, and only the holders of the
 projects and hosts where it changes something.
 """
 
@@ -113,7 +113,7 @@ class HolderIndex:
             self.add(holder)
 
     def copy(self) -> HolderIndex:
-        """Return a copy, to try changes on while this roll stays as it is."""
+        """Return a copy, to try changes on while this index stays as it is."""
         twin = copy(self)
         for name in ("best_effort", "leaving", "lossless", "_entries", "_projects", "_hosts"):
             setattr(twin, name, getattr(self, name).copy())

@@ -46,15 +46,15 @@ def plan(
 
     ``under_way``: preemptions of earlier passes whose winners still wait. A winner starts as soon as its
     victims have left; until then its place is kept, whatever happens around it. ``holders``: all holders, or
-    a roll that the caller keeps for this policy, where only the priorities of long runs sink.
+    an index that the caller keeps for this policy, where only the priorities of long runs sink.
     """
     if not isinstance(holders, HolderIndex):
         holders = HolderIndex(policy, places, [sunk_holder(one, policy, now) for one in holders])
-    roll, next_sinks_at = holders, holders.sink(now)
-    desk = SchedulingPass(roll, usage, places, turns or {}, now)
+    holder_index, next_sinks_at = holders, holders.sink(now)
+    desk = SchedulingPass(holder_index, usage, places, turns or {}, now)
     desk.wake(next_sinks_at)
     queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
-    _finish_preemptions(under_way, queue, roll.leaving, desk)
+    _finish_preemptions(under_way, queue, holder_index.leaving, desk)
     desk.keep_fixed()
     ready = _pass_gate(queue, desk)
     queues = backlogs(ready, policy, desk.turns, now)
@@ -133,7 +133,7 @@ def _rests_until(desk: SchedulingPass) -> float:
     drain_seconds = desk.policy.drain_seconds
     ends = (
         holder.started_at + DRAIN_REST * drain_seconds
-        for holder in desk.ledger.roll.holders()
+        for holder in desk.ledger.holder_index.holders()
         if holder.started_at - holder.lease.created_at >= drain_seconds
     )
     return max(ends, default=-NEVER)

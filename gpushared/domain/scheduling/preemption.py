@@ -101,14 +101,14 @@ class PreemptionRules:
 
     def over_quota(self) -> list[RunningLease]:
         """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
-        roll = self.ledger.roll
-        if self._version != roll.version:
-            self._version = roll.version
+        holder_index = self.ledger.holder_index
+        if self._version != holder_index.version:
+            self._version = holder_index.version
             classes = self.policy.classes
             self._over_quota = [
                 holder
-                for project in roll.projects()
-                for holder in roll.of(project)
+                for project in holder_index.projects()
+                for holder in holder_index.of(project)
                 if classes[holder.lease.request.lease_class].gives_way is not GivesWay.NEVER
                 and self.ledger.over_quota(holder)
             ]
@@ -116,22 +116,22 @@ class PreemptionRules:
 
     def may_preempt(self, winner: PendingRequest) -> bool:
         """Return True if any lease could have to give way without a claim or a turn."""
-        if self.ledger.roll.best_effort or self.ledger.roll.behind(winner.lease.id):
+        if self.ledger.holder_index.best_effort or self.ledger.holder_index.behind(winner.lease.id):
             return True
-        if self.ledger.roll.lowest_priority(winner.project, sys.maxsize) < named_priority(winner):
+        if self.ledger.holder_index.lowest_priority(winner.project, sys.maxsize) < named_priority(winner):
             return True
         return self._is_below_share(winner) and bool(self.lossless())
 
     def lossless(self) -> list[RunningLease]:
         """Return those of ``over_quota`` that lose nothing by giving way."""
-        version = self.ledger.roll.version
+        version = self.ledger.holder_index.version
         if self._lossless[0] != version:
             classes = self.policy.classes
             self._lossless = (
                 version,
                 [
                     one
-                    for one in self.ledger.roll.lossless.values()
+                    for one in self.ledger.holder_index.lossless.values()
                     if classes[one.lease.request.lease_class].gives_way is not GivesWay.NEVER
                     and self.ledger.over_quota(one)
                 ],
@@ -152,9 +152,14 @@ class PreemptionRules:
         found: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
         later = NEVER
         others = self.over_quota() if claim else self.lossless()
-        roll = self.ledger.roll
-        behind = roll.behind(winner.lease.id).values()
-        for holder in (*roll.of(winner.project), *roll.best_effort.values(), *behind, *others):
+        holder_index = self.ledger.holder_index
+        behind = holder_index.behind(winner.lease.id).values()
+        for holder in (
+            *holder_index.of(winner.project),
+            *holder_index.best_effort.values(),
+            *behind,
+            *others,
+        ):
             right = self.right(winner, holder, claim=claim, turn=turn)
             if right is None:
                 continue
@@ -241,7 +246,7 @@ class PreemptionRules:
         started_at = self.turns.get(holder.project)
         if holder.started_at != started_at:
             return False
-        rivals = (one for one in self.ledger.roll.of(holder.project) if one.started_at == started_at)
+        rivals = (one for one in self.ledger.holder_index.of(holder.project) if one.started_at == started_at)
         return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
 
 

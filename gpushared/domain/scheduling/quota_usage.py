@@ -33,36 +33,36 @@ class Edge:
 class QuotaUsage:
     """Count holdings by project and pool; the counts grow and shrink within a pass."""
 
-    def __init__(self, roll: HolderIndex, usage: Usage, now: float) -> None:
-        """Copy ``roll``, which stays as it is: the ledger changes its copy."""
-        self.policy = roll.policy
-        self.roll = roll.copy()
+    def __init__(self, holder_index: HolderIndex, usage: Usage, now: float) -> None:
+        """Copy ``holder_index``, which stays as it is: the ledger changes its copy."""
+        self.policy = holder_index.policy
+        self.holder_index = holder_index.copy()
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
-        self._decayed = usage.decayed(now, roll.running)
+        self._decayed = usage.decayed(now, holder_index.running)
         self.waiting: Collection[str] = ()
         """The projects that wait for something."""
         self._all_held = (-1, 0.0)
 
     def add(self, holder: RunningLease) -> None:
         """Count a holder in."""
-        self.roll.add(holder)
+        self.holder_index.add(holder)
         self._known_edges.pop(holder.project, None)
 
     def remove(self, holder: RunningLease) -> None:
         """Count a holder out."""
-        self.roll.remove(holder.lease.id)
+        self.holder_index.remove(holder.lease.id)
         self._known_edges.pop(holder.project, None)
 
     def held(self, project: str) -> int:
         """Return all that a project holds."""
-        return self.roll.all(project)
+        return self.holder_index.all(project)
 
     def fair(self, project: str) -> float:
         """Return the figure of fair share: decayed GPU-seconds by weight, with a lookahead.
 
         Present holdings count as if they had been held for the lookahead time too.
         """
-        ahead = self.roll.all(project) / WHOLE_PERMILLE * self.policy.lookahead_seconds
+        ahead = self.holder_index.all(project) / WHOLE_PERMILLE * self.policy.lookahead_seconds
         return (self._decayed.get(project, 0.0) + ahead) / self.policy.project(project).weight
 
     def fair_share(self, project: str) -> float:
@@ -70,38 +70,38 @@ class QuotaUsage:
 
         The others that count are the projects that hold something or wait.
         """
-        if self._all_held[0] != self.roll.version:
-            names = {*self.roll.projects(), *self.waiting}
+        if self._all_held[0] != self.holder_index.version:
+            names = {*self.holder_index.projects(), *self.waiting}
             weights = sum(self.policy.project(name).weight for name in names)
             self._all_held = (
-                self.roll.version,
-                sum(self.roll.all(name) for name in names) / max(1e-9, weights),
+                self.holder_index.version,
+                sum(self.holder_index.all(name) for name in names) / max(1e-9, weights),
             )
         return self._all_held[1] * self.policy.project(project).weight
 
     def keeps_share(self, victims: Sequence[RunningLease]) -> bool:
         """Return True if a project holds its fair share when all but the last of these leases are gone."""
         project = victims[0].project
-        sizes = [sum(self.roll.sizes(one.lease.id).values()) for one in victims]
-        return self.roll.all(project) - sum(sizes) + max(sizes) > self.fair_share(project)
+        sizes = [sum(self.holder_index.sizes(one.lease.id).values()) for one in victims]
+        return self.holder_index.all(project) - sum(sizes) + max(sizes) > self.fair_share(project)
 
     def filled(self, project: str) -> float:
         """Return the part of its guarantees that a project holds; the lowest claims first."""
         promised = sum(quota.guaranteed + quota.fixed for _, quota in self.policy.project(project).quotas())
-        return self.roll.all(project) / max(1, promised)
+        return self.holder_index.all(project) / max(1, promised)
 
     def fixed_left(self, project: str, pool: str) -> int:
         """Return the part of a fixed quota that no build work holds at the moment."""
         fixed = self.policy.project(project).quota_of(pool).fixed
-        return max(0, fixed - self.roll.fixed(project, pool))
+        return max(0, fixed - self.holder_index.fixed(project, pool))
 
     def entitled(self, project: str, model: str, lease_class: LeaseClass) -> int:
         """Return how much more of a model's GPUs the project is guaranteed for such work."""
         known = self.policy.project(project)
         pool = known.pool(model)
         quota = known.quota_of(pool)
-        in_fixed = min(quota.fixed, self.roll.fixed(project, pool))
-        left = max(0, quota.guaranteed - (self.roll.held(project, pool) - in_fixed))
+        in_fixed = min(quota.fixed, self.holder_index.fixed(project, pool))
+        left = max(0, quota.guaranteed - (self.holder_index.held(project, pool) - in_fixed))
         return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
 
     def room_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
@@ -114,11 +114,11 @@ class QuotaUsage:
         limits = []
         if known.quota.limit is not None:
             kept = self._all_fixed_left(project) if others else 0
-            limits.append(known.quota.limit - self.roll.limited(project) - kept)
+            limits.append(known.quota.limit - self.holder_index.limited(project) - kept)
         own = known.models.get(model)
         if own is not None and own.limit is not None:
             kept = self.fixed_left(project, model) if others else 0
-            limits.append(own.limit - self.roll.limited(project, model) - kept)
+            limits.append(own.limit - self.holder_index.limited(project, model) - kept)
         return min(limits, default=None)
 
     def _all_fixed_left(self, project: str) -> int:
@@ -136,7 +136,7 @@ class QuotaUsage:
         fixed = (
             f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
         )
-        holds = f"project {project} holds {gpus(self.roll.limited(project))}{fixed if left else ''}"
+        holds = f"project {project} holds {gpus(self.holder_index.limited(project))}{fixed if left else ''}"
         return f"{holds}; its limit is {' and '.join(said)}"
 
     def over_quota(self, holder: RunningLease) -> bool:
@@ -165,7 +165,7 @@ class QuotaUsage:
     def _pools(self, holder: RunningLease) -> Mapping[str, int]:
         known = self.policy.project(holder.project)
         pools: dict[str, int] = defaultdict(int)
-        for model, size in self.roll.sizes(holder.lease.id).items():
+        for model, size in self.holder_index.sizes(holder.lease.id).items():
             pools[known.pool(model)] += size
         return pools
 
@@ -179,7 +179,7 @@ class QuotaUsage:
     def _edge(self, project: str, pool: str, quota: Quota) -> Edge | None:
         """Return where the guarantees of a pool run out; None if they cover all holdings."""
         levels: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for holder in self.roll.of(project):
+        for holder in self.holder_index.of(project):
             build = holder.lease.request.lease_class is FIXED_CLASS
             levels[holder.priority][int(build)] += self._pools(holder).get(pool, 0)
         fixed, left = quota.fixed, quota.guaranteed
@@ -200,7 +200,7 @@ class QuotaUsage:
             for model, gpu in places.models().items()
             if (not request.models or model in request.models)
             and size_on(request, gpu) <= self.entitled(candidate.project, model, request.lease_class)
-            and (not self.roll.unreported or self._is_within_limit(candidate, gpu))
+            and (not self.holder_index.unreported or self._is_within_limit(candidate, gpu))
         )
 
     def within_limit(self, candidate: PendingRequest, places: CapacityPort) -> tuple[str, ...]:

@@ -12,12 +12,12 @@ requests in its project, n projects that ask without end, and g GPUs, it starts 
 
     (k + 1) * (patience_seconds + n * T) + 2 * D / g
 
-seconds, where D is by how many GPU-seconds (decayed, by weight) its project is ahead of the others. For each
-project has a turn once a patience, which goes to its oldest request, so k turns of its own project go
-before; GPUs that are kept for a turn empty within T; turns of the other projects come before it only while
-those used less, and what a project is given while another one waits puts it behind that one for good,
-because use decays in all alike. A claim may go before it, each for at most T: what is guaranteed to one
-cannot be kept from them for another.
+seconds, where D is by how many GPU-seconds (decayed, by weight) its project is ahead of the others, which
+grows by what its project is given meanwhile for smaller requests. For each project has a turn once a
+patience, which goes to its oldest request, so k turns of its own project go before; GPUs that are kept for a
+turn empty within T; turns of the other projects come before it only while those used less, and what a project
+is given while another one waits puts it behind that one for good, because use decays in all alike. A claim
+may go before it, each for at most T: what is guaranteed to one cannot be kept from them for another.
 
 The bound without time limits. Let every lease end within T seconds nevertheless, let drain_seconds be D, and
 let no host become emptier than the one that is drained. A request starts within D + D / 2 + T, and for each
@@ -50,9 +50,9 @@ HOSTS_LOOKED_AT = 16
 class HostIndex:
     """Tell who holds GPUs on which host, and until when."""
 
-    def __init__(self, roll: HolderIndex, leaves_in_seconds: float) -> None:
-        """Follow ``roll`` as it changes."""
-        self._roll = roll
+    def __init__(self, holder_index: HolderIndex, leaves_in_seconds: float) -> None:
+        """Follow ``holder_index`` as it changes."""
+        self._roll = holder_index
         self._leaves_in = leaves_in_seconds
 
     def load(self, host: str) -> int:

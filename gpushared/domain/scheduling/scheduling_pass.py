@@ -61,15 +61,20 @@ class SchedulingPass:
     """Book grants and victims in the places, and remember why other requests wait."""
 
     def __init__(
-        self, roll: HolderIndex, usage: Usage, places: CapacityPort, turns: Mapping[str, float], now: float
+        self,
+        holder_index: HolderIndex,
+        usage: Usage,
+        places: CapacityPort,
+        turns: Mapping[str, float],
+        now: float,
     ) -> None:
-        """Begin a pass. ``roll`` has the holders; it stays as it is."""
-        policy = roll.policy
+        """Begin a pass. ``holder_index`` has the holders; it stays as it is."""
+        policy = holder_index.policy
         self.policy = policy
         self.places = places
         self.now = now
-        self.ledger = QuotaUsage(roll, usage, now)
-        self.index = HostIndex(self.ledger.roll, policy.notice_seconds + policy.grace_seconds)
+        self.ledger = QuotaUsage(holder_index, usage, now)
+        self.index = HostIndex(self.ledger.holder_index, policy.notice_seconds + policy.grace_seconds)
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
         self.verdicts: dict[LeaseId, PassDecision] = {}
@@ -306,7 +311,7 @@ class SchedulingPass:
 
     def _room_anywhere(self, kind: _Kind) -> tuple[Grant, ...]:
         """Return the room for a kind of request if no GPUs were kept; what is refused stays refused."""
-        version, known = self.ledger.roll.version, self._anywhere.get(kind)
+        version, known = self.ledger.holder_index.version, self._anywhere.get(kind)
         if known is None or (known[1] and known[0] != version):
             known = self._anywhere[kind] = version, self.places.place(kind[1])
         return known[1]

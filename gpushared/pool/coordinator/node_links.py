@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import grpc
 
@@ -110,6 +110,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 self.tell(node, order)
             case TellOrigin(job):
                 self.tell_origin(job)
+            case _:
+                assert_never(instruction)
 
     def tell(self, node: NodeName, order: Order) -> None:
         """An order; lost where the node is not connected, and in place of the same one that waits."""

@@ -126,6 +126,8 @@ class TunnelEndpoints:
         self._endpoints: dict[_Key, _Endpoint] = {}
         self._open: Counter[int] = Counter()
         self._ready: Counter[int] = Counter()
+        self._is_back = asyncio.Event()
+        """Set when a broken connection has a call again; the next connections to break get a new event."""
         self._tasks = TaskSet()
 
     async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
@@ -280,7 +282,7 @@ class TunnelEndpoints:
             log.info("tunnel to job=%s broke, and is taken up again", endpoint.first.job_id)
             try:
                 async with asyncio.timeout_at(until):
-                    await asyncio.sleep(backoff.seconds(0.0))
+                    await self._until_back(backoff.seconds(0.0))
                     tunnel = await self._opened(endpoint, stream_id, stream.received)
                     received = await _count(tunnel.call)
             except (*CALL_ERRORS, Unavailable) as error:
@@ -291,10 +293,22 @@ class TunnelEndpoints:
             except TimeoutError:
                 raise Unavailable("the coordinator was away for too long") from None
             backoff.after_success()
+            self._is_back.set()
+            self._is_back = asyncio.Event()
             with suppress(*CALL_ERRORS):
                 await _carry(stream, tunnel.call, received)
             if not stream.is_done:
                 until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
+
+    async def _until_back(self, seconds: float) -> None:
+        """Wait for so long, or until another connection has a call again.
+
+        A program's output and its exit code come on two connections, and their reader takes one that comes
+        much later than the other for broken.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_back.wait()
 
     # --- tunnels that are ready --------------------------------------------------------------------------
 

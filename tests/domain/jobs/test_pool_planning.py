@@ -199,13 +199,13 @@ def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) ->
         mine = kept.drawn(pool.state, pool.state.policy, now)
         anew = ClusterSnapshot().drawn(pool.state, pool.state.policy, now)
         assert mine.rooms() == anew.rooms()
-        assert {one.lease.id for one in kept.roll.holders()} == _ids(pool)
+        assert {one.lease.id for one in kept.holder_index.holders()} == _ids(pool)
 
 
 def _ids(pool: Pool) -> set[str]:
     snapshot = ClusterSnapshot()
     snapshot.drawn(pool.state, pool.state.policy, pool.now)
-    return {one.lease.id for one in snapshot.roll.holders()}
+    return {one.lease.id for one in snapshot.holder_index.holders()}
 
 
 def _something(pool: Pool, number: int) -> None:
@@ -258,7 +258,7 @@ def test_a_job_that_runs_is_held_against_its_project_from_when_it_was_granted() 
     pool.says("a", AttemptState.RUNNING)
     snapshot = ClusterSnapshot()
     snapshot.drawn(pool.state, pool.state.policy, pool.now)
-    (holder,) = snapshot.roll.holders()
+    (holder,) = snapshot.holder_index.holders()
     assert holder.started_at == granted_at
     assert pool.is_now(Running).since == pool.now
 
@@ -280,7 +280,7 @@ def _held_by_vision(pool: Pool) -> int:
     """What counts as the project's, in the pass over a job that waits because it is too large."""
     gpus = 5 + len(pool.state.jobs)
     pool.submit(f"needs-{gpus}-gpus", replace(WHOLE, gpu_count=gpus), owner=BOB)
-    return int(pool.snapshot.roll.all("vision"))
+    return int(pool.snapshot.holder_index.all("vision"))
 
 
 def test_what_somebody_holds_counts_to_a_project_that_they_may_use_and_to_no_limit() -> None:

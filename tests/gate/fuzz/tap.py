@@ -16,23 +16,39 @@ class Tap:
     engine: str
     path: str = ""
     connections: list[bytearray] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         sent = bytearray()
         self.connections.append(sent)
+        self.tasks.append(asyncio.create_task(self._carry(reader, writer, sent)))
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytearray
+    ) -> None:
         back, forth = await asyncio.open_unix_connection(self.engine)
-        await asyncio.gather(_copy(reader, forth, sent), _copy(back, writer, bytearray()))
-        forth.close()
-        writer.close()
+        # A way that breaks ends the other one, which would else wait for an end that does not come.
+        with contextlib.closing(forth), contextlib.closing(writer):
+            try:
+                async with asyncio.TaskGroup() as ways:
+                    ways.create_task(_copy(reader, forth, sent))
+                    ways.create_task(_copy(back, writer, bytearray()))
+            except* ConnectionError:
+                pass
+
+    async def close(self) -> None:
+        """Break what is still open."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            kept += data
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()
+    while data := await reader.read(65536):
+        kept += data
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
 
 
 @asynccontextmanager
@@ -44,3 +60,4 @@ async def tapping(engine: str) -> AsyncIterator[Tap]:
             yield tap
         finally:
             server.close()
+            await tap.close()

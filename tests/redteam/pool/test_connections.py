@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2, pool_pb2
+from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.pool.coordinator.connections import ConnectionBounds, bounds_here
@@ -68,6 +69,23 @@ def took(deed: Callable[[], object]) -> float:
     return time.monotonic() - since
 
 
+def served_after(deed: Callable[[], object]) -> float:
+    """Return how long the deed took, all its tries together.
+
+    Until surplus connections are ended, a flood may fill a port, and then gRPC refuses what comes: nodes and
+    people dial again.
+    """
+    since = time.monotonic()
+    while time.monotonic() - since < PROMPT_SECONDS:
+        try:
+            deed()
+        except (AssertionError, ConnectionLost):
+            time.sleep(0.05)
+        else:
+            break
+    return time.monotonic() - since
+
+
 @contextmanager
 def members_watch(lab: Lab) -> Iterator[Iterator[jobs_pb2.Job]]:
     """A member's open stream, on which a user of its follows a job of theirs; it has told once."""
@@ -105,8 +123,8 @@ def others_are_served(lab: Lab) -> Iterator[None]:
         yield
         for _ in range(5):
             assert took(lab.coordinator.admin.status) < PROMPT_SECONDS
-            assert took(lambda: as_carla(lab)) < PROMPT_SECONDS
-            assert took(lambda: as_bob(lab)) < PROMPT_SECONDS
+            assert served_after(lambda: as_carla(lab)) < PROMPT_SECONDS
+            assert served_after(lambda: as_bob(lab)) < PROMPT_SECONDS
             time.sleep(0.5)
 
 
@@ -194,8 +212,9 @@ async def test_connections_of_a_token_keep_nobody_else_out(lab: Lab, bounds: Con
             eve = await stack.enter_async_context(http2(lab.coordinator.ports[USERS], STRANGER))
             await eve.call("/gpushare.v1.Jobs/Wait", [(name, str(value)) for name, value in bearer(lab.eve)])
             eves.append(eve)
-        await asyncio.sleep(12)
-        assert sum(one.is_gone for one in eves) >= surplus
+        async with asyncio.timeout(30):
+            while sum(one.is_gone for one in eves) < surplus:  # noqa: ASYNC110 - the kernel tells of no end
+                await asyncio.sleep(0.2)
         assert await asyncio.to_thread(took, lambda: as_carla(lab)) < PROMPT_SECONDS
 
 
