@@ -42,9 +42,10 @@ def rate(
         return HostReason.MODEL
     if need.least_permille > free.top_permille:
         return _lack(need, free)
-    if need.cpu_milli > free.cpu_milli:
+    # A host may have less than none left; a paused lease, which asks for no more, comes back nevertheless.
+    if need.cpu_milli > max(0, free.cpu_milli):
         return HostReason.HOST_CPU
-    if need.memory_bytes > free.memory_bytes:
+    if need.memory_bytes > max(0, free.memory_bytes):
         return HostReason.HOST_MEMORY
     if need.count == 0:
         return 0.0, 0.0, policy.host(need, free, 0, 0)
