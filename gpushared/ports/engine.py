@@ -59,7 +59,7 @@ class DeviceRule:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Name a path of the machine that a container sees at ``target`` but may not own."""
+    """Name a path of the machine that a container sees at ``target``; the path may not be its own."""
 
     target: str
     path: str
