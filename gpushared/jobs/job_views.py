@@ -100,7 +100,7 @@ class JobViews:
         return view
 
     def why(self, job: Job) -> Why | None:
-        """Return why the job does not run, or None if there is nothing to say."""
+        """Return why the job does not run, or None if it runs or succeeded."""
         return self._told(job) or why(job, self._state(), self._now(), self._snapshot)
 
     def why_in_full(self, job: Job) -> Why | None:

@@ -113,8 +113,8 @@ async def read_after(
 ) -> tuple[After, ...]:
     """Return the jobs that a job waits for, for an array all its jobs. Raises RequestError for too many.
 
-    ``meant`` returns the jobs that a user means by a word. This function calls it for no more words than a
-    job may await others.
+    ``meant`` returns the jobs of a reference. This function calls it for no more references than a job may
+    await other jobs.
     """
     found: dict[JobId, After] = {}
     _check_after(len(message.after))

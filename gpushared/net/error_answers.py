@@ -14,7 +14,7 @@ from gpushared.storage.audit.line import Origin
 
 NOT_HTTP = "this is not proper HTTP"
 FORM = "application/x-www-form-urlencoded"
-"""The type of a body that engines read as parameters."""
+"""Engines read a body of this type as parameters."""
 
 
 def docker_error(message: str) -> bytes:
@@ -79,7 +79,7 @@ class RefusedRequestError(Exception):
     """Report a request that breaks HTTP or a bound: answer and hang up."""
 
     recorded = False
-    """True if a handler has written the audit's line."""
+    """This is True if a handler has written the audit's line."""
 
     def __init__(self, code: Broken, message: str) -> None:
         super().__init__(message)

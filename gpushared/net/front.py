@@ -69,10 +69,10 @@ class Front:
         self._identities = identities
         self._routes = routes
         self.origins: dict[int, Origin] = {}
-        """The processes behind the connections that are passed on to gRPC, by their numbers."""
+        """Map the numbers of connections that are passed on to gRPC to their processes."""
         self._tasks = TaskSet("a connection failed")
         self._unserved: set[socket.socket] = set()
-        """The sockets of tasks that have not begun; a task that is cancelled first never begins."""
+        """Hold the sockets of tasks that have not begun; a task that is cancelled first never begins."""
         self._turned_away = 0
 
     @asynccontextmanager

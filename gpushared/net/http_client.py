@@ -47,7 +47,7 @@ class EngineAnswer:
 
 
 def message_of(answer: EngineAnswer) -> str:
-    """Return the sentence of an error, empty if there is none."""
+    """Return the sentence of an error, or an empty text."""
     try:
         return str(json.loads(answer.body)["message"])
     except (ValueError, KeyError, TypeError):

@@ -233,7 +233,7 @@ class ClientPresence:
     def __init__(self, incoming: Incoming, wire: Wire, ahead_bytes: int) -> None:
         self.gone = False
         self.is_full = False
-        """True if more bytes came than the read-ahead bound."""
+        """This is True if more bytes came than the read-ahead bound."""
         self.task: asyncio.Task[None] | None = None
         self._incoming = incoming
         self._wire = wire

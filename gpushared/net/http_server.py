@@ -161,7 +161,7 @@ class Exchange:
         self.share = connection.share
         self.is_away = connection.is_away
         self.started = False
-        """True if a response head was sent."""
+        """This is True if a response head was sent."""
         self.on_answer: Callable[[int], None] | None = None
         """This function receives the status right before the answer's first byte."""
         self._digest = hashlib.sha256()

@@ -24,7 +24,7 @@ from gpushared.net.call_checks import Context
 # Any: handlers of all services pass here, each with messages of its own.
 Behaviour = Callable[[Any, Context[Any, Any]], Any]
 Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
-"""End a call with an error."""
+"""This function ends a call with an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,24 +18,24 @@ class Word:
 
     labels: Mapping[str, str]
     mark: str = ""
-    """The value of ``ContainerIDFile``, a field that engines keep and do not use."""
+    """Engines keep this value of ``ContainerIDFile`` and do not use it."""
     env: tuple[str, ...] = ()
-    """The caller's variables and the image's together."""
+    """The caller's variables and the image's are here together."""
     privileged: bool = False
     runtime: str = ""
     devices: tuple[str, ...] = ()
-    """Paths on the host."""
+    """These are paths on the host."""
     device_rules: tuple[str, ...] = ()
     device_requests: tuple[str, ...] = ()
-    """Names of CDI devices, and ``driver:id`` for each id of other drivers."""
+    """These are names of CDI devices, and ``driver:id`` for each id of other drivers."""
     host_namespaces: frozenset[str] = frozenset()
-    """The namespaces that the container was to share with the machine, by the names in ``/proc/PID/ns``."""
+    """The container was to share these namespaces with the machine, by their names in ``/proc/PID/ns``."""
     groups: frozenset[int] = frozenset()
-    """The groups that are given by their numbers."""
+    """These groups are given by their numbers."""
     seccomp: bool = True
-    """True if nobody requested other system calls than the engine's own choice."""
+    """This is True if nobody requested other system calls than the engine's own choice."""
     binds: tuple[str, ...] = ()
-    """Sources of requested bind mounts, without those of devices."""
+    """These are the sources of requested bind mounts, without the mounts of devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Reality:
     no_new_privileges: bool
     seccomp: bool
     maps_users: bool
-    """True if the container's user numbers differ from the machine's."""
+    """This is True if the container's user numbers differ from the machine's."""
     host_namespaces: frozenset[str]
     nodes: tuple[DeviceNode, ...]
     rules: tuple[DeviceRule, ...] | None
@@ -126,7 +126,7 @@ class Edits:
     mounts: tuple[EditMount, ...] = ()
     devices: tuple[str, ...] = ()
     cgroup_parent: str = ""
-    """Docker's ``CgroupParent``; empty for the engine's own choice."""
+    """This is Docker's ``CgroupParent``; empty for the engine's own choice."""
     hooks: tuple[Hook, ...] = ()
 
 
@@ -179,13 +179,14 @@ class EngineFacts:
     cdi_gpus: frozenset[str] = frozenset()
     other_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
     nvidia_by_default: bool = False
-    """True if NVIDIA's runtime runs every container; it gives GPUs by variables that images have too."""
+    """This is True if NVIDIA's runtime runs every container; it gives GPUs by variables that images have too.
+    """
     maps_users: bool = False
-    """True if containers' users have other numbers on the machine (``userns-remap``)."""
+    """This is True if containers' users have other numbers on the machine (``userns-remap``)."""
 
 
 class ContainerStatus(StrEnum):
-    """Name Docker's words for ``State.Status``."""
+    """Name the values of Docker's ``State.Status``."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -219,21 +220,22 @@ class ContainerFacts:
     stop_seconds: int = DEFAULT_STOP_SECONDS
     """A stop that names no time waits this long; below zero it waits for ever."""
     memory: ContainerMemory | None = None
-    """The container's limit and use of the host's memory; None if nobody looked at them."""
+    """This is the container's limit and use of the host's memory; None if nobody read them."""
     start_error: str = ""
-    """The engine's message on the newest failed start; empty if the container began."""
+    """This is the engine's message on the newest failed start; empty if the container began."""
 
 
 LABEL_DEVICE = "gpushare.device"
-"""By this label the daemon finds its containers again: the lease's ``device_name``."""
+"""The daemon finds its containers again by this label: the lease's ``device_name``."""
 LABEL_OWNER = "gpushare.owner"
-"""The uid for whom the gate created a container."""
+"""This label names the uid for whom the gate created a container."""
 LABEL_JOB = "gpushare.job"
-"""The job of the container; the gate sets this label."""
+"""This label names the job of the container; the gate sets it."""
 LABEL_ATTEMPT = "gpushare.attempt"
-"""The number of the attempt to run the job; the gate sets this label."""
+"""This label has the number of the attempt to run the job; the gate sets it."""
 LABEL_GATE = "gpushare.gate"
-"""The gate that made a container, and how: ``<gate>/confined`` if it was checked, else ``<gate>/trusted``."""
+"""This label names the maker: ``<gate>/confined`` if the gate checked the container, else ``<gate>/trusted``.
+"""
 LABEL_LEASE = "gpushare.lease"
 """A client sets this label on create, to claim this lease."""
 

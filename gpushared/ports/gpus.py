@@ -10,10 +10,10 @@ from gpushared.domain.model.gpu import Gpu, GpuId
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """Describe a process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None if the driver does not tell.
+    """Describe a process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None if the driver reports none.
 
     ``mps_client`` is True if the driver lists the process as a client of an MPS server; None if it does not
-    tell. ``utilization_ratio`` is how busy the process kept the GPU since the last look, 0-1; None if
+    report that. ``utilization_ratio`` is how busy the process kept the GPU since the last look, 0-1; None if
     unknown.
     """
 
@@ -25,11 +25,11 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Hold one look at one GPU; a figure is None if the GPU does not tell. Utilisation is a ratio 0-1.
+    """Hold one look at one GPU; a figure is None if the GPU does not report it. Utilisation is a ratio 0-1.
 
     ``xids`` are the errors (NVIDIA's XID numbers) that the driver reported since the last reading. ``lost``
-    means that the GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` says
-    which.
+    means that the GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` has the
+    cause.
     """
 
     gpu: GpuId
@@ -64,7 +64,7 @@ class Gpus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """Hold the driver's settings for one GPU; None if GPU or driver do not tell.
+    """Hold the driver's settings for one GPU; None if GPU or driver do not report one.
 
     ``compute_mode`` is NVML's number: 0 default, 2 prohibited, 3 exclusive process.
     """
@@ -101,7 +101,7 @@ class ComputeModes(Protocol):
     """
 
     async def compute_mode(self, gpu: GpuId) -> int | None:
-        """Return the mode; None if the GPU does not tell."""
+        """Return the mode; None if the GPU does not report it."""
         ...
 
     async def set_compute_mode(self, gpu: GpuId, mode: int) -> None: ...

@@ -24,7 +24,7 @@ class JournalSnapshot:
     attempts: tuple[Attempt, ...] = ()
     """The field has all records that are not forgotten."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """The contacts with each coordinator."""
+    """The field has the contacts with each coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class JournalWrite:
     attempts: tuple[Attempt, ...] = ()
     """The field has records of attempts as they now are."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """The new contacts with coordinators."""
+    """The field has the new contacts with coordinators."""
     forgotten_before: float | None = None
-    """Older final records of attempts are deleted; None deletes none."""
+    """Final records of attempts before this time are deleted; None deletes none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ class SharingStatus:
     mode: str
     trouble: str | None = None
     pids: tuple[int, ...] = ()
-    """Host PIDs of our own servers, whose GPU memory belongs to no lease."""
+    """These are host PIDs of our own servers, whose GPU memory belongs to no lease."""
     clients: tuple[int, ...] = ()
-    """Host PIDs of the servers' clients, as the last look found them."""
+    """These are host PIDs of the servers' clients, as the last look found them."""
     clients_at: float | None = None
-    """The begin of that look (``time.monotonic``); None if some clients are unknown."""
+    """That look began at this time (``time.monotonic``); None if some clients are unknown."""
     faults: tuple[ServerFault, ...] = ()
-    """Servers that are in a fault now."""
+    """These servers are in a fault now."""
 
 
 class Sharing(Protocol):
@@ -98,9 +98,9 @@ class Checkpoints(Protocol):
     """Move processes' GPU memory to the host's and back. Raises ``SharingUnavailable``, ``TimedOut``."""
 
     with_mps: bool
-    """True if the moves work for clients of MPS too."""
+    """This is True if the moves work for clients of MPS too."""
     needs_host_memory: bool
-    """True if saved memory takes the host's memory."""
+    """This is True if saved memory takes the host's memory."""
 
     async def trouble(self) -> str:
         """Return why checkpoints do not work on this machine; empty if they do."""
@@ -156,9 +156,9 @@ class UserWalls(Protocol):
         ...
 
     async def joining(self, uid: int, engine: EngineFacts) -> Sequence[Path]:
-        """Return the files by which a process of ours joins the user's cgroup.
+        """Return the files by which a process of ours joins the user's cgroup, or none without a cgroup.
 
-        There are none without such a cgroup. Never raises.
+        Never raises.
         """
         ...
 

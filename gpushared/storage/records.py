@@ -34,7 +34,7 @@ _dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RecordError(ValueError):
-    """The text is no record that this version knows, or the value cannot be one."""
+    """Report a text that is no record of this version, or a value that cannot be one."""
 
 
 def to_json(kind: object, value: object) -> str:

@@ -52,7 +52,7 @@ MOST_OF_A_PORT = 8192
 """Each connection costs 20 to 120 KiB."""
 _TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 PREFIX_BITS = 64
-"""One machine has IPv6 addresses that share this many bits."""
+"""Count IPv6 addresses with the same first 64 bits as one, because one machine may own them all."""
 Network = IPv4Network | IPv6Network
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
@@ -115,11 +115,11 @@ class Connections:
         self._ports = frozenset(ports)
         self._bounds = bounds
         self._known: dict[str, str] = {}
-        """Callers of connections, by peer."""
+        """Map peers to the callers of their connections."""
         self._found: dict[int, CountedConnection] = {}
-        """Connections by inode, in the order in which they were first seen."""
+        """Hold the connections by inode, in the order in which they were first seen."""
         self._kept_out: dict[int, frozenset[Network]] = {}
-        """Networks that are kept out, by port."""
+        """Hold the networks that are kept out, by port."""
         self._count = 0
         """Hold the fewest descriptors since the last sweep."""
         self._swept_at = -SWEEP_SECONDS

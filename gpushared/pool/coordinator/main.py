@@ -75,7 +75,7 @@ def main(
     "--prefix", type=click.Path(path_type=Path), default=Path("/"), help="Install below this folder."
 )
 def install(prefix: Path) -> None:
-    """Put the systemd unit, the daemon's user and the command in place and say what was done."""
+    """Install the systemd unit, the daemon's user and the command, and print each step."""
     from gpushared.cli.completion import command_files
     from gpushared.daemon.install import Package, install_package
 

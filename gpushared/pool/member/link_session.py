@@ -272,7 +272,8 @@ class Session:
     async def _write(self) -> None:
         while True:
             message = await self._mailbox.take()
-            # A machine that slept must first end the expired attempts, before the coordinator hears from it.
+            # A machine that slept must first end its expired attempts, before it sends anything to the
+            # coordinator.
             if boottime() - self._looked > self._timing.look:
                 await self._look()
             await self._call.write(message)

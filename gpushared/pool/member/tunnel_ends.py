@@ -83,7 +83,7 @@ class TunnelEnds:
         self._linked_seconds = linked_seconds
         self._tasks = TaskSet()
         self._connections: dict[str, _GateConnection] = {}
-        """The connections by the secret names that their openers gave them."""
+        """Hold the connections by the secret names that their openers gave them."""
         self._kept = KeptBytes()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:

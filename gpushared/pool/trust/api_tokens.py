@@ -131,7 +131,7 @@ class ApiTokens:
         return replace(record, used_at=self._used.get(record.id, record.used_at))
 
     async def revoke(self, token_id: str, now: float) -> str:
-        """Revoke a token and return a sentence that says so; the change is durable before this returns.
+        """Revoke a token durably, and return a sentence on the revocation.
 
         Raises NotFound.
         """

@@ -62,7 +62,7 @@ class PoolCaller:
     is_admin: bool
     groups: tuple[str, ...] = ()
     judge: Judge = field(default=_always, compare=False, repr=False)
-    """This check tells later if the caller's certificate or token has become invalid."""
+    """This function finds out later if the caller's certificate or token has become invalid."""
 
     def require(self, scope: Scope) -> None:
         """Raises PermissionRefused if the caller's token lacks this scope."""

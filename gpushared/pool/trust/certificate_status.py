@@ -29,7 +29,7 @@ _AGAIN = (
 )
 
 Judge = Callable[[float], GpushareError | None]
-"""A judge returns the fault, at a time, of the proof by which a caller was let in; None = no fault."""
+"""A judge returns the fault, at a time, of the proof that admitted a caller; None means no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class CertificateStatus:
         self._open: dict[asyncio.Future[GpushareError], Judge] = {}
 
     def judge(self, certificate: NodeCertificate) -> Judge:
-        """Return the judge that tells, at any later time, the certificate's fault at that time."""
+        """Return a function that finds the certificate's fault at any later time."""
         return lambda now: self._problem(certificate, now)
 
     def check(self, certificate: NodeCertificate, now: float) -> None:

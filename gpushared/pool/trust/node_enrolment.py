@@ -258,7 +258,7 @@ class JoinTokens:
         return sorted(live, key=lambda one: (-one.created_at, one.id))
 
     async def revoke(self, token_id: str, now: float) -> str:
-        """Revoke a token and return a sentence that says what was done. Raises NotFound."""
+        """Revoke a token, and return a sentence on the result. Raises NotFound."""
         kept = await self._records.find(token_id)
         if kept is None:
             raise NotFound(

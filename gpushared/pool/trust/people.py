@@ -1,7 +1,7 @@
 """Name principals as certificates carry them, and map them to the people of the pool.
 
 ``gpushare://lab/node/ws3`` is a node, ``gpushare://lab/coordinator`` the coordinator, and
-``gpushare://lab/realm/vision`` a realm for whose users a node may speak.
+``gpushare://lab/realm/vision`` a realm whose users a node may assert.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class People:
     def named_realms(self) -> frozenset[str]:
         """Return all realms that the table names.
 
-        A node with one of these realms may assert somebody in the table.
+        A node with one of these realms may assert a person of the table.
         """
         return self.realms | {principal.partition("@")[2] for principal in self.persons}
 

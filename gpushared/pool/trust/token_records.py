@@ -29,16 +29,15 @@ class Scope(StrEnum):
     """Name the purposes of an API token."""
 
     SUBMIT = "submit"
-    """Submit jobs, and enter the containers of one's own."""
+    """The caller may submit jobs, and enter the containers of their own jobs."""
     READ = "read"
-    """See jobs, nodes, and why something waits."""
+    """The caller may see jobs, nodes, and why a job waits."""
     CANCEL = "cancel"
-    """Cancel, hold and let go one's own jobs."""
+    """The caller may cancel, hold and release their own jobs."""
     LOGS = "logs"
-    """Read what one's own jobs write."""
+    """The caller may read the output of their own jobs."""
     ADMIN = "admin"
-    """Do all of this with everybody's jobs and administer the pool; only a person who is an admin gets this.
-    """
+    """The caller, who must be an admin, may do all of this with everybody's jobs and administer the pool."""
 
 
 @dataclass(frozen=True, slots=True)

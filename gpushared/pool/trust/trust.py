@@ -38,7 +38,7 @@ async def nobody_told(_: NodeName, __: tuple[str, ...]) -> None:
 
 
 class PoolTrust:
-    """Join the parts. Each call asks ``people`` anew, so that a reload takes effect at once.
+    """Join the parts. Each call reads ``people`` again, so that a reload takes effect at once.
 
     ``store`` keeps the tokens. ``epoch`` returns the coordinator's epoch; the coordinator must lead before
     ``running`` begins.
@@ -263,7 +263,7 @@ class ServerIdentity:
     def for_nodes(self) -> grpc.ServerCredentials:
         """Return credentials for the port where clients need a certificate that the pool's authority signed.
 
-        The port is separate, because grpc's servers ask either all clients for a certificate or none.
+        The port is separate, because grpc's servers require a certificate of all clients or of none.
         """
         return self._credentials(asks_clients=True)
 

@@ -116,7 +116,7 @@ class TunnelStream:
         self._counted = kept or KeptBytes()
         self._kept = bytearray()
         self._kept_from = 0
-        """The number of the first byte that is kept; the other end has acknowledged earlier ones."""
+        """This is the number of the first kept byte; the other end has acknowledged earlier ones."""
         self._has_forgotten = False
         """The stream dropped unacknowledged bytes, because the other end seems to be of an old version."""
         self._told = 0
@@ -124,7 +124,7 @@ class TunnelStream:
         self._takes_no_more = False
         """The socket has no reader any more."""
         self._done = asyncio.Event()
-        """The opener of the tunnel has gone, or has all bytes."""
+        """This event is set when the opener of the tunnel has gone, or has all bytes."""
         self._is_carried = False
         self._alone_since = asyncio.get_running_loop().time()
         self._wake = asyncio.Event()

@@ -57,7 +57,7 @@ VERSION = SCHEMA.version
 MAX_PAGE = 1000
 PRUNE_EVERY = 500
 PRUNE_STEP = 2000
-"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+"""Prune more than ``PRUNE_EVERY`` lines, so that a lowered limit is reached in time, in some milliseconds."""
 DAY_SECONDS = 86400.0
 
 _COLUMNS = f"number, at, uid, user, pid, executable, {', '.join(FACTS)}"
@@ -92,11 +92,11 @@ class Search:
 
     uid: int | None = None
     user: str = ""
-    """A name, or a uid in digits."""
+    """Select by a name, or by a uid in digits."""
     since: float | None = None
     refused: bool = False
     container: str = ""
-    """A container's name or (beginning of an) id, or another name in a line."""
+    """Select by a container's name or (beginning of an) id, or by another name in a line."""
     after: int | None = None
     before: int | None = None
     limit: int = 100

@@ -91,7 +91,7 @@ class Folding:
         self._buckets: dict[tuple[_User, bool], _Bucket] = {}
         self._folds: dict[_Key, _Fold] = {}
         self.lost = 0
-        """The count of lines that no other line counts."""
+        """Count lines that no other line counts."""
 
     def passes(self, line: AuditLine, now: float) -> bool:
         """Return True if the line must be written by itself; otherwise count the line."""

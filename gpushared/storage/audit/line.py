@@ -35,9 +35,9 @@ class Origin:
 
     pid: int = 0
     executable: str = ""
-    """The target of ``/proc/PID/exe`` when the connection was opened."""
+    """This is the target of ``/proc/PID/exe`` when the connection was opened."""
     started_ticks: int = field(default=0, compare=False)
-    """The start of the process, in clock ticks since the boot; 0 if the process is not certain."""
+    """The process started at this time, in clock ticks since the boot; 0 if the process is not certain."""
 
 
 UNKNOWN = Origin()
@@ -52,28 +52,30 @@ class AuditLine:
     """
 
     at: float
-    """The time in epoch seconds."""
+    """This is the time in epoch seconds."""
     uid: int
-    """The caller's uid; -1 for a caller without one on this machine."""
+    """This is the caller's uid; -1 for a caller without one on this machine."""
     user: str
-    """A user's name here; in a pool ``ada@ws1``, ``node ws1``, or the address of an unknown caller."""
+    """This is a user's name here; in a pool ``ada@ws1``, ``node ws1``, or the address of an unknown caller.
+    """
     origin: Origin
     method: str
     endpoint: str
-    """The checked path without its version and query, or the name of a call of the daemon's own API."""
+    """This is the checked path without version and query, or the name of a call of the daemon's own API."""
     container: str = ""
-    """The container's full id."""
+    """This is the container's full id."""
     name: str = ""
-    """The object that the request named: a container, image, network, volume, lease, GPU, job, node, person
-    or token."""
+    """The request named this object: a container, image, network, volume, lease, GPU, job, node, person or
+    token."""
     digest: str = ""
-    """SHA-256 of the body as sent on, or as read if the request was refused; empty without a body."""
+    """This is SHA-256 of the body as sent on, or as read if the request was refused; empty without a body."""
     status: int = 0
-    """The status of the answer; 0 if there was none."""
+    """This is the status of the answer; 0 if there was none."""
     code: str = ""
-    """The error's code, if the daemon itself refused; empty if the engine answered, or for a success."""
+    """This is the error's code if the daemon itself refused; empty if the engine answered, or for a success.
+    """
     text: str = ""
-    """The error's sentence, or another remark."""
+    """This is the error's sentence, or another remark."""
     more: int = 0
     """The line stands for this many further similar lines."""
 
@@ -131,12 +133,12 @@ class CallRecord:
     """Hold the facts that handlers give about one request, until the answer begins."""
 
     digest: str | None = None
-    """The digest of the body that went to the engine (``digest_of``); None if the body is passed on."""
+    """This is the digest of the body sent to the engine (``digest_of``); None if the body is passed on."""
     container: str = ""
-    """The full id of the request's container."""
+    """This is the full id of the request's container."""
     name: str = ""
     note: str = ""
-    """A further fact for the line's reader, in one sentence; no part of a body, header or query."""
+    """This sentence has a further fact for the line's reader, and no part of a body, header or query."""
 
 
 def digest_of(body: bytes) -> str:

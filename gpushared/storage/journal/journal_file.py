@@ -105,7 +105,8 @@ KEEP_ENDED = 100_000
 """Keep this many finished leases for lists: about 150 MB with stories of ten lines."""
 PRUNE_EVERY = 10
 PRUNE_STEP = 20
-"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+"""Prune more than ``PRUNE_EVERY`` leases, so that a lowered limit is reached in time, in some milliseconds.
+"""
 
 PAST_STEP = 2000
 """Read this many rows of finished leases before a commit may come in between."""

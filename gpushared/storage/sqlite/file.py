@@ -43,9 +43,9 @@ class FileSchema:
     """Define the tables of one kind of file."""
 
     application_id: int
-    """The number tells our files from other SQLite files: four letters in ASCII."""
+    """This number distinguishes our files from other SQLite files: four letters in ASCII."""
     migrations: tuple[tuple[str, ...], ...]
-    """The statements of each migration, oldest first."""
+    """These are the statements of each migration, oldest first."""
 
     @property
     def version(self) -> int:
@@ -282,11 +282,11 @@ class FileWords:
     """
 
     noun: str
-    """The noun with its article: ``the journal``."""
+    """This is the noun with its article: ``the journal``."""
     program: str
-    """The program that holds the file: ``the daemon``."""
+    """This is the program that holds the file: ``the daemon``."""
     error: type[Unavailable]
-    """The error that is raised when the file cannot be used now."""
+    """This error is raised when the file cannot be used now."""
     if_busy: str
     if_damaged: str
     if_newer: str
