@@ -253,8 +253,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
         # Other parts write too, and a node may have received the revision of their writes. While the store
-        # accepts no writes, a placement would come with each heartbeat, and the refusal of one would refuse
-        # the other.
+        # accepts no writes, no heartbeat may cause a placement: the failed write would refuse both.
         planned_at = max(self.state.planned_at, self._rest_until)
         state = replace(self.state, revision=self.revision, planned_at=planned_at)
         done, _ = self._steps(state, batch)

@@ -104,7 +104,7 @@ class PoolTrust:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load the tokens, and renew certificates in time while the block runs."""
+        """Load the tokens, and keep the certificate and the checks current while the block runs."""
         await self.api_tokens.load()
         keeper = asyncio.create_task(self._keep())
         try:

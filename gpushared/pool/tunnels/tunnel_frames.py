@@ -22,7 +22,7 @@ DATA_TAG = 0x12
 """This is the tag of the field ``data`` of both messages: number 2, with a length before the bytes
 (protobuf's wire format)."""
 _MORE = 0x80
-"""Each byte of a length but the last has this bit set; seven bits of the length follow, the lowest first."""
+"""Each byte of a length but the last has this bit; its other bits are the length's, the lowest first."""
 _MAX_LENGTH_BYTES = 5
 
 _Message = TypeVar("_Message", jobs_pb2.TunnelChunk, link_pb2.TunnelData)
