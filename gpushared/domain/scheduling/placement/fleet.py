@@ -107,8 +107,8 @@ class Fleet:
         """Make a fleet of these hosts.
 
         ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere.
-        ``demand_profile``: the demand that was learned elsewhere, which the fleet goes on learning. ``together``: a request goes where
-        leases with the same ``project`` are, if that costs little.
+        ``demand_profile``: the demand that was learned elsewhere, which the fleet goes on learning. ``together``:
+        a request goes where leases with the same ``project`` are, if that costs little.
         """
         self.hosts = tuple(hosts)
         self.policy = policy
