@@ -87,7 +87,7 @@ class Need:
 
     @property
     def permille(self) -> int:
-        """Return the request's size on one GPU, as far as it is the same on all; the demand profile counts this size."""
+        """Return the request's size on one GPU, the same on all; the demand profile counts it."""
         if self.whole:
             return WHOLE_PERMILLE
         share = max(self.request.compute_permille or 0, self.request.memory_permille or 0)
