@@ -33,9 +33,11 @@ GPUS = 8
 SEEN = 1000
 
 
-def placed(host: Host, load: Sequence[Request], policy: PolicyName, mix: DemandProfile) -> list[float]:
+def placed(
+    host: Host, load: Sequence[Request], policy: PolicyName, demand_profile: DemandProfile
+) -> list[float]:
     """Return the percentage placed at each of the demands."""
-    fleet = Fleet([host], policy, mix=mix.copy())
+    fleet = Fleet([host], policy, demand_profile=demand_profile.copy())
     gpus, asked, held = 1000 * GPUS, 0, 0
     found: list[float] = []
     for number, request in enumerate(load):
@@ -62,18 +64,18 @@ def _load(tasks: Sequence[Request], chance: random.Random) -> list[Request]:
 def measure(traces: Path, how: str, times: int) -> None:
     hosts, tasks = varied(read_fleet(traces), read_tasks(traces), how)
     whole = [host for host in hosts if len(host.gpus) == GPUS]
-    chance, mix = random.Random(5), DemandProfile()
+    chance, demand_profile = random.Random(5), DemandProfile()
     rows: dict[PolicyName, list[list[float]]] = {policy: [] for policy in PolicyName}
     for request in chance.choices(tasks, k=SEEN):
         size = size_of(request)
         if size is not None:
-            mix.see(size)
+            demand_profile.see(size)
     for _ in range(times):
         host = chance.choice(whole)
         fitting = [one for one in tasks if not one.models or host.gpus[0].name in one.models]
         load = _load(fitting, chance)
         for policy, found in rows.items():
-            found.append(placed(host, load, policy, mix))
+            found.append(placed(host, load, policy, demand_profile))
     for policy, found in rows.items():
         means = "".join(f"{statistics.mean(column):9.2f}" for column in zip(*found, strict=True))
         apart = [one[1] - other[1] for one, other in zip(found, rows[PolicyName.PACK], strict=True)]

@@ -155,15 +155,18 @@ def result(run: Run) -> str:
     squeeze = 1.0 if run.load is None else squeeze_to(run.load, path, run.hosts * GPUS_PER_HOST)
     cluster = Cluster.of(run.hosts, GPUS_PER_HOST, run.placement)
     outcome = replay(read_leases(path, squeeze), schedulers(cluster)[run.name]())
-    mean, high = _figures(outcome.jobs)
-    sensitive, _ = _figures(job for job in outcome.jobs if job.group == "LS")
+    over = [job for job in outcome.jobs if job.ended is not None]
+    mean, high = _figures(over)
+    sensitive, _ = _figures(job for job in over if job.group == "LS")
+    stuck = len(outcome.jobs) - len(over)
+    name = f"{run.name} ({stuck} never ended)" if stuck else run.name
     lost = sum(job.thrown_away for job in outcome.jobs) / sum(job.gpus * job.duration for job in outcome.jobs)
     load = "as it is" if run.load is None else f"{run.load:.0%}"
     row = (
-        f"| {load} | {run.name} | {mean:.0f} | {high:.0f} | {sensitive:.0f} | {outcome.preemptions} "
+        f"| {load} | {name} | {mean:.0f} | {high:.0f} | {sensitive:.0f} | {outcome.preemptions} "
         f"| {lost:.1%} | {time.process_time() - began:.0f} s |"
     )
-    longest = sorted(outcome.jobs, key=lambda job: -job.queueing)[: run.longest]
+    longest = sorted(over, key=lambda job: -job.queueing)[: run.longest]
     return "\n".join([row, *map(_wait, longest)])
 
 

@@ -1,7 +1,7 @@
-"""The bounds of every number that comes over a node's link, by what the number means.
+"""Bound every number that comes over a node's link, by its meaning.
 
-One table for the domain's records and one for the messages around them. A number without an entry is an
-error of this program, so a new field cannot be forgotten; a test walks both tables.
+One table covers the domain's records, and one covers the messages around them. A number without an entry is
+an error of this program, so that nobody can forget a new field; a test walks both tables.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from gpushared.domain.model.request_spec import MAX_RESTARTS
 from gpushared.domain.model.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
 
 MAX_NUMBER = (1 << 31) - 1
-"""Of attempts, exit codes and counts: messages to users have 32 bits for them."""
+"""Bound attempts, exit codes and counts: messages to users have 32 bits for them."""
 MAX_WHOLE = 1 << 62
 """Databases and messages have 64 bits for a whole number."""
 MAX_MOMENT = 253_402_300_799.0
-"""The end of the year 9999, in seconds since 1970: no calendar goes further."""
+"""Bound moments by the end of the year 9999, in seconds since 1970: no calendar goes further."""
 MAX_GPU_INDEX = (1 << 16) - 1
 MAX_HELLO_REPORTS = 100_000
 MAX_BEAT_SECONDS = 24 * 3600.0
 
 
 class Bounds(NamedTuple):
-    """``least`` and ``most`` are allowed themselves; ``what`` names the number in a sentence."""
+    """Hold the bounds of a number, themselves allowed; ``what`` names the number in a sentence."""
 
     least: float
     most: float
     what: str
 
     def check(self, number: float) -> None:
-        """Raises RequestError. NaN is within no bounds."""
+        """Raises RequestError if the number is out of bounds. NaN is within no bounds."""
         if not self.least <= number <= self.most:
             raise RequestError(f"{number} as {self.what} cannot be", hint=f"only {self.least} to {self.most}")
 
@@ -123,7 +123,7 @@ RECORDS: Mapping[type, Mapping[str, Bounds]] = {
         "begin_at": _MOMENT,
     },
 }
-"""By class and field; of a field that holds several numbers it bounds each."""
+"""Map class and field to bounds; they hold for each number of a field."""
 
 MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
     "Hello": {
@@ -147,11 +147,11 @@ MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
     "NewTrust": {"generation": _GENERATION},
     "Allowance": {"revision": _REVISION},
 }
-"""By message and field of ``link.proto``."""
+"""Map message and field of ``link.proto`` to bounds."""
 
 
 def check_record(record: Any) -> None:
-    """Raises RequestError where a number of a record, or of the records in it, is out of its bounds."""
+    """Raises RequestError if a number of a record, or of the records in it, is out of its bounds."""
     kind: Any = type(record)
     bounds = RECORDS.get(kind, {})
     for name in _names(kind):
@@ -182,7 +182,7 @@ def _check(value: Any, bounds: Bounds | None) -> None:
 
 
 def check_message(message: Message) -> None:
-    """Raises RequestError where a number of a message, or of the messages in it, is out of its bounds."""
+    """Raises RequestError if a number of a message, or of the messages in it, is out of its bounds."""
     bounds = MESSAGES.get(message.DESCRIPTOR.name, {})
     for field, value in message.ListFields():
         if field.type == field.TYPE_MESSAGE:

@@ -1,7 +1,7 @@
 """Run the coordinator's loop: the one place where the pool's state changes, and where its changes are stored.
 
-Events come in through ``send``; a batch of events is written in as few transactions as hold it, so a step may
-become true before a later step of the same batch.
+Events come in through ``send``. The loop writes a batch of events in as few transactions as hold it, so that
+a step may become true before a later step of the same batch.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Trans
 log = logging.getLogger(__name__)
 
 MAX_PENDING_SUBMITTED = 3072
-"""With this many pending, no new jobs are taken: a user who submits without end must not keep nodes from
-being heard."""
+"""Accept no new jobs with this many pending: a user who submits without end must not block the events of
+nodes."""
 RETRY_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
 DAY_TIME_SECONDS = 1.0
 PASS_SHARE = 4
-"""Between two passes over the queue is so much more time than a pass takes, where that is not long;"""
+"""Wait this many times the duration of the last pass over the queue before the next, if that is short."""
 PASS_PAUSE_SECONDS = 0.001
-"""and at least so much, so that what comes together is looked at together."""
+"""Wait at least this long, so that one pass handles events that come together."""
 
 Subscriber = Callable[[m.PoolInstruction], None]
 
@@ -74,15 +74,15 @@ _Sent = SentEvent[m.PoolEvent, PoolStep]
 
 
 class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
-    """Own the pool's state, and alone write its records; ``write`` is for the records of others."""
+    """Own the pool's state, and alone write its records; other parts write theirs with ``write``."""
 
     def __init__(self, state: PoolState, store: JobStore, clock: Clock, troubles: Troubles) -> None:
-        """The store is led already, with ``state.epoch``."""
+        """The store leads already, with ``state.epoch``."""
         super().__init__(state, clock, "the coordinator")
         self.revision = state.revision
-        """The newest that is known of the store."""
+        """Hold the newest known revision of the store."""
         self.snapshot = ClusterSnapshot()
-        """The members' GPUs as the scheduling passes and the explanations saw them last."""
+        """Hold the members' GPUs as the last scheduling passes and explanations saw them."""
         self.archive = Archive(store)
         self._store = store
         self._troubles = troubles
@@ -91,14 +91,14 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self._writer = StepWriter(state)
         self._subscribers: list[Subscriber] = []
         self._on_new_epoch: list[Callable[[], None]] = []
-        # Weak: those who wait hold them.
+        # The references are weak: the waiting callers hold the events.
         self._job_changed: WeakValueDictionary[JobId, asyncio.Event] = WeakValueDictionary()
         self._healing: asyncio.Task[None] | None = None
 
     # --- for everybody ---------------------------------------------------------------------------------
 
     async def send(self, event: m.PoolEvent) -> Job | None:
-        """Have the event handled and written; its job as it then is. Errors are those of the tree."""
+        """Handle and write the event, and return its job as it then is. Raises errors of the tree."""
         if isinstance(event, m.JobSubmitted):
             if await self._is_over(event):
                 return await self._over(event.job, event.spec.owner)
@@ -119,7 +119,10 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         deletes: Iterable[str] = (),
         compares: Mapping[str, int] | None = None,
     ) -> int:
-        """Records that are not the state's, in one transaction; the revision. Errors as ``JobStore.commit``."""
+        """Write records of other parts in one transaction; return the revision.
+
+        Raises as ``JobStore.commit``.
+        """
         while True:
             epoch = self._epoch
             try:
@@ -132,33 +135,36 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
                 return revision
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Have it called with each instruction after its cause is durable; returns how to end that."""
+        """Call the subscriber with each instruction after its cause is durable.
+
+        Return the unsubscribe function.
+        """
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
     def on_new_epoch(self, renew: Callable[[], None]) -> None:
-        """Have it called when the epoch rose because nodes knew a higher one: their streams must end."""
+        """Call ``renew`` when the epoch rises because nodes knew a higher one: their streams must end."""
         self._on_new_epoch.append(renew)
 
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool:
-        """Wait until this job changes; False when the time is over first."""
+        """Wait until this job changes; return False if the time ends first."""
         event = self._job_changed.setdefault(job, asyncio.Event())
         return await within(event, timeout_seconds)
 
     def take_rules(self, rules: PoolRules) -> None:
-        """New figures of the configuration; they hold from the next event on."""
+        """Apply new settings of the configuration, which hold from the next event on."""
         self.state = replace(self.state, rules=rules, stale=True)
 
     @property
     def epoch(self) -> int:
-        """The newest; the state's follows with its next change."""
+        """Return the newest epoch; the state's epoch follows with its next change."""
         return self._epoch
 
     # --- its life --------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the loop, and what belongs to it, while the block runs."""
+        """Run the loop and its side tasks while the block runs."""
         beside = [asyncio.create_task(self._follow_day_time(), name="time of day")]
         try:
             async with super().running():
@@ -185,7 +191,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             return self._sent(m.PoolTick())
 
     async def _follow_day_time(self) -> None:
-        """Tell the state when people have set the clock, as times of day are meant by that clock."""
+        """Update the state when people have set the clock, because times of day follow that clock."""
         while True:
             await asyncio.sleep(DAY_TIME_SECONDS)
             if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
@@ -204,9 +210,9 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         return await self.archive.over(unknown)
 
     async def _is_over(self, submitted: m.JobSubmitted) -> bool:
-        """Return True if a job that a node tells of is over and the state no longer knows it.
+        """Return True if a job that a node reports is over and the state no longer knows it.
 
-        Without a request id the id is the node's choice, maybe that of another person's job.
+        Without a request id the node chooses the job's id, which may be the id of another person's job.
         """
         is_doubtful = submitted.old or not submitted.spec.request_id
         return is_doubtful and submitted.job in await self._forgotten([submitted.job])
@@ -246,8 +252,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
     # --- one batch -------------------------------------------------------------------------------------
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
-        # Others write too; a node may have been told of what they wrote. And while nothing can be written,
-        # nothing is to be placed with each beat, which would then be refused with it.
+        # Other parts write too, and a node may have received the revision of their writes. While the store
+        # accepts no writes, no heartbeat may cause a placement: the failed write would refuse both.
         planned_at = max(self.state.planned_at, self._rest_until)
         state = replace(self.state, revision=self.revision, planned_at=planned_at)
         done, _ = self._steps(state, batch)
@@ -266,12 +272,13 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             for sent, _ in done[concluded:]:
                 sent.refuse(error)
         except RequestError as error:
-            # More than a store takes. Whoever asks for that ends neither the coordinator nor what others ask.
+            # The changes exceed what a store accepts. The event at fault must end neither the coordinator nor
+            # the other events.
             self._writer.refused(done[concluded][1] if torn else None)
             await self._one_by_one([sent for sent, _ in done[concluded:]], error)
 
     async def _one_by_one(self, batch: Sequence[_Sent], error: RequestError) -> None:
-        """Handle the events of a batch that cannot be kept one by one, and refuse the one at fault."""
+        """Handle a batch that cannot be stored event by event, and refuse the event at fault."""
         if len(batch) == 1:
             log.warning("an event cannot be kept: %s", error)
             batch[0].refuse(error)
@@ -287,9 +294,10 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         return step, step.state
 
     def _pace(self, after: PoolState, began: float) -> None:
-        """Put off the next pass over the queue by how long this one took.
+        """Put off the next pass over the queue in proportion to the duration of this one.
 
-        So in a small pool nobody waits for it, and in a large one half of the time is for all the rest.
+        In a small pool nobody waits for the pause, and in a large pool half of the time is left for all other
+        work.
         """
         ended, usual = self._clock.now(), after.plan_at - after.planned_at
         took = ended - began
@@ -297,13 +305,16 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         after.planned_at = ended + max(took, pause) - usual
 
     async def _rise(self, steps: Sequence[PoolStep]) -> None:
-        """Lead with an epoch above all that nodes have seen, or they would take no orders of ours."""
+        """Lead with an epoch above every epoch that nodes have seen.
+
+        Otherwise nodes would refuse our orders.
+        """
         wanted = max((step.epoch for step in steps if step.epoch is not None), default=0)
         while wanted > self._epoch:
             try:
                 self._epoch = await self._store.lead(above=wanted - 1)
             except TimedOut as error:
-                # It may have happened; then all that is written with the epoch before would be refused.
+                # The change may have happened; the store would then refuse every write with the old epoch.
                 self._in_trouble(error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
@@ -327,7 +338,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             self._healing = asyncio.create_task(self._heal(), name="store healing")
 
     async def _heal(self) -> None:
-        """Write now and then, or an idle pool would show a trouble that is long over."""
+        """Write now and then while a trouble is raised; otherwise an idle pool would show it for ever."""
         while self._troubles.of("store"):
             await asyncio.sleep(RETRY_SECONDS)
             with contextlib.suppress(GpushareError):
@@ -335,10 +346,10 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
                 self._troubles.cleared("store")
 
     async def _settle(self, transaction: Transaction, before: int) -> None:
-        """Find out whether it happened after all, after that revision.
+        """Find out if the transaction happened after that revision.
 
-        Raises StoreUnavailable where it did not, and never will: with a new epoch nothing of the earlier one
-        can still come, so that what is read then is final.
+        Raises StoreUnavailable if it did not and never will. After a new epoch no write of the earlier epoch
+        can arrive, so that the records read then are final.
         """
         while True:
             try:
@@ -353,7 +364,11 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             raise StoreUnavailable("the store took too long", hint="is its disk healthy? see `dmesg`")
 
     async def _is_written(self, transaction: Transaction, before: int) -> bool:
-        """Nobody else writes these records, and what we wrote of them earlier is not newer than that."""
+        """Return True if the transaction is in the store.
+
+        Only this loop writes these records, and its earlier writes are not newer than the revision
+        ``before``.
+        """
         key = min(transaction.puts or transaction.deletes)
         found = dict(await self._store.page(key, 1)).get(key)
         if key not in transaction.puts:
@@ -384,11 +399,11 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         for subscriber in tuple(self._subscribers):
             try:
                 subscriber(instruction)
-            except Exception:  # a bug in one part must not keep the others from hearing of it
+            except Exception:  # a bug in one subscriber must not keep the instruction from the others
                 log.exception("instruction failed %r", instruction)
 
     def _wake(self, before: PoolState, steps: Sequence[PoolStep]) -> None:
-        """Wake the callers that wait for changes that are shown to people, but not at each beat."""
+        """Wake the callers that wait for visible changes, but not at each heartbeat."""
         jobs = {job.id for step in steps for job in (*step.jobs, *step.shown)}
         for job in jobs:
             if (event := self._job_changed.pop(job, None)) is not None:
@@ -401,20 +416,20 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
 
 
 def _looks(member: Member | None) -> Member | None:
-    """Return the member without the field that each beat changes."""
+    """Return the member without the field that each heartbeat changes."""
     return member and replace(member, heard_at=None)
 
 
 class StepWriter:
-    """Knows what is written already, so that beats write nothing."""
+    """Know the written records, so that heartbeats write nothing."""
 
     def __init__(self, state: PoolState) -> None:
-        """``state``: as the store has it."""
+        """``state`` is the state as the store has it."""
         self._members = {name: member_bytes(member) for name, member in state.members.items()}
         self._projects = set(state.projects)
         self._recovering = state.recovering_since is not None
         self._torn: set[JobId] = set()
-        """Jobs of a step of which only a part was written: not as the state has them."""
+        """Hold the jobs of partly written steps: the store differs from the state."""
 
     def changes_of(self, before: PoolState, steps: Sequence[PoolStep]) -> list[list[Changes]]:
         """Return the changes by step; changes that belong together are one ``Changes``."""
@@ -424,11 +439,11 @@ class StepWriter:
         return found
 
     def written(self) -> None:
-        """The first transaction of what ``changes_of`` told was written."""
+        """Note that the first transaction of ``changes_of`` was written."""
         self._torn.clear()
 
     def refused(self, torn: PoolStep | None) -> None:
-        """Note that the last changes were not written, or of ``torn`` only a part."""
+        """Note that the last changes were not written, or only a part of ``torn``."""
         self._members.clear()
         if torn is not None:
             self._torn |= {job.id for job in torn.jobs}
@@ -458,7 +473,7 @@ def _as_it_is(state: PoolState, job: JobId) -> Changes:
 async def send_until_taken(
     send: Callable[[m.PoolEvent], Awaitable[object]], event: m.PoolEvent, by: str
 ) -> None:
-    """Send an event until it is written, because nobody sends it again. Raises the errors that do not pass."""
+    """Send an event until it is written, because nobody repeats it. Raises errors that do not pass."""
     for failures in itertools.count(1):
         try:
             await send(event)

@@ -22,8 +22,8 @@ from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
 OK, GONE = 200, 404
 STDERR = 2
 HEADER = struct.Struct(">BxxxI")
-"""The header tells the stream and how many bytes follow (Docker Engine API, ContainerAttach, "Stream
-format")."""
+"""The header has the stream's number and the length of the following bytes (Docker Engine API,
+ContainerAttach, "Stream format")."""
 
 
 async def job_logs(
@@ -31,14 +31,14 @@ async def job_logs(
 ) -> AsyncIterator[jobs_pb2.LogChunk]:
     """Yield the output from its beginning, or its last ``tail`` lines; with ``follow`` until it ends.
 
-    Raise StateConflict if the attempt has no container (yet, or any more), or EngineUnavailable.
+    Raises StateConflict if the attempt has no container (yet, or any more), or EngineUnavailable.
     """
     container, terminal = await _container(gate, key)
     lines = str(tail) if tail > 0 else "all"
     target = f"/containers/{container}/logs?stdout=1&stderr=1&follow={int(follow)}&tail={lines}"
     connection = await gate.connect()
     try:
-        with suppress(ConnectionError):  # whether the node hung up is seen where its answer is read
+        with suppress(ConnectionError):  # the read of the answer shows if the node hung up
             await connection.send(
                 h11.Request(
                     method="GET", target=target, headers=[("Host", "docker"), ("Connection", "close")]
@@ -56,7 +56,7 @@ async def job_logs(
 
 
 async def _container(gate: EngineSocket, key: AttemptKey) -> tuple[str, bool]:
-    """Its id, and whether it has a terminal, whose output is one stream."""
+    """Return the container's id, and True if its output is the one stream of a terminal."""
     labels = [f"{LABEL_JOB}={key.job}", f"{LABEL_ATTEMPT}={key.number}"]
     filters = quote(json.dumps({"label": labels}))
     answer = await gate.call("GET", f"/containers/json?all=1&filters={filters}".encode())
@@ -72,7 +72,7 @@ async def _container(gate: EngineSocket, key: AttemptKey) -> tuple[str, bool]:
 
 
 def _value(answer: Any, *places: int | str) -> Any:
-    """A value in the answer of a node, which may have no such place. Raises EngineUnavailable."""
+    """Return a value in a node's answer, which may lack the place. Raises EngineUnavailable."""
     try:
         for place in places:
             answer = answer[place]
@@ -87,7 +87,7 @@ async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChun
 
 
 async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
-    """Yield each piece as it comes: a header's length is the node's word, so nothing is gathered on it."""
+    """Yield each piece as it comes; a header's length is the node's claim, so nothing is buffered for it."""
     waiting, stderr, left = bytearray(), False, 0
     async for data in connection.chunks():
         waiting += data
@@ -103,7 +103,7 @@ async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2
 
 
 class JobPlace(NamedTuple):
-    """A node, and which attempt's container is meant there."""
+    """Name a node and the attempt whose container runs there."""
 
     node: NodeName
     key: AttemptKey
@@ -112,7 +112,7 @@ class JobPlace(NamedTuple):
 def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
     """Return the place of a part of the job: its lease now, or the node of an earlier attempt.
 
-    Raise StateConflict if there is none (yet), or RequestError for a part that the job does not have.
+    Raises StateConflict if there is none (yet), or RequestError for a part that the job does not have.
     """
     tried = next((one for one in job.tries if one.number == attempt), None)
     if tried is not None:
@@ -128,9 +128,9 @@ def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
 
 
 def output_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
-    """Return the place of an attempt's output; by default that of the newest attempt that has run.
+    """Return the place of an attempt's output; the default is the newest attempt that has run.
 
-    Raise the errors of ``place_of``.
+    Raises the errors of ``place_of``.
     """
     newest = next((part for part in job.parts if part.rank == rank), None)
     if attempt == 0 and job.tries and (newest is None or not has_run(newest)):
@@ -139,7 +139,7 @@ def output_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
 
 
 def no_attempt(job: str, attempt: int, known: Sequence[int]) -> StateConflict:
-    """``known``: the numbers of those that ran before."""
+    """Return the error for an unknown attempt; ``known`` are the numbers of the attempts that ran before."""
     ran = ", ".join(map(str, known))
     return StateConflict(
         f"job {job} has no attempt {attempt} that ran and is remembered",
@@ -155,7 +155,7 @@ def _earlier(job: Job, rank: int, tried: Try) -> JobPlace:
 
 
 def _ranked(job: Job, parts: Sequence[Part] | Sequence[TryPart], rank: int) -> Part | TryPart | None:
-    """Raises RequestError where there is no such part."""
+    """Return the part of this rank. Raises RequestError if the job does not have the part."""
     part = next((part for part in parts if part.rank == rank), None)
     if part is None and parts:
         raise RequestError(f"job {job.id} has {len(parts)} parts, counted from 0", hint=f"not {rank}")

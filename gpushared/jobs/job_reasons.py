@@ -36,7 +36,7 @@ NAMED = 3
 
 
 class JobReason(StrEnum):
-    """Besides the reasons of leases that wait; docs/reference/reasons.md explains each."""
+    """Name reasons beside the reasons of waiting leases; docs/reference/reasons.md explains each."""
 
     HELD = "held"
     AFTER_JOB = "after_job"
@@ -65,7 +65,7 @@ class Why:
 
 
 def why(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Why | None:
-    """Return None where there is nothing to say: it runs, succeeded, or is about to be placed."""
+    """Return why the job does not run, or None if it runs, succeeded, or is about to be placed."""
     match job.state:
         case Ended():
             return _why_over(job.state)
@@ -80,7 +80,7 @@ def why(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None
 
 
 def in_full(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Why | None:
-    """The same for one job alone: of one that has no room, what stands against it on each node."""
+    """Explain one job alone; for a job without room, explain what prevents it on each node."""
     told = why(job, state, now, snapshot)
     waits = isinstance(job.state, Queued) and not state.rules.here
     if not waits or (told is not None and told.code != Reason.RESOURCES):
@@ -89,7 +89,7 @@ def in_full(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | 
 
 
 def is_silent(part: Part, state: PoolState, now: float) -> bool:
-    """Return True if a part's state is only believed, because its node is not heard of."""
+    """Return True if a part's state is uncertain, because its node sends nothing."""
     member = state.members.get(part.node)
     if state.rules.here or member is None or (part.state is not None and part.state.is_final):
         return False
@@ -97,7 +97,7 @@ def is_silent(part: Part, state: PoolState, now: float) -> bool:
 
 
 def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
-    """Return when a node was last heard of, if that is longer ago than it should be."""
+    """Return when a node last sent a message, if that is longer ago than it should be."""
     member = state.members.get(node)
     return None if state.rules.here or member is None else silent_since(member, state, now)
 
@@ -215,7 +215,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _clock(at: float, *, exactly: bool = False) -> str:
-    """Return the time in this machine's zone. ``exactly``: with the seconds, unless they are zero."""
+    """Return the time in this machine's zone, ``exactly`` with the seconds unless they are zero."""
     form = "%H:%M" if abs(at - time.time()) < 12 * 3600 else "%Y-%m-%d %H:%M"
     form += ":%S" if exactly and int(at) % 60 else ""
     return time.strftime(form, time.localtime(at))

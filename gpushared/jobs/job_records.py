@@ -1,8 +1,9 @@
 """Write a pool's records as bytes and read them back, and cut writes into transactions that a store takes.
 
-``job/ID`` is a job that is not over, ``ended/ID`` one that is, ``over/TIME-ID`` where it stands among those
-that are; ``ended/ID`` without a value is one of which only that is still known, and ``gone/TIME-ID`` where it
-stands among those. ``member/NAME`` is a node; ``usage/``, ``turn/`` and ``project/`` tell how projects stand.
+``job/ID`` is a job that is not over. ``ended/ID`` is a finished job, and ``over/TIME-ID`` sorts finished jobs
+by their end. ``ended/ID`` without a value is a forgotten job, of which only the end is known, and
+``gone/TIME-ID`` sorts forgotten jobs. ``member/NAME`` is a node. ``usage/``, ``turn/`` and ``project/`` hold
+the accounts of projects.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ log = logging.getLogger(__name__)
 JOB, ENDED, OVER, GONE, MEMBER = "job/", "ended/", "over/", "gone/", "member/"
 USAGE, TURN, PROJECT = "usage/", "turn/", "project/"
 SIGN_OF_LIFE = "pool/alive"
-"""This record is written where nothing else is, to see if the store can be written again."""
+"""Write this record if nothing else is written, to test if the store accepts writes again."""
 RECOVERING = "pool/recovering"
-"""This record is there while not all nodes have reported after a loss of memory; a restart must not forget
-it."""
+"""This record exists while not all nodes have reported after a loss of memory; it survives a restart."""
 
 Changes = Mapping[str, bytes | None]
-"""Records to put and, with None, to delete, all in one transaction."""
+"""Map the records to put to their values and, with None, the records to delete, in one transaction."""
 
 MICROSECONDS = 1_000_000
 
@@ -73,12 +73,12 @@ def time_of(key: str) -> float:
 
 
 def member_bytes(member: Member) -> bytes:
-    """Return the facts of a member that outlive this coordinator, without those that it only heard."""
+    """Return a member's facts that outlive this coordinator, without facts that only heartbeats report."""
     return to_json(Member, member.unheard()).encode()
 
 
 def account_changes(change: AccountsChange, known_projects: Iterable[str]) -> Iterator[Changes]:
-    """``known_projects``: those that have a record."""
+    """Yield the changes of the accounts; ``known_projects`` have a record already."""
     for project, bucket, amount in change.usage:
         yield {f"{USAGE}{project}/{bucket}": b"%d" % amount}
     for project, at in (change.turns or {}).items():
@@ -91,7 +91,7 @@ def account_changes(change: AccountsChange, known_projects: Iterable[str]) -> It
 
 
 def read_job(key: str, body: bytes) -> Job:
-    """Raises StoreUnavailable."""
+    """Read a job. Raises StoreUnavailable."""
     try:
         return from_json(Job, body)
     except RecordError as error:
@@ -99,7 +99,10 @@ def read_job(key: str, body: bytes) -> Job:
 
 
 def read_member(key: str, body: bytes) -> Member:
-    """Raises StoreUnavailable. What no machine can have is left out: the node says anew what it has."""
+    """Read a member; leave out an impossible inventory, which the node reports again.
+
+    Raises StoreUnavailable.
+    """
     try:
         member = from_json(Member, body)
     except RecordError as error:
@@ -114,7 +117,7 @@ def read_member(key: str, body: bytes) -> Member:
 
 
 def read_accounts(records: Mapping[str, Record]) -> ProjectAccounts:
-    """Read the records of usage, turns and projects. Raise StoreUnavailable."""
+    """Read the records of usage, turns and projects. Raises StoreUnavailable."""
     usage: list[UsageRow] = []
     turns: dict[str, float] = {}
     projects: dict[str, Project] = {}
@@ -142,7 +145,7 @@ def unreadable(key: str, error: Exception) -> StoreUnavailable:
 
 @dataclass(slots=True)
 class Chunk:
-    """One transaction. ``concludes``: so many steps of the batch are wholly written with it."""
+    """Hold one transaction. With it ``concludes`` steps of the batch are wholly written."""
 
     changes: dict[str, bytes | None] = field(default_factory=dict)
     concludes: int = 0
@@ -165,9 +168,10 @@ class Chunk:
 
 
 def cut(steps: Sequence[Sequence[Changes]]) -> list[Chunk]:
-    """The fewest that keep the order, each record's last change winning; each ``Changes`` in one of them.
+    """Return the fewest transactions that keep the order. Each ``Changes`` stays in one transaction.
 
-    A step that fits in one transaction is not divided. The last one concludes them all; it may be empty.
+    The last change of a record wins. A step that fits in one transaction is not divided. The last transaction
+    concludes all steps; it may be empty.
     """
     chunks = [Chunk()]
     for number, step in enumerate(steps, start=1):

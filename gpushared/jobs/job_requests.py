@@ -27,10 +27,10 @@ from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.model.units import LATEST_SECONDS, shown
 
 MAX_BODY_BYTES = 96 * 1024
-"""The create body takes at most this much: with the rest of the job it must fit in one record of the
-store."""
+"""The create body takes at most this much: with the rest of the job it must fit in one record of the store.
+"""
 MAX_ARRAY_BYTES = 128 * 1024 * 1024
-"""The create bodies of an array together take at most this much, as each of its jobs is kept with its own."""
+"""Bound the create bodies of an array together, because each of its jobs is stored with its own body."""
 MAX_NAME = 128
 MAX_IMAGE = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -40,20 +40,20 @@ _CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 """Docker allows these names."""
 _ON_THE_WIRE = {"lease_class": "class"}
 _ASKED = tuple(one.name for one in fields(RequestSpec) if one.name != "max_wait")
-"""The client itself waits no longer than ``max_wait``."""
+"""Leave out ``max_wait``: the client itself stops waiting after it."""
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""
+"""Use Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""
 BITS = 5
 LENGTH = 13
-"""65 bits: nobody finds a request of their own that gives the id of another's."""
+"""The id has 65 bits: nobody finds a request of their own that gives the id of another's job."""
 OLDER_LENGTH = 10
-"""Of ids of the releases up to 0.1, which also gave ids by chance."""
+"""Ids of the releases up to 0.1, which also gave ids by chance, have this length."""
 REQUEST_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Hold the jobs that one request asks for. ``array`` is None for a single job."""
+    """Hold the jobs of one request. ``array`` is None for a single job."""
 
     jobs: tuple[tuple[JobId, JobSpec], ...]
     array: JobId | None
@@ -70,9 +70,9 @@ def read_submit(
     origin: NodeName = HERE,
     is_known: Callable[[JobId], bool] = lambda _: False,
 ) -> Wanted:
-    """``after``: what ``message.after`` names. ``is_known`` tells whether the owner has a job of that id.
+    """Read and check a request. ``after`` are the jobs of ``message.after``.
 
-    Raises RequestError, NotFound.
+    ``is_known`` returns True if the owner has a job of that id. Raises RequestError, NotFound.
     """
     request = read_lease_request(message.lease, presets)
     numbers, limit = read_array(message.array)
@@ -152,7 +152,7 @@ def _image(message: jobs_pb2.SubmitRequest) -> str:
 
 
 def _body(message: jobs_pb2.SubmitRequest) -> tuple[str, bool]:
-    """The create body as it is kept, and whether the container is to be removed. Raises RequestError."""
+    """Return the create body to store, and True if the container must be removed. Raises RequestError."""
     body = _object(message.create_body, "the create body")
     if (said := body.get("Image")) != message.image:
         raise RequestError(
@@ -278,7 +278,7 @@ def _ask(message: leases_pb2.LeaseRequest) -> RequestSpec:
 
 
 def _word(value: object) -> str:
-    """Return a field's value as people type it; a field left out is empty."""
+    """Return a field's value as people type it; an unset field is empty."""
     if isinstance(value, str):
         return value
     return str(value or "") if isinstance(value, int) else ",".join(cast("Iterable[str]", value))
@@ -291,26 +291,26 @@ def _moment(seconds: float) -> float:
 
 
 def new_request_id() -> str:
-    """For a request that has none, so that each job's id is what its owner and its request give."""
+    """Return a random request id for a request without one, because owner and request determine job ids."""
     return secrets.token_hex(REQUEST_ID_BYTES)
 
 
 def id_of(principal: str, request_id: str) -> JobId:
-    """The id of the job of a request, or of its array.
+    """Return the id of the job of a request, or of its array.
 
-    A request that is repeated names the same jobs, also where the first one was half kept, and through
-    whichever node it comes. Nobody else's request names them.
+    A repeated request names the same jobs, also if the first one was only partly stored, and through any
+    node. Nobody else's request names these jobs.
     """
     return _id(principal, request_id, LENGTH)
 
 
 def older_id_of(principal: str, request_id: str) -> JobId:
-    """The same as releases up to 0.1 gave it."""
+    """Return the id that releases up to 0.1 gave."""
     return _id(principal, request_id, OLDER_LENGTH)
 
 
 def id_for(principal: str, request_id: str, is_known: Callable[[JobId], bool]) -> JobId:
-    """The id that a request had from an older release, where a job is known by that id, else the new one."""
+    """Return the older release's id of a request if a job is known by that id, else the new id."""
     older = older_id_of(principal, request_id)
     return older if is_known(older) else id_of(principal, request_id)
 
@@ -329,7 +329,7 @@ def id_in_array(array: JobId, index: int) -> JobId:
 def is_own_id(job: JobId, spec: JobSpec) -> bool:
     """Return True if a request of the job's owner gives the job that id.
 
-    An id that an older release gave by chance counts as well: no newer request can be given one of that form.
+    An id that an older release gave by chance counts as well: no newer request can get an id of that form.
     """
     base = spec.array or job
     if job != (base if spec.index is None else id_in_array(base, spec.index)):

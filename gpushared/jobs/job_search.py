@@ -1,4 +1,4 @@
-"""Keep jobs that are over in the store, and find jobs by their names and page by page."""
+"""Store finished jobs, and find jobs by their names and page by page."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MAX_NAMED = 3
 MAX_LISTED = 1000
 LISTED = 100
 MAX_SCANNED = 20
-"""At most this many pages of finished jobs are looked through for one page of a person's own."""
+"""Read at most this many pages of finished jobs for one page of a person's own."""
 WALKED = 1000
-"""This many jobs are walked through at a time, which takes about a millisecond."""
+"""Walk through this many jobs at a time, which takes about a millisecond."""
 MAX_LIKE = 64
-"""At most this many finished and no longer remembered jobs are looked through for an id's beginning."""
+"""Search at most this many finished and no longer remembered jobs for an id's beginning."""
 SHORTEST_BEGINNING = 3
 _NUMBER = re.compile(r"[0-9]{0,19}")
-"""Python refuses to read a number of thousands of digits; the numbers of jobs have 64 bits."""
+"""Bound the digits: Python refuses to read a number of thousands of digits; jobs' numbers have 64 bits."""
 LIVE, OVER_MARK, ARRAY = "l", "o", "a"
 """A page token begins with one of these letters: the stage of the listing."""
 GONE_KEPT_SECONDS = 40 * 24 * 3600.0
-"""Longer than nodes keep records of attempts that are over."""
+"""Keep the fact that a job ended for longer than nodes keep records of finished attempts."""
 OPERATIONS_EACH = 4
 PRUNE_STEP = MAX_OPERATIONS // OPERATIONS_EACH
 READS_AT_ONCE = 32
@@ -44,7 +44,7 @@ Write = Callable[[dict[str, bytes], tuple[str, ...]], Awaitable[int]]
 
 
 class JobArchive(Protocol):
-    """Jobs that are over, however long ago; an ``Archive``."""
+    """Read finished jobs, however long ago they ended; ``Archive`` is the real one."""
 
     async def get(self, job: JobId) -> Job | None: ...
     async def like(self, beginning: str, limit: int, token: str = "") -> Page: ...
@@ -53,7 +53,7 @@ class JobArchive(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A page of jobs; ``next_token`` is empty where it is the last."""
+    """Hold a page of jobs; ``next_token`` is empty on the last page."""
 
     jobs: tuple[Job, ...]
     next_token: str = ""
@@ -63,7 +63,7 @@ class JobPage:
 class JobQuery:
     """Describe the jobs to list.
 
-    ``everybody``: not only the asker's own. ``array``: an array's id or name.
+    ``everybody`` includes jobs of other users. ``array`` is an array's id or name.
     """
 
     ended: bool = False
@@ -80,7 +80,7 @@ def may_see(job: Job, owner: Owner) -> bool:
 async def find(live: PoolState, past: JobArchive, reference: str, owner: Owner) -> Job:
     """Find a job by its id, its container's name, an unmistakable beginning of its id, or its array.
 
-    An array names a job only if that is its only one. Raise NotFound, also for another person's job, and
+    An array names a job only if it has one job. Raises NotFound, also for another person's job, and
     RequestError if the reference names several jobs.
     """
     if not reference:
@@ -95,17 +95,20 @@ async def find(live: PoolState, past: JobArchive, reference: str, owner: Owner) 
 
 
 async def _by_id(live: PoolState, past: JobArchive, job: JobId, owner: Owner) -> Job | None:
-    """None also where it is somebody else's, whose id must not hide what the owner calls so."""
+    """Find a job by its id.
+
+    Return None also for another user's job: its id must not hide the owner's names.
+    """
     known = live.jobs.get(job) or live.ended.get(job)
     if known is None or not may_see(known, owner):
-        known = await past.get(job)  # also for somebody else's, so that the answer takes as long
+        known = await past.get(job)  # read also another user's job, so that the answer takes as long
     return known if known is not None and may_see(known, owner) else None
 
 
 def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
-    """The job of that name that is not over, else the newest: a name may be given again.
+    """Find the running job of that name, else the newest: a name may be given again.
 
-    Raises RequestError where several that are not over have the name, of several people or on several nodes.
+    Raises RequestError if several unfinished jobs have the name, of several people or on several nodes.
     """
     named = live.named(name, owner)
     unnamed = JobId(name.removeprefix(default_name("")))
@@ -120,7 +123,7 @@ def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
 
 
 async def _by_array(live: PoolState, past: JobArchive, reference: str, owner: Owner) -> Job | None:
-    """The only job of an array, by the array's id or name. Raises RequestError where it has several."""
+    """Return the only job of an array, by the array's id or name. Raises RequestError if it has several."""
     array = array_called(live, reference, owner) or (reference if is_array_id(reference) else "")
     if not array:
         return None
@@ -137,9 +140,9 @@ async def _by_array(live: PoolState, past: JobArchive, reference: str, owner: Ow
 
 
 def array_called(live: PoolState, name: str, owner: Owner) -> str:
-    """The id of the array of a name, empty where there is none, or where the name is rather that of a job.
+    """Return the id of the array of a name, or an empty text if there is none or if a job has the name.
 
-    Raises RequestError where several that are not over have the name.
+    Raises RequestError if several unfinished arrays have the name.
     """
     alone, of_arrays = live.named(name, owner), live.named_in_array(name, owner)
     if any(not isinstance(job.state, Ended) for job in alone):
@@ -155,7 +158,7 @@ def array_called(live: PoolState, name: str, owner: Owner) -> str:
 
 
 async def _by_beginning(live: PoolState, past: JobArchive, beginning: str, owner: Owner) -> Job | None:
-    """Find a job by the beginning of its id; among several, look only for as many as the error names."""
+    """Find a job by the beginning of its id; among several, read only as many as the error names."""
     mine: dict[JobId, Job] = {}
     for over in (False, True):
         mine |= {job.id: job for job in islice(live.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
@@ -175,9 +178,9 @@ async def _by_beginning(live: PoolState, past: JobArchive, beginning: str, owner
 
 
 async def page(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner) -> JobPage:
-    """Return a page of jobs: live ones in the order in which they came, then finished ones, newest first.
+    """Return a page of jobs: live ones in the order of submission, then finished ones, newest first.
 
-    Raise PermissionRefused or RequestError.
+    Raises PermissionRefused or RequestError.
     """
     if asked.everybody and not owner.admin:
         raise PermissionRefused(
@@ -200,7 +203,7 @@ async def page(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner)
 
 
 async def _first(live: PoolState, asked: JobQuery, owner: Owner, after: int) -> list[Job]:
-    """A page of those that are not over and came after a number, and one more, in steps."""
+    """Return a page of unfinished jobs after a number, and one more, in steps."""
     asker = replace(owner, admin=False)
     jobs = iter(live.jobs.values() if asked.everybody else live.beginning("", asker, over=False))
     first: list[Job] = []
@@ -212,7 +215,7 @@ async def _first(live: PoolState, asked: JobQuery, owner: Owner, after: int) -> 
 
 
 async def _over(past: JobArchive, asked: JobQuery, owner: Owner, token: str, limit: int) -> JobPage:
-    """A page may have fewer than asked for, even none, where few of those looked at are the owner's."""
+    """Return a page of finished jobs, which may be short or empty if few of the read jobs are the owner's."""
     if limit <= 0:
         return JobPage((), f"{OVER_MARK}{token}")
     found: list[Job] = []
@@ -242,7 +245,7 @@ async def _whose(live: PoolState, past: JobArchive, array: str, owner: Owner) ->
 async def _of_array(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner) -> JobPage:
     """Return a page of an array's jobs in the order of their ids, so that a page costs only its length.
 
-    The page may have fewer jobs than asked for, even none, if other users' finished jobs bear the array's id
+    The page may have fewer jobs than the limit, even none, if other users' finished jobs bear the array's id
     too.
     """
     beginning, after, end = f"{asked.array}_", asked.token.removeprefix(ARRAY), ""
@@ -284,24 +287,24 @@ def _number(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``next_token``: where the next page begins; empty where there is none."""
+    """Hold a page; the next page begins at ``next_token``, which is empty on the last one."""
 
     jobs: tuple[Job, ...]
     next_token: str
 
 
 class Archive:
-    """Read the store; ``prune`` writes by what it is given.
+    """Read finished jobs from the store; ``prune`` writes through its parameter.
 
-    Nodes tell of attempts that ended up to a month ago. So that none of a forgotten job's is taken for a new
-    one, it stays known for longer that the job is over.
+    Nodes report attempts that ended up to a month ago. A forgotten job therefore stays known as finished for
+    longer, so that nobody takes its attempts for a new job's.
     """
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
 
     async def get(self, job: JobId) -> Job | None:
-        """The job, if it is over and not yet forgotten."""
+        """Return the job, if it is over and not yet forgotten."""
         body = await self._body(job)
         return read_job(ENDED + job, body) if body else None
 
@@ -317,14 +320,14 @@ class Archive:
     async def like(self, beginning: str, limit: int, token: str = "") -> Page:
         """Return finished jobs whose ids begin like this, in the order of the ids, after the id in the token.
 
-        A page leaves out the jobs that are forgotten. The jobs are read beside the event loop.
+        A page leaves out the jobs that are forgotten. A thread decodes the jobs beside the event loop.
         """
         page = await self._store.page(ENDED + beginning, limit, after=ENDED + token if token else "")
         jobs = await asyncio.to_thread(_read, page)
         return Page(jobs, page[-1][0].removeprefix(ENDED) if len(page) == limit > 0 else "")
 
     async def page(self, limit: int, token: str = "") -> Page:
-        """The newest first, or those before a page's token."""
+        """Return the newest finished jobs, or the next older ones after a page's token."""
         index = await self._store.page(OVER, limit, after=OVER + token if token else "", reverse=True)
         jobs: list[Job] = []
         for at in range(0, len(index), READS_AT_ONCE):
@@ -334,7 +337,10 @@ class Archive:
         return Page(tuple(jobs), index[-1][0].removeprefix(OVER) if more else "")
 
     async def prune(self, write: Write, *, keep: int, ended_before: float, now: float) -> int:
-        """Forget the oldest beyond so many, and all that ended before; how many were forgotten."""
+        """Forget the oldest jobs beyond ``keep``, and all that ended before.
+
+        Return how many were forgotten.
+        """
         await self._prune_gone(write, now - GONE_KEPT_SECONDS)
         surplus, forgotten = await self._store.count(OVER) - keep, 0
         while True:
@@ -360,9 +366,9 @@ class Archive:
                 return
 
     async def _body(self, job: JobId) -> bytes | None:
-        """None where nothing is known of it, empty where it is forgotten."""
+        """Return the job's record: None for an unknown job, empty for a forgotten one."""
         key = ENDED + job
-        # The key itself comes first of those that begin so.
+        # Among the keys that begin with this key, the key itself comes first.
         return next((record.value for name, record in await self._store.page(key, 1) if name == key), None)
 
 

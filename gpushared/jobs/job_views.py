@@ -40,19 +40,19 @@ _OUTCOME_WORDS: dict[type[JobOutcome], str] = {
 }
 
 OVER = frozenset(_OUTCOME_WORDS.values())
-"""The words for the states of jobs that are over."""
+"""These words name the states of finished jobs."""
 
 HELD = "held"
-"""The word for the state of a job that somebody holds, and the reason why it waits."""
+"""This word names the state of a held job, and the reason why it waits."""
 
 WhyOf = Callable[[Job], Why | None]
 
 
 class JobViews:
-    """Renders jobs from the newest state.
+    """Render jobs from the newest state.
 
-    ``here`` is what the node itself is called where its own jobs are meant. ``told`` knows better than the
-    coordinator's rules why a job waits, or says None. ``project_of`` says to which project a job counts.
+    ``here`` is the node's name for its own jobs. ``told`` returns a better reason than the coordinator's
+    rules why a job waits, or None. ``project_of`` returns the project to which a job counts.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class JobViews:
         self._project_of = project_of
 
     def job(self, job: Job) -> jobs_pb2.Job:
-        """One job, whoever asks: whether they may is the service's question."""
+        """Return the view of one job; the service checks who may see it."""
         view = jobs_pb2.Job(
             id=job.id,
             state=self._state_word(job),
@@ -100,11 +100,11 @@ class JobViews:
         return view
 
     def why(self, job: Job) -> Why | None:
-        """Return why the job does not run, or None if there is nothing to say."""
+        """Return why the job does not run, or None if it runs or succeeded."""
         return self._told(job) or why(job, self._state(), self._now(), self._snapshot)
 
     def why_in_full(self, job: Job) -> Why | None:
-        """The same for one job alone, which may take longer to find out."""
+        """Explain one job alone, which may take longer."""
         return self._told(job) or in_full(job, self._state(), self._now(), self._snapshot)
 
     def story(self, job: Job) -> list[jobs_pb2.JobStoryEntry]:
@@ -112,7 +112,7 @@ class JobViews:
         return [jobs_pb2.JobStoryEntry(at=self.day(entry.at), text=entry.text) for entry in job.story]
 
     def day(self, at: float | None) -> float:
-        """A moment in the time of day; 0 for none, as messages have it."""
+        """Return a moment in the time of day; 0 for none, as messages have it."""
         return self._state().day(at) if at else 0.0
 
     def name_of(self, node: NodeName) -> str:
@@ -198,7 +198,7 @@ def default_name(job: str) -> str:
 
 
 def token_of(view: jobs_pb2.Job) -> str:
-    """Another one whenever the job looks otherwise."""
+    """Return a token that changes whenever the view changes."""
     return hashlib.sha256(view.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
@@ -218,7 +218,7 @@ def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
 def lone_node(
     name: str, inventory: Inventory, free: HeartbeatReport, own: PoolState, *, heard_at: float
 ) -> jobs_pb2.PoolNode:
-    """A node in no pool, as it sees itself. ``own``: its own jobs; ``heard_at``: the time of day."""
+    """Return the view of a node in no pool. ``own`` holds its own jobs; ``heard_at`` is the time of day."""
     view = jobs_pb2.PoolNode(
         name=name,
         presence=Presence.READY,
@@ -236,7 +236,7 @@ def has_simulated(state: PoolState) -> bool:
 
 
 def notices_of(state: PoolState, now: float) -> list[str]:
-    """Return notices about nodes that refuse jobs which they had room for by their own word."""
+    """Return notices about nodes that refuse jobs although they reported room for them."""
     return [
         _rest_of(state.members[name], rest.until, now)
         for name, rest in sorted(state.resting.items())
@@ -284,7 +284,7 @@ def _add_inventory(view: jobs_pb2.PoolNode, inventory: Inventory, member: Member
 
 
 def _gpus(gpus: Iterable[Gpu], member: Member) -> list[jobs_pb2.PoolGpu]:
-    """Return the GPUs of a node with the room that was free by the node's last word."""
+    """Return the GPUs of a node with the free room that the node reported last."""
     troubles = dict(member.free.troubles)
     stray: dict[GpuId, int] = {}
     for gpu, size in member.free.stray_bytes:

@@ -1,6 +1,7 @@
-"""The calls of ``Jobs``, each once: over a coordinator's loop, be it a pool's or a node's own jobs.
+"""Serve the calls of ``Jobs`` over a coordinator's loop, for a pool's jobs or a node's own jobs.
 
-Who asks has been found out before; what they may see and do is decided here. Errors are those of the tree.
+Other modules identify the caller; this module decides what the caller may see and do. Raises errors of the
+tree.
 """
 
 from __future__ import annotations
@@ -39,25 +40,24 @@ MAX_AFTER = 1000
 MAX_WAIT_SECONDS = 60.0
 MAX_GRACE_SECONDS = 3600
 AT_ONCE = 256
-"""At most this many jobs of an array are given to the loop at a time, so that other events come in
-between."""
+"""Send at most this many jobs of an array to the loop at a time, so that other events come in between."""
 LONG_CALLS, LONG_CALLS_OF_A_PERSON = 8, 1
-"""This many calls that look at much run at a time, in all and for one person; all other work waits for a
-step of each of these calls."""
+"""Run this many calls that read much at a time, in all and for one person; all other work waits for a step of
+each of these calls."""
 LONG_SECONDS = 30.0
-"""A call that looks at much waits this long for its turn."""
+"""A call that reads much waits this long for its turn."""
 SHOWN_AT_ONCE = 16
 Check = Callable[[Wanted, Owner], Awaitable[None]]
-"""Raises where a job could never run, before it is kept."""
+"""Raises an error for a job that could never run, before the job is stored."""
 
 
 class CoordinatorPort(Protocol):
-    """The loop around a coordinator's rules."""
+    """Provide the loop around a coordinator's rules."""
 
     @property
     def state(self) -> PoolState: ...
     async def send(self, event: PoolEvent) -> Job | None:
-        """Comes back when what the event changed is durable."""
+        """Apply the event, and return when its changes are durable."""
         ...
 
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
@@ -84,7 +84,7 @@ def _real() -> bool:
 
 
 def bounded_seconds(asked: float) -> float:
-    """Return how long a caller may wait for an answer. Raise RequestError if ``asked`` is not a number."""
+    """Return how long a caller may wait for an answer. Raises RequestError if ``asked`` is not a number."""
     if math.isnan(asked):
         raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
     return min(max(asked, 0.0), MAX_WAIT_SECONDS)
@@ -94,7 +94,7 @@ async def in_batch(
     message: jobs_pb2.SubmitBatchRequest,
     submit: Callable[[jobs_pb2.SubmitRequest], Awaitable[jobs_pb2.SubmitAnswer]],
 ) -> jobs_pb2.SubmitBatchAnswer:
-    """Each request for itself. Raises RequestError for too many."""
+    """Handle each request by itself. Raises RequestError for too many."""
     if len(message.jobs) > MAX_BATCH:
         raise RequestError(
             f"{len(message.jobs)} requests at once are too many", hint=f"send at most {MAX_BATCH}"
@@ -111,10 +111,10 @@ async def in_batch(
 async def read_after(
     message: jobs_pb2.SubmitRequest, meant: Callable[[str], Awaitable[Sequence[JobId]]]
 ) -> tuple[After, ...]:
-    """Return the jobs that a job waits for, of an array all. Raise RequestError for too many of them.
+    """Return the jobs that a job waits for, for an array all its jobs. Raises RequestError for too many.
 
-    ``meant`` returns the jobs that somebody means by a word. It is asked about no more words than a job may
-    wait for others.
+    ``meant`` returns the jobs of a reference. This function calls it for no more references than a job may
+    await other jobs.
     """
     found: dict[JobId, After] = {}
     _check_after(len(message.after))
@@ -142,11 +142,11 @@ def _not_known_yet(reference: str, lacks: str) -> Unavailable:
 
 
 class JobsService:
-    """``notices``: what whoever reads a list should know; ``stop_grace_seconds`` where nobody says one.
+    """Serve jobs. ``notices`` go to every reader of a list; ``stop_grace_seconds`` is the default.
 
-    ``lacks``: why there may be jobs that are not known yet, empty where there are none. Until then nobody is
-    told that a job does not exist, nor of a part of an array as if it were all. ``simulated``: whether some
-    of the GPUs here are.
+    ``lacks`` returns why some jobs may still be unknown, or an empty text. Until then no answer says that a
+    job does not exist, and no answer shows a part of an array as the whole. ``simulated`` is True if some of
+    the GPUs here are simulated.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class JobsService:
         self._turns = CallerTurns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
 
     def turn(self, owner: Owner) -> AbstractAsyncContextManager[object]:
-        """Around the work on a call that looks at much. Raises LimitReached."""
+        """Hold a turn around a call that reads much. Raises LimitReached."""
         return self._turns.of(Admitted(owner.person))
 
     # --- taking ----------------------------------------------------------------------------------------
@@ -182,7 +182,10 @@ class JobsService:
     async def submit(
         self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
     ) -> jobs_pb2.SubmitAnswer:
-        """All of it is kept, or none. A request that is repeated is not judged anew: its jobs are kept."""
+        """Store all jobs of a request or none.
+
+        A repeated request is not checked again: its jobs are stored.
+        """
         wanted = await self.read(message, owner, origin=origin)
         first, _ = wanted.jobs[0]
         if first not in self._machine.state.jobs and first not in self._machine.state.ended:
@@ -192,7 +195,7 @@ class JobsService:
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
 
     async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
-        """Read the jobs that a request asks for and check them on their own; nothing is kept."""
+        """Read the jobs of a request and check them on their own; nothing is stored."""
         after = await read_after(message, lambda word: self._meant(word, owner))
 
         def is_known(job: JobId) -> bool:
@@ -213,7 +216,7 @@ class JobsService:
         return [(await self._find(reference, owner)).id]
 
     async def _of_array(self, array: str, owner: Owner) -> list[JobId]:
-        """All, or more than a job can wait for. Pages may be short where others' jobs fill what was read."""
+        """Return all jobs, or more than a job can wait for. Pages are short if they read others' jobs."""
         found: list[JobId] = []
         asked = JobQuery(ended=True, array=array, limit=MAX_ARRAY)
         while True:
@@ -224,7 +227,7 @@ class JobsService:
                 return found
 
     async def _keep(self, wanted: Wanted, owner: Owner) -> list[Job]:
-        """Durably. Where one of an array is refused, those before it are taken back."""
+        """Store the jobs durably. If one job of an array is refused, cancel the jobs before it."""
         kept: list[Job] = []
         events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]
         for first in range(0, len(events), AT_ONCE):
@@ -248,7 +251,7 @@ class JobsService:
         return self.views.job(await self._find(message.job_id, owner))
 
     async def list_jobs(self, message: jobs_pb2.ListJobsRequest, owner: Owner) -> jobs_pb2.ListJobsResponse:
-        """A page of them."""
+        """Return a page of jobs."""
         asked = JobQuery(
             ended=message.ended,
             everybody=message.all,
@@ -268,7 +271,7 @@ class JobsService:
             )
 
     async def _shown(self, jobs: Sequence[Job]) -> list[jobs_pb2.Job]:
-        """The jobs as users see them. Others have their turns between some and some."""
+        """Return the jobs as users see them. Other tasks run between steps of some jobs."""
         views = []
         for first in range(0, len(jobs), SHOWN_AT_ONCE):
             views += [self.views.job(job) for job in jobs[first : first + SHOWN_AT_ONCE]]
@@ -276,7 +279,7 @@ class JobsService:
         return views
 
     async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
-        """Come back when the job no longer looks as in the token."""
+        """Return the job when it no longer looks as in the token."""
         seconds = bounded_seconds(message.timeout_seconds)
         job = await self._find(message.job_id, owner)
         until = time.monotonic() + seconds
@@ -288,7 +291,7 @@ class JobsService:
         return view
 
     async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
-        """Each change, until it is over."""
+        """Yield the job after each change, until it is over."""
         job = await self._find(message.job_id, owner)
         view, token = None, ""
         while view is None or view.state not in OVER:
@@ -336,7 +339,7 @@ class JobsService:
     # --- finding ---------------------------------------------------------------------------------------
 
     async def find(self, reference: str, owner: Owner) -> Job:
-        """The job that somebody means. Raises NotFound, RequestError."""
+        """Return the job that the reference names. Raises NotFound, RequestError."""
         return await self._find(reference, owner)
 
     async def _find(self, reference: str, owner: Owner) -> Job:
@@ -348,15 +351,15 @@ class JobsService:
             raise
 
     async def _check_whole(self, array: str, found: search.JobPage, owner: Owner) -> None:
-        """Raises Unavailable where jobs of the array may be missing in what was found."""
+        """Raises Unavailable if the result may lack jobs of the array."""
         if not (lacks := self._lacks()):
             return
         if found.jobs and self._machine.state.recovering_since is not None:
             raise _not_known_yet(array, lacks)
         if not found.jobs:
-            await self._find(array, owner)  # a single job's id looks as an array's does
+            await self._find(array, owner)  # a single job's id looks like an array's
 
     def _again(self, job: Job) -> Job:
-        """The job as it is now."""
+        """Return the job as it is now."""
         state = self._machine.state
         return state.jobs.get(job.id) or state.ended.get(job.id) or job

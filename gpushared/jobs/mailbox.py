@@ -1,4 +1,4 @@
-"""Queue messages for a link, so that a slow other side holds up nobody and fills no memory."""
+"""Queue messages for a link, so that a slow other side blocks nobody and fills no memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Message = TypeVar("_Message")
 
 
 class Mailbox(Generic[_Message]):
-    """Keep only the newest word on each subject, in the order in which the subjects came up.
+    """Keep only the newest message on each subject, in the order in which the subjects came up.
 
-    A word becomes a message only when its turn comes, so that the message tells how things are then.
+    The mailbox makes a message only when its turn comes, so that the message has the state of that moment.
     """
 
     def __init__(self, max_subjects: int) -> None:
@@ -23,7 +23,10 @@ class Mailbox(Generic[_Message]):
         self._taken = asyncio.Event()
 
     def put(self, subject: Hashable, word: Callable[[], _Message | None]) -> bool:
-        """Have it sent. A word that makes None is not; False where there is no room for one more subject."""
+        """Queue a message; return False if there is no room for one more subject.
+
+        A ``word`` that returns None sends nothing.
+        """
         if subject not in self._words and len(self._words) >= self._max:
             return False
         self._words[subject] = word
@@ -31,7 +34,7 @@ class Mailbox(Generic[_Message]):
         return True
 
     async def take(self) -> _Message:
-        """The next message; waits for it."""
+        """Wait for the next message, and return it."""
         while True:
             while self._words:
                 _, word = self._words.popitem(last=False)
@@ -42,7 +45,7 @@ class Mailbox(Generic[_Message]):
             await self._filled.wait()
 
     async def room(self, subjects: int) -> None:
-        """Wait until fewer than so many subjects wait."""
+        """Wait until fewer than this many subjects wait."""
         while len(self._words) >= subjects:
             self._taken.clear()
             await self._taken.wait()

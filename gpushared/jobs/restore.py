@@ -1,4 +1,4 @@
-"""Read the state of a coordinator's rules from its store, and detect an old copy of the store by a mark beside it."""
+"""Read the state of a coordinator's rules from its store; detect an old copy of the store by a mark."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from gpushared.ports.job_store import JobStore, Record
 log = logging.getLogger(__name__)
 
 PAGE = 500
-"""Read and decoded at a time, off the event loop."""
+"""Read and decode this many records at a time, off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """``jobs``: all that are not over, and the newest that are. ``recovering``: a recovery was under way."""
+    """Hold all unfinished jobs and the newest finished ones. ``recovering``: a recovery was under way."""
 
     revision: int
     jobs: tuple[Job, ...]
@@ -53,7 +53,7 @@ class Stored:
 
 
 async def load(store: JobStore, ended_kept: int) -> Stored:
-    """Errors as the store's, and StoreUnavailable for what cannot be read."""
+    """Read the store. Raises the store's errors, and StoreUnavailable for an unreadable record."""
     live = await _jobs(store)
     over = await _newest_over(Archive(store), ended_kept)
     over += await _awaited(Archive(store), live, {job.id for job in over})
@@ -81,12 +81,13 @@ async def restored(
     enrolled: Iterable[Member] = (),
     mark: HighWater | None = None,
 ) -> PoolState:
-    """The state of a coordinator that leads with ``epoch``; the store has all of it.
+    """Return the state of a coordinator that leads with ``epoch``; all of the state is in the store.
 
-    ``now``, ``ahead_seconds``: by its clock.
+    ``now`` and ``ahead_seconds`` are by the coordinator's clock.
 
-    ``enrolled``: the members as those know who signed their certificates; ``mark``: how far the store was
-    known to be. Where it has less, a copy was put back, or it was lost. Raises as the store does.
+    ``enrolled`` are the members according to the authority that signed their certificates. ``mark`` is the
+    last known position of the store. A store behind the mark is a restored copy, or has lost records. Raises
+    as the store does.
     """
     stored = await load(store, rules.ended_kept)
     enrolled = tuple(enrolled)
@@ -117,7 +118,7 @@ def _lacking(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
 
 
 def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
-    """Return forgotten members without a certificate: they have not come back and can tell nothing.
+    """Return forgotten members without a certificate: they have not come back and can report nothing.
 
     A recovery would wait for them for ever.
     """
@@ -126,7 +127,7 @@ def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
 
 
 def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
-    """Mark members without whom a recovery goes on: should they come back, they may know more than we do."""
+    """Mark members that a recovery does not await: on return they may know more than the store."""
     if state.recovering_since is None:
         return []
     found = [replace(state.members[one.name], excused=True) for one in gone if not one.excused]
@@ -156,8 +157,8 @@ def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -
 def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
     """Return True if the store has less than it once had.
 
-    If the store is as far as its mark, the lacking members had just been signed when the coordinator ended.
-    The mark does not cover the last seconds, but nodes know of these and tell.
+    If the store is as far as its mark, the coordinator had just signed the lacking members when it ended. The
+    mark does not cover the last seconds, but nodes know these changes and report them.
     """
     if mark is not None and mark.doubted:
         return True
@@ -188,7 +189,7 @@ def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
 
 
 async def _awaited(archive: Archive, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
-    """Return finished jobs, however long over, for which others still wait."""
+    """Return finished jobs, however long over, that other jobs still await."""
     there = {job.id for job in live}.union(known)
     wanted = {after.job for job in live for after in job.awaits} - there
     found = [await archive.get(job) for job in sorted(wanted)]
@@ -209,11 +210,12 @@ async def _newest_over(archive: Archive, limit: int) -> list[Job]:
 
 @dataclass(frozen=True, slots=True)
 class HighWater:
-    """The highest epoch and revision that are known to have been.
+    """Hold the highest epoch and revision that the store is known to have reached.
 
-    The mark may lie behind the store, never before it: it is written now and then, after the store.
+    The mark may lie behind the store, never before it: the coordinator writes it now and then, after the
+    store.
 
-    ``doubted``: the store was found to be from before them, and does not say so itself yet.
+    ``doubted`` means that the store was found to be older than the mark and does not record that itself yet.
     """
 
     epoch: int = 0
@@ -222,7 +224,7 @@ class HighWater:
 
 
 def read_high_water(path: Path) -> HighWater:
-    """Nothing where there is no file. Raises ConfigError."""
+    """Return the mark, or an empty one without a file. Raises ConfigError."""
     try:
         told = json.loads(path.read_bytes())
         return HighWater(int(told["epoch"]), int(told["revision"]), bool(told.get("doubted", False)))
@@ -236,5 +238,5 @@ def read_high_water(path: Path) -> HighWater:
 
 
 def write_high_water(path: Path, mark: HighWater) -> None:
-    """Whole or not at all, and durably. Raises Unavailable."""
+    """Write the mark whole or not at all, and durably. Raises Unavailable."""
     write_private(path, json.dumps(asdict(mark)).encode())

@@ -1,1 +1,1 @@
-"""Speak with callers: HTTP, the public unix socket, identities, limits of one user, unary calls."""
+"""Serve callers: HTTP, the public unix socket, identities, limits of one user, unary calls."""

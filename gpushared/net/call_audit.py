@@ -41,9 +41,9 @@ ON_LEASES = frozenset(
 )
 """These calls leave a line if the lease is another user's."""
 _MAKES = frozenset({"PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
-"""Their answers say by which id it is known what was made."""
+"""The answers of these calls hold the id of the object that was made."""
 _NAMED_BY = ("lease_id", "job_id", "gpu", "node", "name", "person", "id")
-"""The fields of requests that say what is meant; tokens' secrets are in none of them."""
+"""These fields of requests name their object; no field holds a token's secret."""
 
 _Asked = TypeVar("_Asked")
 _Answered = TypeVar("_Answered")
@@ -51,7 +51,7 @@ _Answered = TypeVar("_Answered")
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Name the caller in a line. ``note``: the way of the call, if the other fields do not tell it."""
+    """Name the caller in a line. ``note`` tells the way of the call, if the other fields do not."""
 
     uid: int
     user: str
@@ -60,7 +60,7 @@ class Asker:
 
 
 class CallAudit:
-    """Audit each unary call, by whatever way it came."""
+    """Audit each unary call, by every way."""
 
     def __init__(self, sink: Sink = ignore) -> None:
         self._sink = sink
@@ -77,7 +77,7 @@ class CallAudit:
         caller: Caller,
         by: Origin,
     ) -> _Answered:
-        """Make the call; the line is told before its answer is."""
+        """Make the call; write the line before the answer goes out."""
         name, who = self.name_of(call), Asker(caller.uid, caller.name, by)
         with self.telling(name, message, who):
             answer = await call(message, caller)
@@ -90,7 +90,7 @@ class CallAudit:
 
     @contextmanager
     def telling(self, name: str, message: object, who: Asker) -> Iterator[None]:
-        """Write a line if the call that the block makes is refused. ``name`` without the API's."""
+        """Write a line if the call in the block is refused. ``name`` leaves out the API's name."""
         try:
             yield
         except GpushareError as error:
@@ -98,12 +98,15 @@ class CallAudit:
             raise
 
     def done(self, name: str, message: object, who: Asker, answer: object = None) -> None:
-        """Write the line of an answered call, if that belongs in the audit. ``name`` without the API's."""
+        """Write the line of an answered call, if it belongs in the audit.
+
+        ``name`` leaves out the API's name.
+        """
         if name in ALWAYS or (name in ON_LEASES and _owner(answer) != who.uid):
             self._tell(name, message, who, text=f"made {_id(answer)}" if name in _MAKES else "")
 
     def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
-        """Write the line of a call that is answered with an error, if that belongs in the audit."""
+        """Write the line of a call that is answered with an error, if it belongs in the audit."""
         if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
             self._tell(name, message, who, error)
 

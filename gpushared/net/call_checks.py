@@ -1,4 +1,4 @@
-"""Share the work of every gRPC server: identify callers, check that gRPC reports them, limit them, map errors."""
+"""Share the work of every gRPC server: identify and limit callers, check gRPC's peer names, map errors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gpushared.net.limits import Shares
 from gpushared.storage.audit.line import Origin
 
 HINT_METADATA = "gpushare-hint-bin"
-"""Trailing metadata with the error's hint; binary, because hints may hold any character."""
+"""This trailing metadata carries the error's hint; it is binary, because hints may hold any character."""
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CALLS_PER_CONNECTION = 256
-"""Calls beyond this number wait in the client: one user's connection must not take everybody's memory."""
+"""Calls beyond this number wait in the client: one user's connection must not use everybody's memory."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -40,8 +40,8 @@ OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A server refuses pings that come more often than every 300 s unless it is told otherwise, and ends the
-    # connection with too_many_pings (grpc core, doc/keepalive.md). Our clients ping every 20 s.
+    # A server by default refuses pings that come more often than every 300 s, and ends the connection with
+    # too_many_pings (grpc core, doc/keepalive.md). Our clients ping every 20 s.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
@@ -65,7 +65,7 @@ _Asked = TypeVar("_Asked")
 _Answered = TypeVar("_Answered")
 NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 ANSWER_SECONDS = 60.0
-"""A machine that is starting everything at once is slow, and a daemon that gives up is started once more."""
+"""A machine that starts everything at once is slow, and a daemon that gives up is only started again."""
 
 
 def peer_name(secret: str, number: int, peer: Peer) -> str:
@@ -84,9 +84,9 @@ class CallAuthenticator:
         audit: CallAudit | None = None,
         shares: Shares | None = None,
     ) -> None:
-        """``origins``: the processes behind the connections that the front passed on, by their numbers.
+        """``origins`` maps the numbers of connections that the front passed on to their processes.
 
-        ``shares``: the front's own.
+        ``shares`` are the front's own.
         """
         self._identities = identities
         self._secret = secret
@@ -128,9 +128,9 @@ class CallAuthenticator:
     async def called(
         self, name: str, message: object, context: Context[Any, Any]
     ) -> AsyncIterator[tuple[Caller, Asker]]:
-        """Around a call, also one that answers with a stream: who calls, counted, and told where refused.
+        """Identify, count and audit the caller of the call in the block, which may answer with a stream.
 
-        ``name`` without the API's.
+        ``name`` leaves out the API's name.
         """
         try:
             origin, peer = self._behind(context)
@@ -145,7 +145,7 @@ class CallAuthenticator:
 
 
 def _size(message: object) -> int:
-    """Return the message's size in bytes; unknown fields count, as they are in memory too."""
+    """Return the message's size in bytes; unknown fields count, because they also use memory."""
     return message.ByteSize() if isinstance(message, Message) else 0
 
 
@@ -156,7 +156,7 @@ async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
 
 
 def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
-    """Return the other side's error, or, if it could not be reached, that ``who`` does not answer."""
+    """Return the other side's error, or an error that ``who`` does not answer if it was not reached."""
     kind = kind_of_code(error.code().name.lower())
     details = error.details() or error.code().name
     hint = _hint(error)
@@ -184,10 +184,10 @@ def unary_handler(
 
 
 async def check_identity(socket_path: str, ask: Callable[[grpc.aio.Channel], Awaitable[object]]) -> None:
-    """Call the daemon itself through the front with ``ask``, as its own user, who is let in.
+    """Call the daemon itself through the front with ``ask``, as its own user, who is admitted.
 
-    Raises ConfigError when we are not, and Unavailable where there is no answer in time.
-    The peer's name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
+    Raises ConfigError if the daemon is not recognised, and Unavailable if no answer comes in time. The peer's
+    name in ``context.peer()`` is behaviour of gRPC's core, not a promise of its API.
     """
     async with grpc.aio.insecure_channel(f"unix:{socket_path}") as channel:
         try:

@@ -14,7 +14,7 @@ from gpushared.storage.audit.line import Origin
 
 NOT_HTTP = "this is not proper HTTP"
 FORM = "application/x-www-form-urlencoded"
-"""The type of a body that engines read as parameters."""
+"""Engines read a body of this type as parameters."""
 
 
 def docker_error(message: str) -> bytes:
@@ -28,7 +28,7 @@ def connect_error(code: Code, message: str) -> bytes:
 
 
 class Broken(StrEnum):
-    """Name the part of HTTP, or the bound, that a request breaks: the code of its line in the audit."""
+    """Name the broken part of HTTP, or the broken bound, of a request: the code of its line in the audit."""
 
     NOT_HTTP = "not-http"
     VERSION = "http-version"
@@ -49,11 +49,11 @@ STATUS = {
     Broken.BODY_TOO_SLOW: 408,
 }
 _BY_PARSER = {431: Broken.HEAD_TOO_LONG, 501: Broken.FRAMING}
-"""h11 tells the fault by the status that it hints at; 501 is an unknown transfer encoding."""
+"""h11 names the fault by a suggested status; 501 is an unknown transfer encoding."""
 
 
 def broken_by_parser(status: int) -> Broken:
-    """Return the fault that h11 found, by its hint."""
+    """Return the fault that h11 found, by its suggested status."""
     return _BY_PARSER.get(status, Broken.NOT_HTTP)
 
 
@@ -61,7 +61,7 @@ def broken_by_parser(status: int) -> Broken:
 class RequestRefusal:
     """Hold a request that was refused before any handler; fields that were not understood are empty.
 
-    ``code``: one of ``Broken``, or an error's code if a user has too much open at once.
+    ``code`` is one of ``Broken``, or an error's code if a user has too much open at once.
     """
 
     method: bytes
@@ -76,10 +76,10 @@ def forget(_: RequestRefusal, __: Caller, ___: Origin) -> None:
 
 
 class RefusedRequestError(Exception):
-    """The request breaks HTTP or a bound: answer and hang up."""
+    """Report a request that breaks HTTP or a bound: answer and hang up."""
 
     recorded = False
-    """True if a handler has told the audit."""
+    """This is True if a handler has written the audit's line."""
 
     def __init__(self, code: Broken, message: str) -> None:
         super().__init__(message)

@@ -1,11 +1,12 @@
 """Serve gRPC, unary JSON and the Docker API on one public unix socket.
 
-Each connection's caller is read from the kernel (SO_PEERCRED). HTTP/2 is passed on, byte by byte, to the
-gRPC server's inner socket, from a socket whose abstract name gives the caller: grpcio does not tell peer
-credentials, but it does tell the peer's socket name, and only this process can reach the inner socket.
+The front reads each connection's caller from the kernel (SO_PEERCRED). It passes HTTP/2 on, byte by byte, to
+the gRPC server's inner socket, from a socket whose abstract name gives the caller: grpcio does not report
+peer credentials, but it does report the peer's socket name, and only this process can reach the inner socket.
 
-All users share the kernel's queue of waiting connections: while it is full, others' connects fail. So the
-queue is emptied before any other work, and a user with too many connections costs only a word and a close.
+All users share the kernel's queue of waiting connections: while it is full, others' connects fail. The front
+therefore empties the queue before any other work, and a user with too many connections costs only a short
+answer and a close.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ from gpushared.storage.audit.line import Origin
 log = logging.getLogger(__name__)
 
 HTTP2 = b"PRI"
-"""The connection preface of HTTP/2 begins so (RFC 9113, 3.4); no HTTP/1.1 method has this name."""
+"""The connection preface of HTTP/2 begins like this (RFC 9113, 3.4); no HTTP/1.1 method has this name."""
 FIRST_BYTES_SECONDS = 30.0
 COPY_BYTES = 64 * 1024
 NUMBER_BITS = 63
 HEARD_AT_ONCE = 64
-"""Connections beyond users' bounds of which each is told so in peace; those beyond hear it in passing."""
+"""Answer this many connections beyond users' bounds with a wait for the client; others get a short answer."""
 
 BACKLOG = 4096
-"""The system may allow fewer (net.core.somaxconn)."""
+"""Request this backlog; the system may allow fewer (net.core.somaxconn)."""
 ACCEPTS_A_PASS = 128
-"""One pass of the event loop accepts so many; each costs the loop more afterwards than its accept."""
+"""Accept this many in one pass of the event loop; each costs the loop more afterwards than its accept."""
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 REST_SECONDS = 1.0
-"""The rest after the system had no room for another connection."""
+"""Rest this long after the system had no room for another connection."""
 
 
 class Front:
-    """Accept connections, find their callers, and hand them over."""
+    """Accept connections, identify their callers, and pass the connections on."""
 
     def __init__(self, inner_socket: Path, identities: Identities, routes: Routes) -> None:
         self.secret = secrets.token_hex(8)
@@ -68,10 +69,10 @@ class Front:
         self._identities = identities
         self._routes = routes
         self.origins: dict[int, Origin] = {}
-        """The processes behind the connections that are passed on to gRPC, by their numbers."""
+        """Map the numbers of connections that are passed on to gRPC to their processes."""
         self._tasks = TaskSet("a connection failed")
         self._unserved: set[socket.socket] = set()
-        """The sockets of tasks that have not begun; a task that is cancelled first never begins."""
+        """Hold the sockets of tasks that have not begun; a task that is cancelled first never begins."""
         self._turned_away = 0
 
     @asynccontextmanager
@@ -87,7 +88,7 @@ class Front:
                 sock.close()
 
     def _arrived(self, sock: socket.socket) -> None:
-        """Take a connection without any wait: in a flood most connections get no more than this."""
+        """Start a connection without any wait: in a flood most connections get no more than this."""
         try:
             peer = peer_of(sock)
         except OSError as error:
@@ -116,7 +117,7 @@ class Front:
         self._tasks.start(work, over)
 
     def _taken(self, sock: socket.socket) -> socket.socket:
-        """Give the socket to the caller of this method, which owns it from here on."""
+        """Transfer the socket to the caller of this method, which owns it from here on."""
         self._unserved.discard(sock)
         return sock
 
@@ -150,7 +151,7 @@ class Front:
     ) -> None:
         refusal = RequestRefusal(b"", b"", http_status(error), error.message, error.code)
         self._routes.refused(refusal, await self._named(peer), Origin(peer.pid))
-        writer.write(_answer(error))  # HTTP/2 has no word for it: there the connection just ends
+        writer.write(_answer(error))  # HTTP/2 has no such answer: there the connection just ends
         await linger(reader, writer)
 
     async def _named(self, peer: Peer) -> Caller:
@@ -168,7 +169,7 @@ class Front:
         except (TimeoutError, asyncio.IncompleteReadError):
             return
         if prefix == HTTP2:
-            # Names stand in /proc/net/unix for everybody: who foresaw the next one could take it first.
+            # Names are public in /proc/net/unix: a process that guessed the next one could take it first.
             number = secrets.randbits(NUMBER_BITS)
             self.origins[number] = origin
             try:
@@ -198,7 +199,7 @@ class Front:
             asyncio.create_task(_copy(inner_reader, writer, share)),
         ]
         try:
-            # HTTP/2 has no half-closed connections: when one way ends, so does the other.
+            # HTTP/2 has no half-closed connections: if one direction ends, the other ends too.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
@@ -219,7 +220,7 @@ class Front:
 
 
 def _answer(error: GpushareError) -> bytes:
-    """Return an answer without a read of the request; both kinds of clients understand it."""
+    """Return an answer without reading the request; both kinds of clients understand it."""
     return _written(HTTPStatus(http_status(error)), error.code, error.message, error.hint)
 
 
@@ -245,7 +246,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shar
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """Listen at ``path``; a socket that a dead daemon left there is replaced, a live one is not."""
+    """Listen at ``path``; replace a socket that a dead daemon left there.
+
+    Raises ConfigError for a live one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_socket():
         if _answers(path):
@@ -277,7 +281,7 @@ def _answers(path: Path) -> bool:
 
 
 class Acceptor:
-    """``arrived`` owns the sockets that it gets."""
+    """Accept connections. ``arrived`` owns the sockets that it gets."""
 
     def __init__(self, listener: socket.socket, arrived: Callable[[socket.socket], None]) -> None:
         self._listener = listener
@@ -316,7 +320,7 @@ class Acceptor:
             self._arrived(sock)
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting for a while: the socket stays readable, and looking on would take a whole CPU."""
+        """Stop accepting for a while: the socket stays readable, and watching it would use a whole CPU."""
         log.error("no connection is accepted for %g s: %s", REST_SECONDS, error)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)

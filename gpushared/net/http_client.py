@@ -1,7 +1,7 @@
 """Connect to the engine's unix socket: one connection for each request, closed after it.
 
-A connection is never used twice: after a refused upgrade the engine goes on speaking HTTP on it, and bytes
-that were half read or half written for one caller must never meet the request of another.
+A connection is never used twice: after a refused upgrade the engine continues HTTP on it, and bytes that were
+half read or half written for one caller must never meet the request of another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EngineAnswer:
     body: bytes
 
     def json(self) -> Any:
-        """Return the decoded body; raises ``EngineUnavailable`` if it is no JSON."""
+        """Return the decoded body. Raises ``EngineUnavailable`` if it is no JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -47,7 +47,7 @@ class EngineAnswer:
 
 
 def message_of(answer: EngineAnswer) -> str:
-    """Return the sentence of an error, empty if there is none."""
+    """Return the sentence of an error, or an empty text."""
     try:
         return str(json.loads(answer.body)["message"])
     except (ValueError, KeyError, TypeError):
@@ -55,13 +55,13 @@ def message_of(answer: EngineAnswer) -> str:
 
 
 class EngineConnection:
-    """One request to the engine and its response, as streams. What writes raises ``ConnectionError``."""
+    """Stream one request to the engine and its response. Methods that write raise ``ConnectionError``."""
 
     def __init__(self, sock: socket.socket, socket_path: str) -> None:
         self.wire = Wire(sock, reset_is_end=True)
         self._socket_path = socket_path
         self.turn: Callable[[], Awaitable[None]] = _any_turn
-        """The connection awaits this after each piece; at the least the event loop goes round."""
+        """The connection awaits this after each piece; at least it lets the event loop run once."""
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self._incoming = Incoming(self._http, self.wire, self._take_turn, read_bytes=READ_BYTES)
 
@@ -92,7 +92,7 @@ class EngineConnection:
             yield bytes(piece)
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the body without a copy: each piece is only good until the next."""
+        """Yield the body without a copy: each piece is valid only until the next."""
         with self._translated():
             while (piece := await self._incoming.piece()) is not None:
                 yield piece
@@ -109,11 +109,11 @@ class EngineConnection:
         return self._incoming.held
 
     def hang_up(self) -> None:
-        """End both directions; whoever reads or writes comes back."""
+        """End both directions; waiting reads and writes return."""
         self.wire.hang_up()
 
     def close(self) -> None:
-        """Close the connection; only when nobody reads or writes any more."""
+        """Close the connection. Call this only when no task reads or writes any more."""
         self.wire.close()
 
     async def _take_turn(self) -> None:
@@ -176,7 +176,7 @@ class EngineSocket:
     async def call(
         self, method: str, target: bytes, body: bytes | None = None, *, timeout_seconds: float = 30.0
     ) -> EngineAnswer:
-        """Make a small request of the gate's own, or of a client whose body was judged."""
+        """Make a small request of the gate's own, or of a client whose body was checked."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await self._call(method, target, body)
@@ -192,7 +192,7 @@ class EngineSocket:
             headers = [(b"Host", b"docker"), (b"Connection", b"close")]
             if body is not None:
                 headers += [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
-            with contextlib.suppress(ConnectionError):  # the answer may be there all the same
+            with contextlib.suppress(ConnectionError):  # the answer may still have come
                 await connection.send(
                     h11.Request(method=method, target=target, headers=headers),
                     *([h11.Data(data=body)] if body else ()),
@@ -206,7 +206,10 @@ class EngineSocket:
 
 
 async def _connect(sock: socket.socket, path: str) -> None:
-    """A unix socket whose listener's queue is full says "try again", which asyncio takes for success."""
+    """Connect, and retry while the listener's queue is full.
+
+    A unix socket then reports "try again", which asyncio takes for success.
+    """
     while True:
         await asyncio.get_running_loop().sock_connect(sock, path)
         try:

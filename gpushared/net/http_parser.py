@@ -1,9 +1,9 @@
-"""Parse the HTTP messages from a wire, give their bodies in large pieces, and watch if the client stays.
+"""Parse the HTTP messages from a wire, return their bodies in large pieces, and watch if the client stays.
 
 The parser copies each chunk four times and takes 20 us for it, which is most of the gate's cost of ``docker
-cp`` and ``docker logs``. Only chunks that leave no choice are read here: a size in hexadecimal digits and
-nothing else, and that many bytes with a line's end after them. All other bytes, the end of the body too, are
-left to the parser, which has then seen a body of fewer chunks.
+cp`` and ``docker logs``. This module reads only unambiguous chunks: a size in hexadecimal digits and nothing
+else, and that many bytes with a line's end after them. It leaves all other bytes, the end of the body too, to
+the parser, which has then seen a body of fewer chunks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import h11
 from gpushared.net.socket_wire import Piece, Wire
 
 EVENTS_AT_ONCE = 16
-"""So many events are taken at once: a body may come in thousands of pieces of one byte."""
+"""Take this many events at once: a body may come in thousands of pieces of one byte."""
 HEAD_END = re.compile(rb"\n\r?\n")
 """The parser finds the end of a head by this pattern."""
 
@@ -26,17 +26,17 @@ CHUNK_SIZE = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,6})\r\n")
 PART_OF_SIZE = re.compile(rb"(?:[1-9a-fA-F][0-9a-fA-F]{0,6}\r?)?")
 LINE_END = b"\r\n"
 CHUNKS_AT_ONCE = 64
-"""One read may hold more chunks, and everybody waits while they are taken apart."""
+"""Take apart this many chunks at once, because one read may hold more and everybody waits meanwhile."""
 FIRST_BYTES = 16 * 1024
 READ_BYTES = 256 * 1024
 
 LITTLE_BYTES = 4096
 LITTLE_IN_A_ROW = 4
 GATHER_SECONDS = 0.001
-"""After so many reads so close together that brought so little, more gathers before the next: the engine
-sends each line of a log by itself, and each costs the same in every process on the way, whatever its size."""
+"""Gather for this long after many reads in quick succession that brought little: the engine sends each line
+of a log by itself, and each costs the same in every process on the way, whatever its size."""
 WATCH_AFTER_SECONDS = 0.05
-"""The watch begins after so long: most answers are ready sooner, and cost less than a watch."""
+"""Begin the watch after this time: most answers are ready sooner, and cost less than a watch."""
 
 
 class Incoming:
@@ -52,9 +52,9 @@ class Incoming:
         before_reading: Step | None = None,
         read_bytes: int,
     ) -> None:
-        """``early`` was read already; ``turn`` is waited for after each piece that is read."""
+        """``early`` was read already; ``turn`` is awaited after each piece that is read."""
         self.unfed = early
-        """These bytes were read, and not given to the parser yet."""
+        """These bytes were read, and not passed to the parser yet."""
         self._http = http
         self._wire = wire
         self._turn = turn
@@ -83,12 +83,12 @@ class Incoming:
         return event
 
     async def piece(self) -> Piece | None:
-        """Return the next piece of the body, good until the next call; None at its end."""
+        """Return the next piece of the body, valid until the next call; None at its end."""
         if self._http.their_state is not h11.SEND_BODY:
             return None
         if self._is_new:
             self._is_new = False
-            # An answer to a HEAD is over where others begin their chunks.
+            # An answer to a HEAD ends where other answers begin their chunks.
             if self._http.next_event() is not h11.NEED_DATA:
                 return None
             await self._begin_chunks()
@@ -112,7 +112,7 @@ class Incoming:
         await self._turn()
 
     def _feed(self) -> None:
-        """Give the parser a head alone, so that the bytes after it need not go through the parser."""
+        """Pass a head alone to the parser, so that the bytes after it need not go through the parser."""
         size = len(self.unfed)
         if self._http.their_state in {h11.IDLE, h11.SEND_RESPONSE} and (end := HEAD_END.search(self.unfed)):
             size = end.end()
@@ -141,7 +141,7 @@ class PlainChunks:
         self._buffer = memoryview(self._bytes)
         self._start, self._end = 0, len(early)
         self._left = 0
-        """So many bytes are left of the chunk that was begun, without its line's end."""
+        """This many bytes are left of the begun chunk, without its line's end."""
         self._in_chunk = False
         self._odd = False
         self._read_at = 0.0
@@ -149,11 +149,11 @@ class PlainChunks:
 
     @property
     def rest(self) -> bytes:
-        """Return the bytes that were read and not given out; after the last piece they are the parser's."""
+        """Return the bytes that were read and not returned; after the last piece they are the parser's."""
         return bytes(self._buffer[self._start : self._end])
 
     async def next(self) -> memoryview:
-        """Return the data of one read, good until the next call; empty if the parser must go on.
+        """Return the data of one read, valid until the next call; empty if the parser must go on.
 
         Raises ``ConnectionError``, and ``h11.RemoteProtocolError`` for a malformed body.
         """
@@ -228,12 +228,12 @@ class PlainChunks:
 
 
 class ClientPresence:
-    """``task`` is cancelled when the client has hung up. Of what it sends meanwhile, some is read ahead."""
+    """Cancel ``task`` when the client has hung up. Meanwhile read some of the client's data ahead."""
 
     def __init__(self, incoming: Incoming, wire: Wire, ahead_bytes: int) -> None:
         self.gone = False
         self.is_full = False
-        """True if more bytes came than are read ahead."""
+        """This is True if more bytes came than the read-ahead bound."""
         self.task: asyncio.Task[None] | None = None
         self._incoming = incoming
         self._wire = wire
@@ -247,7 +247,7 @@ class ClientPresence:
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._begin)
 
     async def stop(self) -> None:
-        """End the watch; nothing is read any more after the return."""
+        """End the watch; it reads nothing any more after this returns."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -260,7 +260,7 @@ class ClientPresence:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Read ahead, within the bound, until there is an end; a hang-up is seen behind unread bytes, too."""
+        """Read ahead, within the bound, until the end; detect a hang-up behind unread bytes, too."""
         while len(self._incoming.unfed) <= self._ahead_bytes:
             try:
                 data = await self._wire.read()

@@ -1,9 +1,9 @@
 """Serve HTTP/1.1 over asyncio streams, for the Docker API and for unary JSON on the same socket.
 
-``serve_http`` owns one accepted connection until it is over. Requests are read by h11, within bounds, and
-answered one after the other; pipelined ones wait their turn. Paths under ``/gpushare.v1.`` go to the JSON
-handler with their whole body; everything else goes to the Docker handler as an ``Exchange``, whose body and
-response are streams.
+``serve_http`` owns one accepted connection until it is over. h11 reads the requests, within bounds, and the
+server answers them one after the other; pipelined ones wait their turn. Paths under ``/gpushare.v1.`` go to
+the JSON handler with their whole body. Every other request goes to the Docker handler as an ``Exchange``,
+whose body and response are streams.
 
 A client that goes away while a handler works cancels the handler.
 """
@@ -50,25 +50,26 @@ class Limits:
 
     head_bytes: int = 64 * 1024
     head_seconds: float = 10.0
-    """A request's head may take so long, from its first byte to its end."""
+    """Bound a request's head, from its first byte to its end."""
     idle_seconds: float = 600.0
     json_body_bytes: int = 256 * 1024
-    """The longest call is a page; a few megabytes of tiny lists would hold up everybody."""
+    """The longest call is a page; a few megabytes of tiny lists would block everybody."""
     body_seconds: float = 30.0
-    """A body that must be complete before it can be judged may take so long."""
+    """Bound the time of a body that must be complete before it can be checked."""
     pipelined_bytes: int = 256 * 1024
     interim_seconds: float = 20.0
-    """The time between interim answers: clients that give up after a silence mostly do so after a minute."""
+    """Send interim answers at this interval: clients that give up after a silence mostly do so after a
+    minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebRequest:
-    """Hold a unary call: ``path`` without the query, the whole body."""
+    """Hold a unary call: ``path`` without the query, and the whole body."""
 
     method: str
     path: str
     headers: HeaderList
-    """Names in lower case."""
+    """Names are in lower case."""
     body: bytes
     caller: Caller
     origin: Origin = UNKNOWN
@@ -96,11 +97,11 @@ class Routes:
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection, or broke the protocol in the middle of a body."""
+    """Report that the client closed the connection, or broke the protocol in the middle of a body."""
 
 
 def is_here() -> bool:
-    """Return False: a client on this machine is away only when it has hung up."""
+    """Return False: a client on this machine is away only after a hang-up."""
     return False
 
 
@@ -119,8 +120,8 @@ async def serve_http(
 
     ``is_away`` returns True if the way to the client has been broken for too long to wait with it.
 
-    The caller keeps a strong reference to the task that this runs in: after a client's half-close nothing
-    else may hold it, and it would be collected with the stream still open.
+    The caller keeps a strong reference to the task of this call: after a client's half-close nothing else may
+    hold the task, and the garbage collector would take it with the stream still open.
     """
     share = routes.shares.of(caller.uid)
     try:
@@ -145,7 +146,7 @@ async def serve_http(
 
 
 class Exchange:
-    """Hold one request and its response. The handler reads the body if it wants to, and answers once."""
+    """Hold one request and its response. The handler may read the body, and answers once."""
 
     def __init__(self, connection: _Connection, request: h11.Request) -> None:
         self._connection = connection
@@ -153,22 +154,22 @@ class Exchange:
         self.method = request.method.decode("ascii")
         self.target: bytes = request.target
         self.headers: HeaderList = list(request.headers)
-        """Names in lower case."""
+        """Names are in lower case."""
         self.http_version: bytes = request.http_version
         self.interim_seconds = connection.interim_seconds
         self.origin = connection.origin
         self.share = connection.share
         self.is_away = connection.is_away
         self.started = False
-        """True if a response head was sent."""
+        """This is True if a response head was sent."""
         self.on_answer: Callable[[int], None] | None = None
-        """This function gets the status right before the answer's first byte."""
+        """This function receives the status right before the answer's first byte."""
         self._digest = hashlib.sha256()
         self._body_bytes = 0
         self._peeked = b""
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a header; ``name`` in lower case."""
+        """Return the first value of a header; ``name`` is in lower case."""
         return next((value for key, value in self.headers if key == name), None)
 
     @property
@@ -184,11 +185,11 @@ class Exchange:
 
     @property
     def is_hidden(self) -> bool:
-        """Return True if so much came behind the request that an end of its client's words is not seen."""
+        """Return True if so many bytes follow the request that the client's end of data stays hidden."""
         return self._connection.client.is_full
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield the body as it arrives, each piece good until the next. Raises ``ClientGoneError``."""
+        """Yield the body as it arrives, each piece valid until the next. Raises ``ClientGoneError``."""
         if self._peeked:
             yield self._peeked
         while (data := await self._connection.body_piece()) is not None:
@@ -196,7 +197,7 @@ class Exchange:
             yield data
 
     async def peek(self, size: int) -> bytes:
-        """Return the body's first bytes, which ``pieces`` gives again. Raises ``ClientGoneError``."""
+        """Return the body's first bytes, which ``pieces`` yields again. Raises ``ClientGoneError``."""
         while len(self._peeked) < size and (data := await self._connection.body_piece()) is not None:
             self._count(data)
             self._peeked += data
@@ -210,7 +211,7 @@ class Exchange:
 
     @property
     def body_digest(self) -> str:
-        """Return SHA-256 of the body as read, in hexadecimal; empty for no body, or a stream."""
+        """Return SHA-256 of the read body in hexadecimal; empty for no body, or a stream."""
         return self._digest.hexdigest() if 0 < self._body_bytes <= DIGESTED_BYTES else ""
 
     def _count(self, data: Piece) -> None:
@@ -238,11 +239,11 @@ class Exchange:
         await self.finish()
 
     async def go_on_waiting(self) -> None:
-        """Send an interim answer: the answer itself is still to come. Raises ``ClientGoneError``."""
+        """Send an interim answer: the final answer follows later. Raises ``ClientGoneError``."""
         await self._connection.send(CONTINUE)
 
     async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
-        """Send the head at once; framing and ``Connection`` are worked out here."""
+        """Send the head at once; this method sets framing and ``Connection``."""
         self._begin(status)
         head = h11.Response(status_code=status, headers=list(headers))
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
@@ -257,7 +258,7 @@ class Exchange:
     async def hijack(self, status: int, head: bytes) -> tuple[Wire, bytes]:
         """Send a head as it is and leave HTTP; the caller then owns both directions until it returns.
 
-        Gives what the client has sent already, too.
+        Return the wire and the bytes that the client has sent already.
         """
         self._begin(status)
         return await self._connection.hijack(head)
@@ -268,7 +269,7 @@ class Exchange:
             self.on_answer(status)
 
     def abort(self) -> None:
-        """Hang up in the middle of a response, so that the client sees that it is not whole."""
+        """Hang up in the middle of a response, so that the client sees that it is incomplete."""
         self._connection.abort()
 
 
@@ -381,7 +382,7 @@ class _Connection:
         routes.refused(RequestRefusal(method, target, status, message, code), self.caller, self.origin)
 
     async def _refuse(self, request: h11.Request | None, status: int, message: str) -> None:
-        """Answer what cannot be understood, where that is still possible; the connection ends after it."""
+        """Answer a malformed request if an answer is still possible; the connection ends after it."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         body = docker_error(message)
@@ -395,7 +396,7 @@ class _Connection:
         if self._hijacked or self._wire.closing:
             return False
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            # A body that nobody wanted: whether more of it comes is not worth waiting for.
+            # The rest of an unwanted body is not worth waiting for.
             await self._linger()
             return False
         self._http.start_next_cycle()
@@ -428,7 +429,7 @@ class _Connection:
         return event
 
     async def _next_bytes(self) -> bool:
-        """Wait for the next request; False when the client is done, or idle for too long."""
+        """Wait for the next request; return False when the client is done, or idle for too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.idle_seconds):
                 self._incoming.unfed = await self._wire.read()
@@ -439,7 +440,7 @@ class _Connection:
             await self.send(CONTINUE)
 
     async def body_piece(self) -> Piece | None:
-        """Return the next piece of the body, good until the one after it; None at its end."""
+        """Return the next piece of the body, valid until the one after it; None at its end."""
         if self._http.their_state is not h11.SEND_BODY:
             return None
         try:
@@ -507,7 +508,7 @@ class _Connection:
 
 
 async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """End our side, then read and forget what the other end still sends, until it ends or for 2 s."""
+    """End our side, then read and drop the other end's data, until it ends or for 2 s."""
     with contextlib.suppress(TimeoutError, ConnectionError, OSError):
         await writer.drain()
         if writer.can_write_eof():

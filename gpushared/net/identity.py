@@ -1,8 +1,8 @@
 """Turn a socket's credentials into a ``Caller``, refuse subordinate ids, and look up a caller's account.
 
 ``adduser`` gives each user tens of thousands of ids (subuid(5)). A process in a user namespace can have any
-of them in the kernel's view, and so in the credentials of a connection: without this check its owner would
-have every limit and quota so many times.
+of them in the kernel's view, and so in the credentials of a connection. Without this check their owner would
+have every limit and quota that many times.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from gpushared.domain.model.request import Caller, Process
 from gpushared.storage.audit.line import Origin, bounded
 
 _UCRED = struct.Struct("i2I")
-"""``struct ucred`` of unix(7): pid, uid, gid; half of all ids would be below zero as signed numbers."""
+"""Read ``struct ucred`` of unix(7): pid, uid, gid; half of all ids would be negative as signed numbers."""
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SO_PEERPIDFD = 77
-"""asm-generic/socket.h; Python has no name for it."""
+"""The number is from asm-generic/socket.h; Python has no name for it."""
 MAX_EXECUTABLE = 256
 NAME_SERVICE_SECONDS = 3.0
 REMEMBER_SECONDS = 60.0
 MAX_REMEMBERED = 4096
-"""A process may have any of thousands of groups (subgid(5)); past this all are asked for anew."""
+"""A process may have any of thousands of groups (subgid(5)); beyond this the cache is emptied."""
 log = logging.getLogger(__name__)
 
 SUBUID: Final = Path("/etc/subuid")
 MAX_FILE_BYTES: Final = 4 << 20
-"""A hundred thousand users' ranges; lines beyond are not read."""
+"""Read at most this much, a hundred thousand users' ranges; ignore later lines."""
 LOOK_SECONDS: Final = 5.0
 IDS_END: Final = 1 << 32
 LOOKUP_SECONDS = 5.0
 _NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")
 _asked: dict[tuple[object, ...], Future[Any]] = {}
-"""These questions are under way."""
+"""These look-ups are under way."""
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """SO_PEERCRED: who connected, as of the connect."""
+    """Identify the process that connected, as of the connect (SO_PEERCRED)."""
 
     pid: int
     uid: int
@@ -64,16 +64,17 @@ class Peer:
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """The credentials that the kernel noted when the peer connected (unix(7), SO_PEERCRED)."""
+    """Return the credentials that the kernel noted when the peer connected (unix(7), SO_PEERCRED)."""
     return Peer(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
 def origin_of(sock: socket.socket, peer: Peer) -> Origin:
     """Return the process that connected, and the program that it runs now; no program if it is gone.
 
-    A number may be another process's by now: what is read below /proc counts only while a handle on the
-    very process that connected says that it still lives (SO_PEERPIDFD, Linux 6.5). Older kernels have no such
-    handle: there whoever has the number must have been there before the connection came and be the same user.
+    The number may be another process's by now. Data below /proc counts only while a handle on the very
+    process that connected proves that it still lives (SO_PEERPIDFD, Linux 6.5). Older kernels have no such
+    handle: there the process with the number must have started before the connection and belong to the same
+    user.
     """
     accepted_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
@@ -94,9 +95,9 @@ def origin_of(sock: socket.socket, peer: Peer) -> Origin:
 
 
 def handle_on(process: Process) -> int | None:
-    """Return a handle (pidfd_open(2)) that can be read once the process has ended; None if it has.
+    """Return a handle (pidfd_open(2)) that becomes readable at the process's end; None if it has ended.
 
-    Raises OSError where there can be no handle now.
+    Raises OSError if there can be no handle now.
     """
     if process.boot_id != boot_id():
         return None
@@ -115,7 +116,10 @@ def handle_on(process: Process) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """``certain``: it is of the process that connected, and not only of one that has its number."""
+    """Hold a handle.
+
+    ``certain`` means that it is of the connected process, not only of one with its number.
+    """
 
     fd: int
     certain: bool
@@ -149,7 +153,7 @@ def _is_of(peer: Peer) -> bool:
 
 
 def _executable(pid: int) -> str:
-    """Return the process's program; empty if it may not be seen."""
+    """Return the process's program; empty if it is not visible."""
     try:
         return str(Path(f"/proc/{pid}/exe").readlink())
     except OSError:
@@ -165,15 +169,15 @@ class Identities:
         self._known: dict[tuple[int, int], tuple[float, Caller]] = {}
         self._boot_id = boot_id()
         self._accounts: set[int] = set()
-        """Ids in somebody's range that are accounts' of their own."""
+        """These ids are in a user's range but are accounts themselves."""
 
     async def caller(self, peer: Peer) -> Caller:
         """Return the caller behind a peer; a user without a name goes by the number and is not trusted.
 
-        Raises ``PermissionRefused`` where the id is another user's in a user namespace, and no account's.
+        Raises ``PermissionRefused`` if the id is another user's in a user namespace, and no account's.
         """
         if peer.uid == 0:
-            # Nothing could make root anybody else, and root must get in while the name services hang.
+            # No range can give root to another user, and root must get in while the name services hang.
             return Caller(0, peer.gid, "root", trusted=True)
         caller = await self._asked(peer)
         if found := self.subordinates.range_of(peer.uid):
@@ -183,7 +187,7 @@ class Identities:
         return caller
 
     async def caller_behind(self, peer: Peer, origin: Origin) -> Caller:
-        """The same, with the process behind the connection where it is certain which it is."""
+        """Return the caller, with the process behind the connection if that process is certain."""
         caller = await self.caller(peer)
         if not origin.started_ticks:
             return caller
@@ -210,7 +214,7 @@ class Identities:
         return caller
 
     def forget(self) -> None:
-        """Look everybody up anew, because groups may have changed."""
+        """Clear the cache, because groups may have changed."""
         self._known.clear()
         self._accounts.clear()
 
@@ -222,7 +226,7 @@ def _subordinate(uid: int, owner: str) -> PermissionRefused:
 
 
 def look_up(uid: int, gid: int, trusted_groups: Collection[str]) -> Caller:
-    """Ask the name services (getpwuid, getgrouplist)."""
+    """Look the caller up in the name services (getpwuid, getgrouplist)."""
     try:
         name = pwd.getpwuid(uid).pw_name
         groups = {_group_name(one) for one in os.getgrouplist(name, gid)}
@@ -285,7 +289,7 @@ class SubordinateIds:
         self._firsts, self._ranges = [each.first for each in ranges], ranges
 
     async def keep(self) -> None:
-        """Look again and again, off the event loop."""
+        """Check the file repeatedly, off the event loop."""
         while True:
             await asyncio.to_thread(self.look)
             await asyncio.sleep(LOOK_SECONDS)
@@ -347,10 +351,10 @@ class PathWish:
 
 
 async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
-    """Ask the name services off the event loop.
+    """Run a look-up of the name services off the event loop.
 
-    The name services can hang for minutes, so the question runs in threads for which nothing else waits. A
-    question that is under way already gets the same answer, so that one user's connections do not take all
+    The name services can hang for minutes, so the look-up runs in threads for which nothing else waits.
+    Callers of a look-up that is under way share its answer, so that one user's connections do not use all
     threads.
     """
     key = (question, *args)

@@ -1,9 +1,9 @@
-"""Admit a call before its message is read: find its caller, and wait for room to read the message.
+"""Admit a call before its message is read: identify its caller, and wait for room to read the message.
 
-gRPC reads a message whole before it calls anybody, up to 4 MiB each, and hundreds at a time on a connection.
-So unary calls are served as streams of one message: the caller is judged by the connection and the metadata,
-a turn is taken, and only then the message is read, in a bounded time. Unread bytes stay with the sender,
-except for the window of the stream (RFC 9113, section 5.2).
+gRPC reads a message whole before it calls a handler, up to 4 MiB each, and hundreds at a time on a
+connection. Unary calls are therefore served as streams of one message. The connection and the metadata
+identify the caller, the caller takes a turn, and only then the message is read, in a bounded time. Unread
+bytes stay with the sender, except for the window of the stream (RFC 9113, section 5.2).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gpushared.net.call_checks import Context
 # Any: handlers of all services pass here, each with messages of its own.
 Behaviour = Callable[[Any, Context[Any, Any]], Any]
 Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
-"""Ends a call with an error."""
+"""This function ends a call with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeBounds:
-    """``at_once``: messages of all callers that are read, or are large and not answered yet.
+    """Bound calls. ``at_once`` bounds all callers' messages that are being read, or are large and unanswered.
 
-    ``of_caller``: those of one of them. A message of at most ``small_bytes`` gives its turn back once it is
-    read. ``turn_seconds`` is how long a call waits for its turn, ``message_seconds`` for its message. A
-    caller has at most ``calls`` under way, whether they wait for a turn, are worked on, or wait for a job.
+    ``of_caller`` bounds one caller's messages. A message of at most ``small_bytes`` frees its turn once it is
+    read. ``turn_seconds`` bounds a call's wait for its turn, ``message_seconds`` its wait for its message. A
+    caller has at most ``calls`` under way: waiting for a turn, being handled, or waiting for a job.
     """
 
     at_once: int = 64
@@ -46,18 +46,18 @@ class IntakeBounds:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """``who``: the name under which a caller's calls are counted. ``share``: so many times as many."""
+    """Identify a caller. ``who`` is the name that counts its calls; ``share`` multiplies its bounds."""
 
     who: str
     share: int = 1
 
 
 Admit = Callable[[str, Context[Any, Any]], Admitted]
-"""Tells by the name of the call, the connection and the metadata whose a call is. Raises GpushareError."""
+"""Identify the caller by the call's name, the connection and the metadata. Raises GpushareError."""
 
 
 class CallsUnderWay:
-    """Counts the calls of each caller that are not answered yet, streams too."""
+    """Count the calls of each caller that are not answered yet, streams too."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -65,7 +65,7 @@ class CallsUnderWay:
 
     @contextmanager
     def of(self, who: str, share: int = 1) -> Iterator[None]:
-        """Around one call. Raises LimitReached."""
+        """Count the call in the block. Raises LimitReached."""
         if self._calls[who] >= self._most * share:
             raise LimitReached(
                 f"{who} has {self._calls[who]} calls under way already",
@@ -81,10 +81,10 @@ class CallsUnderWay:
 
 
 class CallerTurns:
-    """Turns at work of which only so much is done at a time: ``at_once`` in all, ``of_caller`` for each."""
+    """Give turns at bounded work: ``at_once`` turns in all, ``of_caller`` for each caller."""
 
     def __init__(self, at_once: int, of_caller: int, seconds: float) -> None:
-        """``seconds``: how long anybody waits for a turn."""
+        """``seconds`` bounds the wait for a turn."""
         self._of_caller = of_caller
         self._seconds = seconds
         self._all = asyncio.Semaphore(at_once)
@@ -93,7 +93,7 @@ class CallerTurns:
 
     @asynccontextmanager
     async def of(self, caller: Admitted) -> AsyncIterator[AsyncExitStack]:
-        """A turn, for as long as the block runs, or until the stack is closed. Raises LimitReached."""
+        """Hold a turn for as long as the block runs, or until the stack is closed. Raises LimitReached."""
         who = caller.who
         own = self._of.setdefault(who, asyncio.Semaphore(self._of_caller * caller.share))
         self._users[who] += 1
@@ -118,7 +118,7 @@ class CallerTurns:
 
 
 class Intake(grpc.aio.ServerInterceptor):
-    """Stands before all services of a server."""
+    """Admit calls before all services of a server."""
 
     def __init__(self, admit: Admit, refuse: Refuse, bounds: IntakeBounds | None = None) -> None:
         self._admit = admit
@@ -132,7 +132,7 @@ class Intake(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The handler of a call, with all that stands before it."""
+        """Return the handler of a call, with the admission before it."""
         handler: Any = await continuation(handler_call_details)
         name = handler_call_details.method
         if handler is None:
@@ -148,7 +148,7 @@ class Intake(grpc.aio.ServerInterceptor):
         return make(served, _reader(handler.request_deserializer), handler.response_serializer)
 
     def _judged(self, name: str, handler: Any) -> Any:
-        """A stream of messages: each is read when its handler asks for it."""
+        """Serve a stream of messages: each is read when its handler requests it."""
         behaviour: Behaviour = handler.stream_stream
 
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
@@ -196,7 +196,7 @@ class Intake(grpc.aio.ServerInterceptor):
 
 
 def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """The deserializer, with an error of the tree: grpcio writes a traceback to the log for any other."""
+    """Wrap the deserializer to raise an error of the tree: grpcio logs a traceback for any other error."""
 
     def read(data: bytes) -> Any:
         try:

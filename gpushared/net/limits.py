@@ -1,7 +1,7 @@
 """Limit one user's use of the daemon, give users turns, and limit how often an unknown caller may try.
 
-The daemon is one thread and the engine behind it one process. Three things keep a user from having all of
-either: bounds on open connections and requests, a few slots in which the user's requests are worked on, and
+The daemon is one thread and the engine behind it one process. Three things keep a user from using all of
+either: bounds on open connections and requests, a few slots in which the user's requests are handled, and
 turns: in each pass of the event loop one piece of a stream is handled for each user, however many wait.
 
 All calls of a user count alike: gRPC, unary JSON and the Docker API, on any connection.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from gpushared.domain.model.errors import LimitReached
 
 RESTS = 8
-"""The rest after long work is so many times longer; the steps after the work take about as long as it."""
+"""Rest this many times the duration of long work; the steps after the work take about as long as it."""
 STRANGERS_BURST = 20
 STRANGERS_PER_SECOND = 1 / 3
 MAX_PEERS = 4096
@@ -33,13 +33,13 @@ class UserLimits:
     requests: int = 1024
     """Waiting requests count too: an attached client has two or three."""
     creates: int = 256
-    """A create that asks for a GPU counts while it waits in the queue."""
+    """A create that requests a GPU counts while it waits in the queue."""
     body_bytes: int = 16 * 1024 * 1024
-    """The bytes of all bodies that are read whole before they can be judged."""
+    """The field bounds the bytes of all bodies that are read whole before the check."""
     slots: int = 4
-    """The number of requests that are worked on."""
+    """The field bounds the requests that are being handled."""
     slot_seconds: float = 0.5
-    """A request that takes longer mostly waits, for a container's end or a lease, and gives up its slot."""
+    """A longer request mostly waits, for a container's end or a lease, and gives up its slot."""
 
 
 class UserShare:
@@ -101,7 +101,7 @@ class UserShare:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Work on one request in the block, which waits for a slot and keeps it for a limited time."""
+        """Handle one request in the block, which waits for a slot and keeps it for a limited time."""
         if self._requests >= self.limits.requests:
             raise LimitReached(
                 f"you have {self.limits.requests} requests under way already",
@@ -115,7 +115,7 @@ class UserShare:
             self._requests -= 1
 
     def hold(self, size_bytes: int) -> None:
-        """Count so many more bytes of a body that is kept, until ``drop``."""
+        """Count ``size_bytes`` more of a stored body, until ``drop``."""
         if self._body_bytes + size_bytes > self.limits.body_bytes:
             raise LimitReached(
                 f"the bodies of your requests hold {self._body_bytes} bytes already",
@@ -137,7 +137,7 @@ class UserShare:
 
     @asynccontextmanager
     async def long_work(self) -> AsyncIterator[None]:
-        """Do work that holds up everybody: for each user one at a time, with a rest in proportion."""
+        """Do work that blocks everybody: for each user one at a time, with a rest in proportion."""
         async with self._long_work:
             begun = time.perf_counter()
             try:
@@ -146,7 +146,7 @@ class UserShare:
                 await asyncio.sleep(RESTS * (time.perf_counter() - begun))
 
     async def turn(self) -> None:
-        """Wait until it is this user's turn; always lets the event loop go round between two of them."""
+        """Wait until it is this user's turn; the event loop always runs once between two turns."""
         if not self.take_turn():
             await self.queue_for_turn()
 
@@ -228,7 +228,10 @@ class Shares:
 
 
 class Rates:
-    """A bucket of tries for each peer, which fills by time. Those that were longest away are forgotten."""
+    """Hold a bucket of tries for each peer, which fills with time.
+
+    Forget the peers that were longest away.
+    """
 
     def __init__(
         self,
@@ -243,7 +246,7 @@ class Rates:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def spend(self, peer: str) -> None:
-        """One try. Raises LimitReached, with how long to wait."""
+        """Count one try. Raises LimitReached with the seconds to wait."""
         now = self._now()
         left, at = self._left.pop(peer, (float(self._burst), now))
         left = min(self._burst, left + max(0.0, now - at) * self._per_second)
@@ -257,5 +260,5 @@ class Rates:
 
 
 def host_of(peer: str) -> str:
-    """``ipv4:10.0.0.7:4711`` (grpc's peer) without the port, so that all its connections count as one."""
+    """Return ``ipv4:10.0.0.7:4711`` (grpc's peer) without the port: a host's connections count as one."""
     return peer.rpartition(":")[0] or peer

@@ -1,7 +1,7 @@
 """Open the daemon's own HTTP server from inside: a connection as a given caller, past the public socket.
 
 The daemon's work for a user (a job's container, a tunnel from another node, logs) goes through the same gate
-as the user's own connections, and is judged alike. Each connection is a pair of unix sockets, so that
+as the user's own connections, with the same checks. Each connection is a pair of unix sockets, so that
 backpressure, half-closes and hang-ups are the kernel's own.
 """
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS_PER_USER = 1024
 SOCKET_BYTES = 1 << 20
-"""So many bytes may be on their way to the client, if the system allows it: this makes larger reads."""
+"""Let this many bytes be on their way to the client, if the system allows it: this makes larger reads."""
 NAME = "the node's own gate"
 
 
@@ -51,7 +51,7 @@ class LoopbackGate:
     def socket_as(self, caller: Caller, is_away: Callable[[], bool] = is_here) -> socket.socket:
         """Return the client's end as a bare socket that does not block; the caller closes it.
 
-        ``is_away``: returns True if nobody can be seen to wait behind it any more.
+        ``is_away`` returns True if the client behind the socket seems to be gone.
         """
         if self._routes is None:
             raise Unavailable("the daemon does not serve yet", hint="try again in a moment")
@@ -76,7 +76,7 @@ class LoopbackGate:
         return _GateAs(self, caller)
 
     async def close(self) -> None:
-        """End all connections; no new ones are had."""
+        """End all connections, and refuse new ones."""
         self._routes = None
         await self._tasks.cancel()
 

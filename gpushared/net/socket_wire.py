@@ -1,7 +1,7 @@
 """Use a connection as a bare socket that does not block, and copy bytes from one to another.
 
-asyncio's streams copy all bytes three times, read on before anybody asks, and are closed by their first
-failed write, which loses the bytes that were still to be read.
+asyncio's streams copy all bytes three times, read on before a caller wants the bytes, and are closed by their
+first failed write, which loses the unread bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpushared.net.limits import UserShare
 _T = TypeVar("_T")
 
 Piece = bytes | memoryview
-"""A ``memoryview`` is only good until the next is read."""
+"""A ``memoryview`` is valid only until the next read."""
 
 READ_BYTES = 64 * 1024
 HANGUP_POLL_SECONDS = 1.0
@@ -28,7 +28,7 @@ FIRST_BYTES = 4 * 1024
 GROWTH = 8
 BUFFER_BYTES = 256 * 1024
 MUCH_BYTES = 64 * 1024
-"""So many bytes are sent at once."""
+"""Send this many bytes at once."""
 GATHER_SECONDS = 0.001
 
 
@@ -39,7 +39,7 @@ class Wire:
     """
 
     def __init__(self, sock: socket.socket, *, reset_is_end: bool = False) -> None:
-        """``reset_is_end``: a unix socket reports a reset where its peer closed without reading all."""
+        """With ``reset_is_end`` a reset counts as an end: a unix socket's peer closed without reading all."""
         self.sock = sock
         self.closing = False
         self._reset_is_end = reset_is_end
@@ -69,12 +69,12 @@ class Wire:
         self._shut(socket.SHUT_WR)
 
     def hang_up(self) -> None:
-        """End both directions; whoever reads or writes comes back."""
+        """End both directions; waiting reads and writes return."""
         self.closing = True
         self._shut(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection; only when nobody reads or writes any more."""
+        """Close the connection. Call this only when no task reads or writes any more."""
         self.closing = True
         self.sock.close()
 
@@ -92,7 +92,7 @@ class Wire:
             await asyncio.sleep(HANGUP_POLL_SECONDS)
 
     async def linger(self) -> None:
-        """End our side, then read and forget what the other end still sends, until it ends or for 2 s.
+        """End our side, then read and drop the other end's data, until it ends or for 2 s.
 
         Closing with unread data resets a unix socket's other end, which may not have read the answer yet.
         """
@@ -149,7 +149,7 @@ async def taken_over(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     transport = cast("asyncio.Transport", writer.transport)
     early = b""
     while True:
-        # Each read may make the reader go on.
+        # Each read may resume the reader.
         transport.pause_reading()
         try:
             async with asyncio.timeout(0):
@@ -173,8 +173,9 @@ class End(Enum):
 class Flow:
     """Copy by the event loop's callbacks. A slow sink leaves at most the buffer's bytes waiting.
 
-    Programs write their output in small pieces, and a reader works for each piece. So pieces that follow each
-    other closely are sent together: a piece after a pause at once, the next ones within a millisecond.
+    Programs write their output in small pieces, and a reader works for each piece. Pieces that follow each
+    other closely are therefore sent together: a piece after a pause at once, the next ones within a
+    millisecond.
     """
 
     def __init__(self, source: Wire, sink: Wire, share: UserShare) -> None:
@@ -215,7 +216,7 @@ class Flow:
 
     def _on_turn(self, _: asyncio.Future[None]) -> None:
         self._turn = None
-        # Once it is over, a reader would stay with the socket's number, and who has it next would hang.
+        # After the end, a reader would stay with the socket's number, and the number's next owner would hang.
         if not self._done.done() and not self._is_blocked:
             self._listen()
             self._read()

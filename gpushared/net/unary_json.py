@@ -32,7 +32,7 @@ HTTP_STATUS = {
     Code.UNIMPLEMENTED: 501,
     Code.INTERNAL: 500,
 }
-"""Connect's table of codes (https://connectrpc.com/docs/protocol#error-codes)."""
+"""Follow Connect's table of codes (https://connectrpc.com/docs/protocol#error-codes)."""
 
 
 Call = Callable[..., Awaitable[Message]]

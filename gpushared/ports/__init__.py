@@ -1,7 +1,7 @@
-"""Declare the daemon's needs of the world: five narrow ports.
+"""Declare the daemon's needs of the outside world: narrow ports.
 
-Each has a real adapter and a public fake in ``gpushared.testing``; both pass the same contract tests. Methods
-are coroutines that return within their adapter's time-out, with a result or with an error of
+Each port has a real adapter and a public fake in ``gpushared.testing``; both pass the same contract tests.
+Methods are coroutines that return within their adapter's time-out, with a result or with an error of
 ``gpushared.domain.model.errors``; none of them ever blocks the event loop.
 """
 

@@ -8,7 +8,7 @@ from typing import Protocol
 class Clock(Protocol):
     """Give the rules the time: seconds since the epoch, because deadlines outlive the daemon.
 
-    Nobody sets it.
+    Nobody sets this clock.
     """
 
     def now(self) -> float: ...
@@ -21,5 +21,5 @@ class Clock(Protocol):
         ...
 
     def keep(self) -> None:
-        """Let the clock go on from here in the daemon's next life. Blocks. Raises Unavailable."""
+        """Store the time, so that the daemon's next life continues from here. Blocks. Raises Unavailable."""
         ...

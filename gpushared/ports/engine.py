@@ -14,28 +14,28 @@ from gpushared.domain.model.lease import ContainerId, Walls
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Hold the engine's word on how it made the container."""
+    """Hold the engine's description of how it made the container."""
 
     labels: Mapping[str, str]
     mark: str = ""
-    """The value of ``ContainerIDFile``, a field that engines keep and do not use."""
+    """Engines keep this value of ``ContainerIDFile`` and do not use it."""
     env: tuple[str, ...] = ()
-    """The caller's variables and the image's together."""
+    """The caller's variables and the image's are here together."""
     privileged: bool = False
     runtime: str = ""
     devices: tuple[str, ...] = ()
-    """Paths on the host."""
+    """These are paths on the host."""
     device_rules: tuple[str, ...] = ()
     device_requests: tuple[str, ...] = ()
-    """Names of CDI devices, and ``driver:id`` for each id of other drivers."""
+    """These are names of CDI devices, and ``driver:id`` for each id of other drivers."""
     host_namespaces: frozenset[str] = frozenset()
-    """The namespaces that the container was to share with the machine, by the names in ``/proc/PID/ns``."""
+    """The container was to share these namespaces with the machine, by their names in ``/proc/PID/ns``."""
     groups: frozenset[int] = frozenset()
-    """The groups that are given by their numbers."""
+    """These groups are given by their numbers."""
     seccomp: bool = True
-    """Nobody asked for other system calls than the engine's own choice."""
+    """This is True if nobody requested other system calls than the engine's own choice."""
     binds: tuple[str, ...] = ()
-    """Sources of bind mounts that somebody asked for, without those of devices."""
+    """These are the sources of requested bind mounts, without the mounts of devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRule:
-    """Allow a cgroup some devices; None: all numbers. ``kind``: a, b or c; ``access``: of rwm."""
+    """Allow a cgroup some devices; None allows all numbers. ``kind`` is a, b or c; ``access`` is of rwm."""
 
     kind: str
     major: int | None
@@ -59,7 +59,7 @@ class DeviceRule:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Name a path of the machine that a container finds at ``target`` though it may not belong to it."""
+    """Name a path of the machine that a container sees at ``target``; the path may not be its own."""
 
     target: str
     path: str
@@ -67,9 +67,9 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True)
 class MachineDevices:
-    """Describe the machine's GPU devices. ``majors``: the kernel's names of drivers by their number.
+    """Describe the machine's GPU devices. ``majors`` maps driver numbers to the kernel's names.
 
-    ``minors``: the numbers of GPUs, if their driver tells; empty without a driver.
+    ``minors`` has the numbers of GPUs, if their driver tells; it is empty without a driver.
     """
 
     majors: Mapping[int, str]
@@ -78,10 +78,10 @@ class MachineDevices:
 
 @dataclass(frozen=True, slots=True)
 class Reality:
-    """Describe one container whose first process was the same one all through the look.
+    """Describe one container whose first process stayed the same during the look.
 
-    ``capabilities``: all that the process has or could get, as the kernel's bits. ``rules``: None if they
-    cannot be read. Numbers of users are the machine's.
+    ``capabilities`` are all that the process has or could get, as the kernel's bits. ``rules`` is None if
+    they cannot be read. User numbers are the machine's.
     """
 
     id: ContainerId
@@ -92,12 +92,12 @@ class Reality:
     machine: MachineDevices
     uids: frozenset[int]
     gids: frozenset[int]
-    """The supplementary groups are here too."""
+    """The field includes the supplementary groups."""
     capabilities: int
     no_new_privileges: bool
     seccomp: bool
     maps_users: bool
-    """The container's numbers of users are others than the machine's."""
+    """This is True if the container's user numbers differ from the machine's."""
     host_namespaces: frozenset[str]
     nodes: tuple[DeviceNode, ...]
     rules: tuple[DeviceRule, ...] | None
@@ -115,8 +115,8 @@ class EditMount:
 class Edits:
     """Hold the settings by which a container uses its lease and nothing else.
 
-    ``env`` always wins over the user's; ``env_defaults`` only fills variables that the user left unset.
-    ``gpus`` are to be made visible by the engine's own means (see ``DeviceMechanism``).
+    ``env`` always overrides the user's variables; ``env_defaults`` only fills variables that the user left
+    unset. The engine makes ``gpus`` visible by its own means (see ``DeviceMechanism``).
     """
 
     gpus: tuple[GpuId, ...]
@@ -126,7 +126,7 @@ class Edits:
     mounts: tuple[EditMount, ...] = ()
     devices: tuple[str, ...] = ()
     cgroup_parent: str = ""
-    """Docker's ``CgroupParent``; empty for the engine's own choice."""
+    """This is Docker's ``CgroupParent``; empty for the engine's own choice."""
     hooks: tuple[Hook, ...] = ()
 
 
@@ -154,7 +154,7 @@ class DeviceMechanism(StrEnum):
 
 
 class CgroupDriver(StrEnum):
-    """Name the maker of containers' cgroups: a ``CgroupParent`` is a path for one, a slice for the other."""
+    """Name the maker of containers' cgroups: one takes a ``CgroupParent`` as a path, the other as a slice."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"
@@ -164,10 +164,10 @@ class CgroupDriver(StrEnum):
 class EngineFacts:
     """Describe the engine and its abilities.
 
-    ``lease_devices``: it applies CDI specs that we write, at every start. ``gpu_mechanism`` says how the GPU
-    itself is asked for (PLAIN on simulated GPUs). If that is CDI, ``cdi_gpus`` are the UUIDs of GPUs and MIG
-    instances that NVIDIA's specs name, as of the last look, and ``other_mechanism`` serves the GPUs that they
-    do not name.
+    With ``lease_devices`` the engine applies CDI specs that we write, at every start. ``gpu_mechanism`` says
+    how the daemon requests the GPU itself (PLAIN on simulated GPUs). If that is CDI, ``cdi_gpus`` are the
+    UUIDs of GPUs and MIG instances that NVIDIA's specs name, as of the last look, and ``other_mechanism``
+    serves the GPUs that they do not name.
     """
 
     version: str
@@ -179,13 +179,14 @@ class EngineFacts:
     cdi_gpus: frozenset[str] = frozenset()
     other_mechanism: DeviceMechanism = DeviceMechanism.PLAIN
     nvidia_by_default: bool = False
-    """Every container is run by NVIDIA's runtime, which gives GPUs by variables that images have too."""
+    """This is True if NVIDIA's runtime runs every container; it gives GPUs by variables that images have too.
+    """
     maps_users: bool = False
-    """Containers' users have other numbers on the machine (``userns-remap``)."""
+    """This is True if containers' users have other numbers on the machine (``userns-remap``)."""
 
 
 class ContainerStatus(StrEnum):
-    """Name Docker's words for ``State.Status``."""
+    """Name the values of Docker's ``State.Status``."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -197,7 +198,7 @@ class ContainerStatus(StrEnum):
 
 
 DEFAULT_STOP_SECONDS = 10
-"""The engine waits so long between a stop's signal and its kill."""
+"""The engine waits this long between a stop's signal and its kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,29 +218,30 @@ class ContainerFacts:
     stop_signal: str = ""
     """A stop sends this signal; empty for the engine's default, SIGTERM."""
     stop_seconds: int = DEFAULT_STOP_SECONDS
-    """A stop that names no time waits so long; below zero it waits for ever."""
+    """A stop that names no time waits this long; below zero it waits for ever."""
     memory: ContainerMemory | None = None
-    """The container's limit and use of the host's memory; None if nobody looked at them."""
+    """This is the container's limit and use of the host's memory; None if nobody read them."""
     start_error: str = ""
-    """Why the newest start failed, in the engine's words; empty if the container began."""
+    """This is the engine's message on the newest failed start; empty if the container began."""
 
 
 LABEL_DEVICE = "gpushare.device"
-"""By this label the daemon finds its containers again: the lease's ``device_name``."""
+"""The daemon finds its containers again by this label: the lease's ``device_name``."""
 LABEL_OWNER = "gpushare.owner"
-"""The uid for whom the gate created a container."""
+"""This label names the uid for whom the gate created a container."""
 LABEL_JOB = "gpushare.job"
-"""The job that the container is for; set by the gate."""
+"""This label names the job of the container; the gate sets it."""
 LABEL_ATTEMPT = "gpushare.attempt"
-"""The number of the attempt to run the job; set by the gate."""
+"""This label has the number of the attempt to run the job; the gate sets it."""
 LABEL_GATE = "gpushare.gate"
-"""The gate that made a container, and how: ``<gate>/confined`` if it was judged, else ``<gate>/trusted``."""
+"""This label names the maker: ``<gate>/confined`` if the gate checked the container, else ``<gate>/trusted``.
+"""
 LABEL_LEASE = "gpushare.lease"
-"""Set by a client on create: claim this lease."""
+"""A client sets this label on create, to claim this lease."""
 
 
 class Engine(Protocol):
-    """Run containers. Errors: ``EngineUnavailable``, ``TimedOut``, ``NotFound``."""
+    """Run containers. Raises ``EngineUnavailable``, ``TimedOut``, ``NotFound``."""
 
     async def probe(self) -> EngineFacts: ...
 
@@ -254,7 +256,7 @@ class Engine(Protocol):
     async def reality(self, container: ContainerId, barred: Sequence[str]) -> Reality | None:
         """Return the real state of the first process; None if there is none (any more, or yet).
 
-        ``barred``: paths of the machine of which the answer tells if the container sees them.
+        The answer tells which paths of the machine in ``barred`` the container sees.
         """
         ...
 
@@ -270,7 +272,7 @@ class Engine(Protocol):
         ...
 
     async def freeze(self, container: ContainerId) -> None:
-        """Freeze a container's processes; a frozen one is no error. Errors besides: ``StateConflict``."""
+        """Freeze a container's processes; a frozen one is no error. Also raises ``StateConflict``."""
         ...
 
     async def thaw(self, container: ContainerId) -> None:

@@ -10,10 +10,11 @@ from gpushared.domain.model.gpu import Gpu, GpuId
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """Describe a process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None if the driver does not tell.
+    """Describe a process on a GPU; ``pid`` is a host PID, ``memory_bytes`` None if the driver reports none.
 
-    ``mps_client``: the driver lists it as a client of an MPS server; None if the driver does not tell.
-    ``utilization_ratio``: how busy it kept the GPU since the last look, 0-1; None if nobody knows.
+    ``mps_client`` is True if the driver lists the process as a client of an MPS server; None if it does not
+    report that. ``utilization_ratio`` is how busy the process kept the GPU since the last look, 0-1; None if
+    unknown.
     """
 
     pid: int
@@ -24,10 +25,11 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Hold one look at one GPU; a figure is None if the GPU does not tell. Utilisation is a ratio 0-1.
+    """Hold one look at one GPU; a figure is None if the GPU does not report it. Utilisation is a ratio 0-1.
 
-    ``xids``: the errors (NVIDIA's XID numbers) that the driver told of since the last reading. ``lost``: the
-    GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` says which.
+    ``xids`` are the errors (NVIDIA's XID numbers) that the driver reported since the last reading. ``lost``
+    means that the GPU is off the bus or needs a reset, so that nothing on it can go on; ``trouble`` has the
+    cause.
     """
 
     gpu: GpuId
@@ -42,7 +44,7 @@ class GpuReading:
 
 
 class Gpus(Protocol):
-    """Read the GPUs of this machine. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Read the GPUs of this machine. Raises ``GpusUnavailable``, ``TimedOut``."""
 
     simulated: bool
 
@@ -62,7 +64,7 @@ class Gpus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """Hold the driver's settings for one GPU; None if GPU or driver do not tell.
+    """Hold the driver's settings for one GPU; None if GPU or driver do not report one.
 
     ``compute_mode`` is NVML's number: 0 default, 2 prohibited, 3 exclusive process.
     """
@@ -87,7 +89,7 @@ class DriverFacts:
 
 
 class Driver(Protocol):
-    """Describe a driver that tells of itself. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Describe a driver that reports on itself. Raises ``GpusUnavailable``, ``TimedOut``."""
 
     async def describe(self) -> DriverFacts: ...
 
@@ -95,29 +97,29 @@ class Driver(Protocol):
 class ComputeModes(Protocol):
     """Read and set GPUs' modes, as ``GpuSettings`` numbers them.
 
-    Errors: ``GpusUnavailable``, ``TimedOut``.
+    Raises ``GpusUnavailable``, ``TimedOut``.
     """
 
     async def compute_mode(self, gpu: GpuId) -> int | None:
-        """Return the mode; None if the GPU does not tell."""
+        """Return the mode; None if the GPU does not report it."""
         ...
 
     async def set_compute_mode(self, gpu: GpuId, mode: int) -> None: ...
 
 
 class MemoryLimiter(Protocol):
-    """Set the driver's own limit on a cgroup's GPU memory. Errors: ``GpusUnavailable``, ``TimedOut``."""
+    """Set the driver's own limit on a cgroup's GPU memory. Raises ``GpusUnavailable``, ``TimedOut``."""
 
     async def memory_limits_trouble(self) -> str | None:
         """Return why this machine has no such limits, found by trial; None if it has them."""
         ...
 
     async def limit_memory(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
-        """Let the processes of a cgroup (its full path) hold at most so much on a GPU."""
+        """Let the processes of a cgroup (its full path) hold at most ``limit_bytes`` on a GPU."""
         ...
 
     async def release_memory(self, gpu: GpuId, cgroup: str) -> None:
-        """Take limit and guarantee off, which is due before the cgroup goes.
+        """Remove the limit and the guarantee, before the cgroup goes.
 
         Without them this is harmless.
         """

@@ -1,8 +1,8 @@
-"""The coordinator's durable memory: a narrow port, made so that SQLite and etcd can both keep it.
+"""Declare the coordinator's durable memory: a narrow port that SQLite and etcd can both implement.
 
 Records are bytes by key (``job/…``, ``member/…``, ``token/…``), each with the revision of its last change.
-Every write is one transaction that holds only while its writer leads, and only if what it compares is so.
-Keys are in the order of their code points, which is that of their UTF-8 bytes.
+Every write is one transaction. It holds only while its writer leads, and only if its comparisons hold. Keys
+are in the order of their code points, which is the order of their UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from gpushared.domain.model.errors import RequestError, StateConflict, Unavailable
 
 MAX_OPERATIONS = 128
-"""Of one transaction, comparisons and changes together: etcd's own bound (``--max-txn-ops``)."""
+"""Bound comparisons and changes of one transaction together: etcd's own bound (``--max-txn-ops``)."""
 MAX_RECORD_BYTES = 256 * 1024
 MAX_TRANSACTION_BYTES = 1024 * 1024
 """etcd takes requests up to 1.5 MiB (``--max-request-bytes``)."""
@@ -26,11 +26,11 @@ class StoreUnavailable(Unavailable):
 
 
 class Deposed(Unavailable):
-    """Somebody else leads: this coordinator must not act any more."""
+    """Another coordinator leads: this coordinator must not act any more."""
 
 
 class Conflict(StateConflict):
-    """A record is not as the transaction compared it; nothing of it happened."""
+    """A record is not as the transaction compared it; nothing of the transaction happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Everything, as it was at ``revision``."""
+    """Hold all records, as they were at ``revision``."""
 
     revision: int
     records: Mapping[str, Record]
@@ -49,7 +49,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """All or nothing. ``compares``: the revision that a record must have, 0 = there must be none."""
+    """Change all records or none. ``compares`` maps records to their required revision; 0 means no record."""
 
     epoch: int
     puts: Mapping[str, bytes]
@@ -57,7 +57,7 @@ class Transaction:
     compares: Mapping[str, int] | None = None
 
     def check(self) -> None:
-        """Raises RequestError for what no backend has to take."""
+        """Raises RequestError for a transaction that a backend may refuse."""
         operations = len(self.puts) + len(self.deletes) + len(self.compares or {})
         if operations > MAX_OPERATIONS:
             raise RequestError(f"{operations} operations are too many for one transaction")
@@ -72,7 +72,7 @@ class Transaction:
 
 
 def check_key(key: str) -> None:
-    """Raises RequestError for what cannot be a key: empty, long, not UTF-8."""
+    """Raises RequestError for a text that cannot be a key: empty, long, not UTF-8."""
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
@@ -83,7 +83,7 @@ def check_key(key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreChange:
-    """One record's change; ``value`` None = it was deleted."""
+    """Hold one record's change; ``value`` is None for a deletion."""
 
     key: str
     value: bytes | None
@@ -91,44 +91,50 @@ class StoreChange:
 
 
 class JobStore(Protocol):
-    """Errors besides those named: ``StoreUnavailable``, ``TimedOut`` (nobody knows whether it happened)."""
+    """Store records.
+
+    Every call may raise ``StoreUnavailable``, and ``TimedOut`` if the outcome is unknown.
+    """
 
     async def lead(self, above: int = 0) -> int:
-        """Become the one who writes. Returns the epoch, higher than every one before and than ``above``.
+        """Become the writer; return the epoch, higher than every earlier epoch and than ``above``.
 
-        Led already: a new epoch, after which nothing of the earlier one is written any more, not even what
-        was under way. Raises Deposed while somebody else leads.
+        A leader gets a new epoch, and nothing of the earlier epoch is written any more, not even writes under
+        way. Raises Deposed while another process leads.
         """
         ...
 
     async def epoch(self) -> int:
-        """The highest with which anybody led; 0 where nobody did."""
+        """Return the highest epoch with which anybody led, or 0."""
         ...
 
     async def load(self, prefix: str = "") -> Contents:
-        """All records whose keys begin so."""
+        """Return all records whose keys have this prefix."""
         ...
 
     async def page(
         self, prefix: str, limit: int, *, after: str = "", reverse: bool = False
     ) -> tuple[tuple[str, Record], ...]:
-        """At most so many of them in order, those after a key; with ``reverse`` from the last, before it."""
+        """Return at most ``limit`` records in order, after a key.
+
+        With ``reverse`` from the last, before the key.
+        """
         ...
 
     async def count(self, prefix: str = "") -> int: ...
 
     async def commit(self, transaction: Transaction) -> int:
-        """Durably; returns the revision, a new one if anything changed. Raises Deposed, Conflict.
+        """Write durably; return the revision, a new one if anything changed. Raises Deposed, Conflict.
 
-        Its epoch is that of the last ``lead``. Deleting what is not there is no change. Raises RequestError
-        for what ``Transaction.check`` refuses.
+        The transaction's epoch must be the one of the last ``lead``. Deleting a missing record is no change.
+        Raises RequestError if ``Transaction.check`` refuses the transaction.
         """
         ...
 
     def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
-        """The changes since that revision, in order, those of one transaction with the same revision.
+        """Yield the changes since that revision, in order; one transaction's changes share a revision.
 
-        Raises ``Conflict`` where so old changes are not kept any more: load again.
+        Raises ``Conflict`` if the store no longer has changes that old: the caller must load again.
         """
         ...
 

@@ -22,9 +22,9 @@ class JournalSnapshot:
     drained: Mapping[GpuId, Drained] = field(default_factory=dict)
     accounts: ProjectAccounts = field(default_factory=ProjectAccounts)
     attempts: tuple[Attempt, ...] = ()
-    """All records that are not forgotten."""
+    """The field has all records that are not forgotten."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """The contacts with each coordinator."""
+    """The field has the contacts with each coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,23 @@ class JournalWrite:
     entries: tuple[tuple[LeaseId, StoryEntry], ...]
     next_sequence: int
     drained: Mapping[GpuId, Drained] | None = None
-    """All GPUs that are drained from now on; None = as before."""
+    """The field has all GPUs that are drained from now on; None means no change."""
     accounts: AccountsChange | None = None
-    """The changes of the projects' standing; None = nothing."""
+    """The field has the changes of the projects' accounts; None means no change."""
     attempts: tuple[Attempt, ...] = ()
-    """Records of attempts as they now are."""
+    """The field has records of attempts as they now are."""
     contacts: Mapping[str, Contact] = field(default_factory=dict)
-    """The new contacts with coordinators."""
+    """The field has the new contacts with coordinators."""
     forgotten_before: float | None = None
-    """Older final records of attempts are to go; None = none."""
+    """Final records of attempts before this time are deleted; None deletes none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastLeases:
-    """Select leases that are over; a field that is left out is no condition.
+    """Select finished leases; a field that is left out is no condition.
 
-    ``outcomes``: the kinds of their records. ``before``: the end and the sequence of a lease; the selection
-    has the leases that come after it, newest first.
+    ``outcomes`` are the kinds of their records. ``before`` is the end and the sequence of a lease; the
+    selection has the leases that come after it, newest first.
     """
 
     since: float = 0.0
@@ -61,7 +61,7 @@ class PastLeases:
 
 
 class Journal(Protocol):
-    """Keep the durable memory. Errors: ``JournalUnavailable`` (nothing of the write happened then)."""
+    """Keep the durable memory. Raises ``JournalUnavailable`` (then nothing of the write happened)."""
 
     async def load(self) -> JournalSnapshot: ...
 
@@ -72,15 +72,15 @@ class Journal(Protocol):
     async def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]: ...
 
     async def lease(self, lease: LeaseId) -> Lease | None:
-        """Return a lease, also one that is over."""
+        """Return a lease, also a finished one."""
         ...
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
-        """Return leases that are over, newest first."""
+        """Return finished leases, newest first."""
         ...
 
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
-        """Return leases that are over, newest first, and how many more there are beyond the limit."""
+        """Return finished leases, newest first, and how many more there are beyond the limit."""
         ...
 
     async def close(self) -> None: ...

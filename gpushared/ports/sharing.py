@@ -1,4 +1,4 @@
-"""Declare the ports by which GPUs are shared among containers, and users bounded."""
+"""Declare the ports that share GPUs among containers and bound users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpushared.ports.engine import Edits, EngineFacts
 class ServerFault:
     """Report a fatal fault of an MPS server: all its clients fail, and it takes no new ones until they go.
 
-    ``clients``: host PIDs that were on it; ``culprit`` the one that its log names, if any.
+    ``clients`` are the host PIDs on the server; ``culprit`` is the one that its log names, if any.
     """
 
     server: int
@@ -26,23 +26,23 @@ class ServerFault:
 
 @dataclass(frozen=True, slots=True)
 class SharingStatus:
-    """Describe how one GPU is shared now: ``mode`` is ``mps`` or ``none``; ``trouble`` a sentence or None."""
+    """Describe how one GPU is shared: ``mode`` is ``mps`` or ``none``; ``trouble`` is a sentence or None."""
 
     gpu: GpuId
     mode: str
     trouble: str | None = None
     pids: tuple[int, ...] = ()
-    """Host PIDs of our own servers, whose GPU memory belongs to no lease."""
+    """These are host PIDs of our own servers, whose GPU memory belongs to no lease."""
     clients: tuple[int, ...] = ()
-    """Host PIDs of the servers' clients, as the last look found them."""
+    """These are host PIDs of the servers' clients, as the last look found them."""
     clients_at: float | None = None
-    """When that look began (``time.monotonic``); None if some clients are unknown."""
+    """That look began at this time (``time.monotonic``); None if some clients are unknown."""
     faults: tuple[ServerFault, ...] = ()
-    """Servers that are in a fault now."""
+    """These servers are in a fault now."""
 
 
 class Sharing(Protocol):
-    """Make leases real on GPUs. Errors: ``SharingUnavailable``, ``TimedOut``."""
+    """Make leases real on GPUs. Raises ``SharingUnavailable``, ``TimedOut``."""
 
     async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         """Prepare all that the lease's grants need; a repetition is harmless and restores lost parts.
@@ -52,7 +52,7 @@ class Sharing(Protocol):
         ...
 
     async def close_lease(self, lease: LeaseId, device_name: str) -> None:
-        """Take the lease's parts down again; unknown leases are no error."""
+        """Remove the lease's parts; unknown leases are no error."""
         ...
 
     def holds(self, lease: Lease) -> bool:
@@ -60,7 +60,7 @@ class Sharing(Protocol):
         ...
 
     async def hold(self, lease: Lease, place: str) -> None:
-        """Give the container those settings: its cgroup exists now, at this path in the tree of cgroup v2.
+        """Give the container these settings: its cgroup exists now, at this path in the tree of cgroup v2.
 
         The path begins at the top of the tree.
         """
@@ -69,24 +69,24 @@ class Sharing(Protocol):
     async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
         """Take a lease's processes (host PIDs) off their MPS servers, so that their end harms nobody else.
 
-        Returns how many were clients; other processes are no error. The call returns when the servers have
-        let the clients go, or within a few seconds with an error, which is no reason to let the processes
-        live on.
+        Return how many were clients; other processes are no error. The call returns when the servers have let
+        the clients go. Within a few seconds it raises an error instead, which is no reason to let the
+        processes live on.
         """
         ...
 
     async def tell(self, lease: Lease) -> None:
-        """Put the lease's notice where its container can read it, or remove it if there is none."""
+        """Write the lease's notice where its container can read it, or remove it if there is none."""
         ...
 
     async def sweep(self, live: Collection[str]) -> None:
-        """Remove the leftovers of earlier lives; ``live``: device names that leases or containers use."""
+        """Remove the leftovers of earlier runs; ``live`` are device names that leases or containers use."""
         ...
 
     async def status(self) -> tuple[SharingStatus, ...]: ...
 
     async def look_soon(self, gpu: GpuId) -> None:
-        """Have ``status`` look anew at this GPU's processes, without waiting for that."""
+        """Make ``status`` read this GPU's processes again, without waiting for that."""
         ...
 
     async def close(self, *, keep_running: bool) -> None:
@@ -95,12 +95,12 @@ class Sharing(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Move processes' GPU memory to the host's and back. Errors: ``SharingUnavailable``, ``TimedOut``."""
+    """Move processes' GPU memory to the host's and back. Raises ``SharingUnavailable``, ``TimedOut``."""
 
     with_mps: bool
-    """True if the moves work for clients of MPS too."""
+    """This is True if the moves work for clients of MPS too."""
     needs_host_memory: bool
-    """True if saved memory takes the host's memory."""
+    """This is True if saved memory takes the host's memory."""
 
     async def trouble(self) -> str:
         """Return why checkpoints do not work on this machine; empty if they do."""
@@ -111,7 +111,7 @@ class Checkpoints(Protocol):
         ...
 
     async def restore(self, pids: Collection[int]) -> None:
-        """Let the saved processes among these go on where they were."""
+        """Let the saved processes among these continue where they were."""
         ...
 
     async def close(self) -> None: ...
@@ -121,7 +121,7 @@ class Checkpoints(Protocol):
 class UserBounds:
     """Bound a user; 0 is no limit.
 
-    Memory is with swap and with files in ``/dev/shm`` and other memory file systems.
+    Memory includes swap, and files in ``/dev/shm`` and other memory file systems.
     """
 
     memory_bytes: int = 0
@@ -144,21 +144,21 @@ class UserWalls(Protocol):
     """Keep one cgroup for each user, in which the engine puts the user's containers."""
 
     def parent_of(self, uid: int, engine: EngineFacts) -> str:
-        """Return Docker's ``CgroupParent`` for the user; this asks nobody."""
+        """Return Docker's ``CgroupParent`` for the user, without a call to the system."""
         ...
 
     async def hold(self, uid: int, limits: UserBounds, engine: EngineFacts) -> None:
         """Make sure that the user's cgroup exists, with these limits.
 
-        Errors: ``LimitReached`` if the user's containers have more already and the kernel keeps the old
-        limit, ``SharingUnavailable`` if there is no such wall.
+        Raises ``LimitReached`` if the user's containers have more already and the kernel keeps the old limit,
+        and ``SharingUnavailable`` if there is no such wall.
         """
         ...
 
     async def joining(self, uid: int, engine: EngineFacts) -> Sequence[Path]:
-        """Return the files by which a process of ours joins the user's cgroup.
+        """Return the files by which a process of ours joins the user's cgroup, or none without a cgroup.
 
-        There are none without such a cgroup. Never raises.
+        Never raises.
         """
         ...
 

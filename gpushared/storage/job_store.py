@@ -1,4 +1,7 @@
-"""Keep jobs in one SQLite file, blocking; and reach the file from the event loop: a coordinator's ``JobStore``."""
+"""Keep jobs in one SQLite file, blocking.
+
+And reach the file from the event loop: a coordinator's ``JobStore``.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile, is_
 from gpushared.storage.sqlite.file_calls import Calls
 
 APPLICATION_ID = 0x6770706C
-"""``gppl`` in ASCII."""
+"""The number is ``gppl`` in ASCII."""
 AFTER_ALL = "\U0010ffff"
-"""Behind every key that begins with what stands before it."""
+"""This character sorts behind every key that begins with the text before it."""
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -64,20 +67,22 @@ _SELECT = "SELECT key, revision, value FROM record WHERE key >= ? AND key < ?"
 MAX_CHANGES = 4096
 MAX_CHANGE_BYTES = 16 * 1024 * 1024
 OPEN_SECONDS = 120.0
-"""The first call checks the whole file."""
+"""Give the first call this long, because it checks the whole file."""
 
 
 class StoreFile(SqliteFile):
-    """Whoever leads holds a lock on a file beside it, which the kernel drops with the process.
+    """Keep records.
 
-    Every method raises StoreUnavailable (nothing happened) or, where the file is not for this version,
-    ConfigError.
+    The leader holds a lock on a file beside the database; the kernel drops it with the process.
+
+    Every method raises StoreUnavailable (then nothing happened), or ConfigError if the file is not for this
+    version.
     """
 
     def __init__(
         self, path: Path, *, busy_seconds: float, words: FileWords = WORDS, leads_unwritten: bool = False
     ) -> None:
-        """``leads_unwritten``: lead on a full disk, too; the epoch is then written with the next commit."""
+        """With ``leads_unwritten`` lead also on a full disk; the next commit then writes the epoch."""
         super().__init__(path, SCHEMA, words, busy_seconds=busy_seconds)
         self._lock: int | None = None
         self._leads_unwritten = leads_unwritten
@@ -133,7 +138,7 @@ class StoreFile(SqliteFile):
             return count
 
     def commit(self, transaction: Transaction) -> tuple[int, Sequence[StoreChange]]:
-        """The revision, and what changed. Raises Deposed, Conflict."""
+        """Write the transaction; return the revision and the changes. Raises Deposed, Conflict."""
         if self._lock is None:
             raise Deposed("this coordinator does not lead", hint="it must lead before it writes")
         with self._writing() as db:
@@ -153,14 +158,14 @@ class StoreFile(SqliteFile):
         return revision, changes_of(transaction.puts, deleted, revision)
 
     def close(self) -> None:
-        """Let go of file and lock; errors do not matter any more, everything committed is safe."""
+        """Release file and lock; errors do not matter any more, because every commit is durable."""
         super().close()
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def _locked(self) -> int:
-        """The lock's file, open and locked. Raises Deposed where another process has it."""
+        """Return the lock's file, open and locked. Raises Deposed if another process has the lock."""
         path = Path(f"{self._path}.lock")
         with translated(self._path, self._words):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,7 +183,7 @@ class StoreFile(SqliteFile):
             except OSError:
                 os.close(lock)
                 raise
-            with suppress(OSError):  # only for people; a full disk keeps nobody from leading
+            with suppress(OSError):  # the number is only for people; a full disk must not prevent leading
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, b"%d\n" % os.getpid(), 0)
             return lock
@@ -213,13 +218,13 @@ def _compare(db: sqlite3.Connection, transaction: Transaction) -> None:
 
 
 def _revision_of(db: sqlite3.Connection, key: str) -> int:
-    """0 where there is none."""
+    """Return the record's revision, or 0 without a record."""
     row = db.execute("SELECT revision FROM record WHERE key = ?", (key,)).fetchone()
     return row[0] if row else 0
 
 
 class ChangeLog:
-    """Lives on one event loop. ``base``: the revision that everything in it came after."""
+    """Keep recent changes on one event loop. All kept changes came after the revision ``base``."""
 
     def __init__(self, base: int, *, limit: int = MAX_CHANGES, limit_bytes: int = MAX_CHANGE_BYTES) -> None:
         self._base = base
@@ -240,7 +245,7 @@ class ChangeLog:
         self._wake()
 
     def close(self) -> None:
-        """Followers get StoreUnavailable."""
+        """End all followers with StoreUnavailable."""
         self._closed = True
         self._wake()
 
@@ -263,7 +268,7 @@ class ChangeLog:
         return [change for change in self._newest if change.revision > after]
 
     def _forget_oldest(self) -> None:
-        """All of one transaction's: half of it would be worth nothing."""
+        """Forget all changes of the oldest transaction: half of a transaction would be useless."""
         self._base = self._newest[0].revision
         while self._newest and self._newest[0].revision == self._base:
             self._bytes -= _size(self._newest.popleft())
@@ -286,10 +291,10 @@ def _size(change: StoreChange) -> int:
 
 
 class SqliteStore(Calls):
-    """The store in the file ``path``, opened by the first call. Readers need not lead.
+    """Keep the store in the file ``path``, opened by the first call. Readers need not lead.
 
-    Errors of every call besides the port's: ConfigError where the file is not one that this version can use.
-    A commit that ``TimedOut`` has an end, whichever, before any later call is answered.
+    Every call also raises ConfigError if this version cannot use the file. A commit that ``TimedOut`` is
+    decided, either way, before any later call is answered.
     """
 
     def __init__(
@@ -302,7 +307,7 @@ class SqliteStore(Calls):
         words: FileWords = WORDS,
         leads_unwritten: bool = False,
     ) -> None:
-        """``leads_unwritten``: where nobody else could lead, do so on a full disk, too."""
+        """With ``leads_unwritten`` lead also on a full disk, if nobody else could lead."""
         super().__init__("store", path, words, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._max_changes = max_changes
         self._file = StoreFile(path, busy_seconds=busy_seconds, words=words, leads_unwritten=leads_unwritten)
@@ -332,7 +337,8 @@ class SqliteStore(Calls):
 
         def work() -> int:
             revision, changes = self._file.commit(transaction)
-            # From here, so that those who follow hear of a commit that nobody waits for any more.
+            # The thread adds the changes, so that followers also receive a commit that nobody waits for any
+            # more.
             with suppress(RuntimeError):  # the event loop is closed
                 home.call_soon_threadsafe(log.add, changes)
             return revision
@@ -345,15 +351,15 @@ class SqliteStore(Calls):
             yield change
 
     async def close(self) -> None:
-        """Finish what was asked, then let go of file and lock. Calls after it are refused."""
+        """Finish the earlier calls, then release file and lock. Later calls are refused."""
         if self._log is not None:
             self._log.close()
         await self._close(self._file.close)
 
     async def _changes(self) -> ChangeLog:
-        """The changes since the store was first used here."""
+        """Return the changes since the first use of the store in this process."""
         if self._log is None:
             base = await self._call(self._file.revision)
-            if self._log is None:  # unless somebody else was here meanwhile
+            if self._log is None:  # another task may have made the log meanwhile
                 self._log = ChangeLog(base, limit=self._max_changes)
         return self._log

@@ -1,10 +1,11 @@
 """Write frozen dataclasses as JSON and read them back, by the classes themselves: for journals and wires.
 
-An object is its fields by name. A member of a union of dataclasses also carries ``"kind"``: its class name in
-snake_case. Fields that a newer version added are ignored, fields that an older one did not have take their
-default, so a field may come or go without a migration; a class may not be renamed without one. A field's
-metadata may say ``{"recorded": False}`` (it is kept elsewhere), ``{"recorded_as": "name"}`` (records have it under
-another name), or ``{"recorded_beside": True}`` (the fields of that dataclass stand among the fields of the object).
+An object has its fields by name. A member of a union of dataclasses also carries ``"kind"``: its class name
+in snake_case. The reader ignores fields of a newer version, and gives fields that an older version lacked
+their default, so that a field may come or go without a migration; a class may not be renamed without one. A
+field's metadata may say ``{"recorded": False}`` (it is stored elsewhere), ``{"recorded_as": "name"}``
+(records have it under another name), or ``{"recorded_beside": True}`` (the fields of that dataclass stand
+among the fields of the object).
 
 Types of fields: str, int, float, bool, StrEnum, NewTypes of these, dataclasses, unions of dataclasses, one of
 all these or None, tuples of one type, tuples of several types, and mappings from words to any of these.
@@ -33,11 +34,11 @@ _dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class RecordError(ValueError):
-    """The text is no record that this version knows, or the value cannot be one."""
+    """Report a text that is no record of this version, or a value that cannot be one."""
 
 
 def to_json(kind: object, value: object) -> str:
-    """Return the value as ASCII. ``kind``: its dataclass, or a union of such. Raises RecordError for NaN."""
+    """Return the value as ASCII. ``kind`` is its dataclass, or a union. Raises RecordError for NaN."""
     try:
         return _dump(_encoder(kind)(value))
     except ValueError as error:
@@ -59,7 +60,7 @@ def from_json(kind: object, text: str | bytes) -> Any:
 
 
 def kind_of(cls: type) -> str:
-    """Return the word that stands for a class in a record: ``NeverClaimed`` is ``never_claimed``."""
+    """Return the name of a class in a record: ``NeverClaimed`` is ``never_claimed``."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
@@ -248,7 +249,7 @@ def _plain_decoder(kind: type) -> _Convert:
 
 
 def _fields(cls: Any) -> list[tuple[Any, Field[Any]]]:
-    """Return the type and the field of all that is recorded of a class."""
+    """Return the type and the field of each recorded field of a class."""
     hints = get_type_hints(cls)
     return [(hints[f.name], f) for f in fields(cls) if f.metadata.get("recorded", True)]
 
@@ -259,7 +260,7 @@ def _recorded_name(field: Field[Any]) -> str:
 
 
 def _union_members(kind: Any) -> tuple[Any, ...]:
-    """Return the members less None; empty for a kind that is no union."""
+    """Return the union's members without None; empty for a kind that is no union."""
     if get_origin(kind) not in (UnionType, Union):
         return ()
     return tuple(member for member in get_args(kind) if member is not NoneType)

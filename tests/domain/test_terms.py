@@ -90,7 +90,7 @@ def test_each_request_is_learned_once_and_an_older_state_stays_as_it_was() -> No
     before = node()
     after, _ = ask(before, QUARTER, "id-1")
     after, _ = ask(after, QUARTER, "id-1")
-    assert (before.mix.total, after.mix.total) == (0.0, 1.0)
+    assert (before.demand_profile.total, after.demand_profile.total) == (0.0, 1.0)
 
 
 def test_a_restart_learns_again_what_the_journal_kept() -> None:
@@ -98,14 +98,14 @@ def test_a_restart_learns_again_what_the_journal_kept() -> None:
     for _ in range(FIRST_LESSON):
         state, _ = ask(state, replace(QUARTER, compute_permille=100, memory_permille=100))
     again = restore(NodeState(), state.leases.values(), state.next_sequence)
-    assert again.mix.counts == state.mix.counts
-    assert again.mix.lessons == state.mix.lessons == 1
+    assert again.demand_profile.counts == state.demand_profile.counts
+    assert again.demand_profile.lessons == state.demand_profile.lessons == 1
 
 
 def test_bytes_count_as_the_share_beside_which_they_were_granted() -> None:
     bytes_only = Request(1, None, 8192 * MIB, None)
     state, lease = ask(node(), bytes_only)
-    (size,) = state.mix.counts
+    (size,) = state.demand_profile.counts
     assert size.permille == lease.grants[0].compute_permille == 100
     assert mix_of([lease]).counts == {size: 1.0}
 

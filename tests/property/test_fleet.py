@@ -184,7 +184,7 @@ class FleetMachine(RuleBasedStateMachine):
     def many_at_once_are_as_one_by_one(self, data, request):
         """Leases that were there, and leases that end together."""
         before, mark = self._picture(self.fleet), self.fleet.mark()
-        twin = Fleet(self.fleet.hosts, self.fleet.policy, mix=self.fleet.mix.copy())
+        twin = Fleet(self.fleet.hosts, self.fleet.policy, demand_profile=self.fleet.demand_profile.copy())
         held = {one: placed for one in self.requests if (placed := self.fleet.holder(one))}
         twin.find([(one, self.requests[one], placed.grants) for one, placed in held.items() if placed.grants])
         ending = [one for one in held if data.draw(st.booleans())]

@@ -57,7 +57,7 @@ def untouched(fleet: Fleet, placed: Placement) -> int:
 def test_it_costs_no_room_for_whole_gpus_and_undoing_leaves_it_as_made_anew(sizes, name, steps):
     fleet = fleet_of(sizes, name, Together.PROJECT)
     held: dict[LeaseId, tuple[Request, Placement]] = {}
-    policy = policy_for(name, fleet.mix)
+    policy = policy_for(name, fleet.demand_profile)
     for number, (request, stays, ending) in enumerate(steps):
         answer, alone = fleet.place(request), as_made_anew(fleet, held, sizes, name, Together.OFF)
         plain = alone.place(request)
@@ -89,7 +89,7 @@ def as_made_anew(
     together: Together,
 ) -> Fleet:
     other = fleet_of(sizes, name, together)
-    other.mix = fleet.mix
+    other.demand_profile = fleet.demand_profile
     other.find([(lease, request, placed.grants) for lease, (request, placed) in held.items()])
     return other
 

@@ -4,7 +4,7 @@ There are synchronous and asyncio twins.
 
     from gpushared.client.pipeline import JobRequest, Pool
 
-    with Pool() as pool:                          # GPUSHARE_POOL and its kin, or this machine's node
+    with Pool() as pool:                          # GPUSHARE_POOL and the like, or this machine's node
         job = pool.submit(JobRequest("busybox", ["echo", "hello"], gpu="0.25"))
         print(pool.wait(job).state)
 

@@ -167,7 +167,7 @@ class ClusterSnapshot:
         hosts = [_host(name, facts[name], state, self._by_node[name]) for name in sorted(facts)]
         self._rules, self._policy = state.rules, policy
         self._payers = QuotaOwners(policy, state.rules)
-        self._fleet = Fleet(hosts, state.rules.placement, mix=self._fleet.mix)
+        self._fleet = Fleet(hosts, state.rules.placement, demand_profile=self._fleet.demand_profile)
         self._facts = {}
         self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
         self._roll, self.candidates = HolderIndex(policy, self), {}

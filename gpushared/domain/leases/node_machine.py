@@ -138,7 +138,7 @@ def restore(
         usage=usage_of(accounts.usage, state.rules.policy.half_life_seconds),
         turns=accounts.turns,
         projects=accounts.projects,
-        mix=mix_of((*over.values(), *known.values())),
+        demand_profile=mix_of((*over.values(), *known.values())),
         engine_surveyed=False,
         earlier_boots_over=False,
         attempts=job_attempts.restored(records, contacts or {}),

@@ -113,7 +113,7 @@ class NodeState:
     """The time of day, which people set, is this far ahead of the clock that counts time."""
     means: Means = field(default_factory=Means)
     host: HostSize = field(default_factory=HostSize)
-    mix: DemandProfile = field(default_factory=DemandProfile)
+    demand_profile: DemandProfile = field(default_factory=DemandProfile)
     """The requests so far, from which placement learns; a value, never changed in its place."""
     next_sequence: int = 1
     attempts: Mapping[str, AttemptLog] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class Draft:
         self.faulted = dict(state.faulted)
         self.calm = dict(state.calm)
         self.means = state.means
-        self.mix = state.mix
+        self.demand_profile = state.demand_profile
         self.resting = dict(state.resting)
         self.container_memory = state.container_memory
         self.quiet = state.quiet
@@ -303,7 +303,7 @@ class Draft:
             faulted=self.faulted,
             calm=self.calm,
             means=self.means,
-            mix=self.mix,
+            demand_profile=self.demand_profile,
             resting=self.resting,
             container_memory=self.container_memory,
             quiet=self.quiet,

@@ -78,7 +78,9 @@ def places_of(state: NodeState) -> FleetPlaces:
     gpus, size = tuple(state.judged_gpus()), size_of_host(state)
     host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
     rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
-    fleet = fleet_with([host], leases, state.stray_bytes, rules.placement, state.mix, rules.together)
+    fleet = fleet_with(
+        [host], leases, state.stray_bytes, rules.placement, state.demand_profile, rules.together
+    )
     return FleetPlaces(fleet)
 
 

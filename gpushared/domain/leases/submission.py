@@ -63,7 +63,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     )
     draft.next_sequence += 1
     draft.answer = identity
-    draft.mix = learned(draft.mix, request, draft.gpus.values())
+    draft.demand_profile = learned(draft.demand_profile, request, draft.gpus.values())
     of_job = "" if event.attempt is None else f" for job {event.attempt.job}"
     return draft.put(
         lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{told}")

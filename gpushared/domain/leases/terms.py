@@ -39,24 +39,24 @@ def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
     return request if models == request.models else replace(request, models=models)
 
 
-def learned(mix: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
-    """Return the mix with one more request."""
+def learned(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
+    """Return the demand profile with one more request."""
     size = size_of(request, gpus)
     if size is None:
-        return mix
-    mix = mix.copy()
-    mix.see(size)
-    return mix
+        return demand_profile
+    demand_profile = demand_profile.copy()
+    demand_profile.see(size)
+    return demand_profile
 
 
 def mix_of(leases: Iterable[Lease]) -> DemandProfile:
-    """Return the mix of earlier requests, the oldest first, from the leases known after a restart."""
-    mix = DemandProfile()
+    """Return the demand profile of earlier requests, the oldest first, from the leases after a restart."""
+    demand_profile = DemandProfile()
     for lease in leases:
         size = size_of(_by_share(lease))
         if size is not None:
-            mix.see(size)
-    return mix
+            demand_profile.see(size)
+    return demand_profile
 
 
 def _by_share(lease: Lease) -> Request:

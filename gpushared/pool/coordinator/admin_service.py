@@ -1,4 +1,4 @@
-"""Answer administrators' calls: about the pool, its nodes, tokens and the authority."""
+"""Answer administrators' calls about the pool, its nodes, its tokens and its authority."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_REASON = 500
 
 
 class AdminLoop(Protocol):
-    """The coordinator's loop."""
+    """Provide the coordinator's loop."""
 
     @property
     def state(self) -> PoolState: ...
@@ -43,12 +43,15 @@ class Certificates(Protocol):
     """Decide who may connect."""
 
     async def expel(self, node: NodeName, by: str) -> None:
-        """Raises NotFound where it has none."""
+        """Revoke the node's certificates. Raises NotFound if the node has none."""
         ...
 
 
 class Admin:
-    """``drained``: told of each node that was drained or is so no more, so that it hears of it."""
+    """Handle calls on nodes.
+
+    ``drained`` receives each node that was drained or undrained, and notifies the node.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class Admin:
         )
 
     async def drain_node(self, message: pool_pb2.DrainNodeRequest, caller: PoolCaller) -> pool_pb2.NodeAnswer:
-        """No new work for a node, or again. What runs there runs on."""
+        """Drain or undrain a node: a drained node gets no new work, and its running jobs continue."""
         caller.require_admin()
         member = self._member(message.node)
         reason = None if message.undrain else message.reason.strip()
@@ -103,7 +106,10 @@ class Admin:
     async def forget_node(
         self, message: pool_pb2.ForgetNodeRequest, caller: PoolCaller
     ) -> pool_pb2.NodeAnswer:
-        """Take somebody's word for a node that does not answer. Raises StateConflict for one that does."""
+        """Forget a node that does not answer, on the administrator's statement that it is off.
+
+        Raises StateConflict for a node that answers.
+        """
         caller.require_admin()
         member = self._member(message.node)
         if not message.is_off and not message.only_waive:
@@ -129,7 +135,7 @@ class Admin:
         return [f"the recovery does not wait for node {member.name} any more", waits]
 
     async def _forget(self, member: Member, caller: PoolCaller) -> list[str]:
-        """Its certificate first: once its jobs run elsewhere it must not come back as if nothing had been."""
+        """Forget a node. Revoke its certificate first: once its jobs run elsewhere, it must not return."""
         sentences = [f"node {member.name} is forgotten"]
         try:
             await self._certificates.expel(member.name, caller.owner.principal)
@@ -147,7 +153,10 @@ class Admin:
         return sentences
 
     def _is_unknown(self, member: Member) -> bool:
-        """A connection may outlive its machine for a while: what counts is whether anything came over it."""
+        """Return True if nothing came from the node for long.
+
+        A connection may outlive its machine for a while.
+        """
         return presence(member, self._machine.state, self._machine.now()) is Presence.UNKNOWN
 
     def _member(self, name: str) -> Member:
@@ -166,14 +175,14 @@ class Admin:
 
 
 def phase_of(state: PoolState) -> str:
-    """Return whether jobs from before the start may be placed, and if not, what the coordinator waits for."""
+    """Return the phase: it tells if jobs from before the start may be placed, or what placing waits for."""
     if state.settled:
         return NORMAL
     return SETTLING if state.recovering_since is None else RECOVERING
 
 
 class TrustAdmin:
-    """Each call is for administrators only; secrets are told once, to whoever had them made."""
+    """Handle calls on trust, for administrators only. The caller who makes a secret sees it once."""
 
     def __init__(self, trust: PoolTrust) -> None:
         self._trust = trust
@@ -276,7 +285,7 @@ class TrustAdmin:
         return pool_pb2.RotateCaAnswer(sentences=sentences)
 
     async def anchors(self, _: pool_pb2.GetTrustRequest, caller: PoolCaller) -> pool_pb2.Trust:
-        """For programs that call the users' port: whom they are to trust. Nothing of it is secret."""
+        """Return the anchors that programs must trust on the users' port. The answer holds no secret."""
         caller.require_admin()
         authority = self._trust.authority
         return pool_pb2.Trust(

@@ -75,9 +75,9 @@ ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_s
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """Hold the parts of the world that a coordinator uses.
+    """Hold the external parts that a coordinator uses.
 
-    ``now``: the time of day, for certificates and tokens.
+    ``now`` returns the time of day, for certificates and tokens.
     """
 
     store: JobStore
@@ -87,7 +87,7 @@ class PoolParts:
 
 
 def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
-    """The parts as configured."""
+    """Return the parts as configured."""
     folder = Path(config.coordinator.state_dir)
     return PoolParts(
         SqliteStore(folder / STORE_NAME),
@@ -97,7 +97,7 @@ def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
 
 
 class PoolDaemon:
-    """A pool's coordinator: built from parts, run until it is told to stop."""
+    """Run a pool's coordinator, built from parts, until ``stop`` is called."""
 
     def __init__(
         self,
@@ -126,30 +126,30 @@ class PoolDaemon:
         self.nodes_port = 0
 
     def stop(self) -> None:
-        """End serving; what runs on nodes runs on."""
+        """Stop serving; jobs on nodes continue."""
         self._stop.set()
 
     def reload(self, config: CoordinatorConfig) -> None:
-        """Take over what can change at run time: people, projects, figures. Raises ConfigError."""
+        """Apply the settings that can change at run time: people, projects, figures. Raises ConfigError."""
         self._people = people_of(config.users)
         self._config = config
         self._identities.trusted_groups = frozenset(config.coordinator.trusted_groups)
         self._identities.forget()
         if self._loop is not None:
             self._loop.take_rules(pool_rules_of(config))
-        self._told = ""  # the next tick says again what is served, after what is said about this
+        self._told = ""  # the next tick logs the status again, after the messages about the reload
         self._audit.config = config.audit
         self._audit.told_of_reload()
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:
-        """The old configuration stays."""
+        """Record that the reload failed and the old configuration stays."""
         self._audit.told_of_reload(error)
 
     async def run(self) -> None:
         """Run from opening the store to closing the last connection.
 
-        Raise ConfigError if it cannot begin, or Deposed.
+        Raises ConfigError if the coordinator cannot start, or Deposed.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._parts.store.close)
@@ -192,10 +192,11 @@ class PoolDaemon:
         return trust
 
     async def _read_mark(self) -> HighWater:
-        """Return how far the store was, and mark it as doubted if the store is older than that.
+        """Return the store's last known position; mark the position as doubted if the store is behind it.
 
-        A store that was begun anew after a loss counts its revisions from 1, so an older store may have more
-        of them. Its epoch is lower all the same. The doubt is written down before anything raises the epoch.
+        A store that was created again after a loss counts its revisions from 1, so that an older store may
+        have more revisions. The epoch of the new store is lower all the same. This method stores the doubt
+        before anything raises the epoch.
         """
         mark = read_high_water(self._mark_path)
         if await self._parts.store.epoch() < mark.epoch and not mark.doubted:
@@ -254,7 +255,7 @@ class PoolDaemon:
         )
 
     def _front(self) -> tuple[Front, CallAuthenticator]:
-        """The unix socket's door, and what tells its gRPC calls who is calling."""
+        """Return the unix socket's front, and the authenticator of its gRPC calls."""
         inner = self._runtime_dir / INNER_SOCKET
         routes = Routes(json=self._answer, docker=_no_docker)
         front = Front(inner, self._identities, routes)
@@ -299,7 +300,7 @@ class PoolDaemon:
         await check_identity(listener.getsockname(), _ask_status)
 
     async def _live(self, loop: PoolLoop, connections: Connections) -> None:
-        """Until the stop, or until this coordinator must not go on: Deposed."""
+        """Serve until the stop. Raises Deposed if this coordinator must not go on."""
         self._notifier.ready(self._status(loop))
         log.info(
             "serving pool users_port=%d nodes_port=%d: %s",
@@ -338,7 +339,7 @@ class PoolDaemon:
             await asyncio.sleep(MARK_SECONDS)
 
     async def _mark(self, loop: PoolLoop) -> None:
-        """Write down how far the store is, in case an old copy of it is put back."""
+        """Store the position of the store, in case somebody restores an old copy of the store."""
         mark = HighWater(loop.epoch, loop.revision)
         if mark == self._marked:
             return
@@ -398,7 +399,7 @@ async def _ask_status(channel: grpc.aio.Channel) -> None:
 
 
 class AdminIdentities(Identities):
-    """Root, the members of trusted groups, and the daemon's own user: who owns its files is asked anyway."""
+    """Identify callers; trust root, trusted groups, and the daemon's own user, who owns its files anyway."""
 
     async def caller(self, peer: Peer) -> Caller:
         caller = await super().caller(peer)
@@ -406,7 +407,7 @@ class AdminIdentities(Identities):
 
 
 class JobOrigins:
-    """Out of the newest state; ``view``: a job as users see it."""
+    """Find jobs for links in the newest state. ``view`` returns a job as users see it."""
 
     def __init__(self, state: Callable[[], PoolState], view: Callable[[Job], jobs_pb2.Job]) -> None:
         self._state = state

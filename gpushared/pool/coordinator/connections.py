@@ -1,15 +1,15 @@
-"""Bounds on the TCP connections of the coordinator's ports: of each address, of each caller, of strangers.
+"""Bound the TCP connections of the coordinator's ports, for each address, each caller, and all strangers.
 
-gRPC accepts connections itself, and can only bound all of a port together; so whoever opens that many keeps
-everybody else out. This process looks through its own descriptors instead, and shuts surplus connections
-down. To gRPC that is a client that hangs up; no byte passes through Python. From an address that has as many
-as it may, the kernel takes no more.
+gRPC accepts connections itself, and can only bound all connections of a port together. A client that opens
+that many would therefore shut everybody else out. Instead, this process examines its own descriptors, and
+shuts surplus connections down. gRPC sees a client that hangs up; no byte passes through Python. The kernel
+drops further connections from an address that has reached its bound.
 
 A connection is a stranger's until a call on it was admitted with a token or a certificate.
 
 A connection that is accepted only to be ended costs a TLS session; a dropped packet costs next to nothing.
-The filter is classic BPF at the sockets themselves (socket(7), SO_ATTACH_FILTER), for which no right is
-needed. Accepted sockets inherit it, and are not from these addresses.
+The filter is classic BPF on the sockets themselves (socket(7), SO_ATTACH_FILTER), which needs no privilege.
+Accepted sockets inherit the filter, but their peers are not these addresses.
 """
 
 from __future__ import annotations
@@ -37,41 +37,42 @@ DESCRIPTORS = "/proc/self/fd"
 LOOK_SECONDS = 0.2
 """A flood over loopback opens 15 000 connections a second, which is 3000 between two looks."""
 GROWTH = 64
-"""Descriptors are looked through when there are so many more,"""
+"""Sweep the descriptors when their count has grown by this many."""
 SWEEP_SECONDS = 10.0
-"""after this time, because some may have ended while others came,"""
+"""Sweep after this time in any case, because some may have ended while others came."""
 KEPT_OUT_SECONDS = 1.0
-"""and after this time while an address is kept out."""
+"""Sweep after this time while an address is kept out."""
 FEW = 4
-"""An address with fewer strangers' connections is never kept out."""
+"""Never keep out an address with fewer strangers' connections."""
 MOST_KEPT_OUT = 500
-"""Addresses; the kernel takes 4096 instructions, which are five for each."""
+"""Bound the addresses: the kernel accepts 4096 instructions, and each address needs five."""
 TELL_SECONDS = 60.0
-"""Between two lines of the log about surplus connections."""
+"""Wait this long between two log lines about surplus connections."""
 MOST_OF_A_PORT = 8192
-"""Each costs 20 to 120 KiB."""
+"""Each connection costs 20 to 120 KiB."""
 _TCP = frozenset({socket.AF_INET, socket.AF_INET6})
 PREFIX_BITS = 64
-"""A machine has so many bits of IPv6 addresses for itself."""
+"""Count IPv6 addresses with the same first 64 bits as one, because one machine may own them all."""
 Network = IPv4Network | IPv6Network
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 # linux/filter.h and linux/bpf_common.h
 _LOAD_BYTE, _LOAD_WORD, _AND, _JUMP, _IF_EQUAL, _RETURN = 0x30, 0x20, 0x54, 0x05, 0x15, 0x06
 _HEADER = 0xFFF00000
-"""SKF_NET_OFF: counted from here, a place is one in the header of IP."""
+"""SKF_NET_OFF: offsets from this value count from the start of the IP header."""
 _VERSION, _SOURCE_4, _SOURCE_6 = _HEADER, _HEADER + 12, _HEADER + 8
 _DROP, _TAKE = (_RETURN, 0, 0, 0), (_RETURN, 0, 0, 0xFFFFFFFF)
 
 Instruction = tuple[int, int, int, int]
-"""Code, how many to skip if so, if not, and an operand."""
+"""An instruction has a code, the skips if true and if false, and an operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """``of_port``: all of a port, which gRPC keeps to. ``strangers``: those that nobody is known behind.
+    """Bound connections. ``of_port`` bounds a whole port; gRPC enforces it.
 
-    ``of_address``: strangers from one address. ``of_caller``: of one token or node.
+    ``strangers`` bounds a port's connections without a known caller. ``of_address`` bounds strangers from one
+    address. ``of_caller`` bounds one token or node.
     """
 
     of_port: int
@@ -81,20 +82,20 @@ class ConnectionBounds:
 
     @classmethod
     def below(cls, descriptors: int) -> ConnectionBounds:
-        """Two ports have half of the descriptors; of a port's room strangers have half."""
+        """Divide the descriptors: two ports have half of them, and strangers have half of a port's share."""
         port = min(MOST_OF_A_PORT, descriptors // 4)
         return cls(port, port // 2, max(32, port // 8), max(32, port // 32))
 
 
 def bounds_here() -> ConnectionBounds:
-    """The bounds for the descriptors that this process may have."""
+    """Return the bounds for the descriptors that this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ConnectionBounds.below(4 * MOST_OF_A_PORT if soft == resource.RLIM_INFINITY else soft)
 
 
 @dataclass(frozen=True, slots=True)
 class CountedConnection:
-    """An accepted connection. ``peer`` is gRPC's word for the other end, ``address`` what is counted."""
+    """Describe an accepted connection. ``peer`` is gRPC's name of the other end; ``address`` is counted."""
 
     descriptor: int
     inode: int
@@ -104,23 +105,23 @@ class CountedConnection:
 
 
 class Connections:
-    """Counts the connections of some ports, and ends those beyond the bounds, the newest first.
+    """Count the connections of some ports, and end the newest ones beyond the bounds.
 
-    Where strangers are too many in all, each address has an even share. What is still too much is ended from
-    the oldest on: who means a call has made it within moments.
+    If all strangers together are too many, each address has an even share. If they are still too many, the
+    oldest end first: a client with a real call makes it within moments.
     """
 
     def __init__(self, ports: Collection[int], bounds: ConnectionBounds) -> None:
         self._ports = frozenset(ports)
         self._bounds = bounds
         self._known: dict[str, str] = {}
-        """The callers behind connections, by peer."""
+        """Map peers to the callers of their connections."""
         self._found: dict[int, CountedConnection] = {}
-        """The connections by inode, in the order in which they were first seen."""
+        """Hold the connections by inode, in the order in which they were first seen."""
         self._kept_out: dict[int, frozenset[Network]] = {}
-        """The networks that are kept out, by port."""
+        """Hold the networks that are kept out, by port."""
         self._count = 0
-        """The fewest descriptors since the last sweep."""
+        """Hold the fewest descriptors since the last sweep."""
         self._swept_at = -SWEEP_SECONDS
         self._told_at = -TELL_SECONDS
 
@@ -129,7 +130,7 @@ class Connections:
         self._known[peer] = caller
 
     async def run(self) -> None:
-        """Keep to the bounds for as long as this runs."""
+        """Enforce the bounds for as long as this runs."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -171,7 +172,7 @@ class Connections:
     def _judged(
         self, port: int, connections: Sequence[CountedConnection]
     ) -> tuple[frozenset[Network], list[CountedConnection]]:
-        """The addresses from which a port is to take no more, and the surplus connections."""
+        """Return the networks from which a port must accept no more, and the surplus connections."""
         strangers = Counter(one.address for one in connections if one.peer not in self._known)
         of_address = self._of_address(strangers)
         counts: Counter[str | Network] = Counter()
@@ -197,7 +198,7 @@ class Connections:
         return min(most, max(FEW, self._bounds.strangers // len(strangers)))
 
     async def _keep_out(self, networks: dict[int, frozenset[Network]]) -> None:
-        """Have the kernel drop what comes from these networks to the ports."""
+        """Make the kernel drop packets from these networks to the ports."""
         before = self._kept_out
         changed = {port: some for port, some in networks.items() if some != before.get(port, frozenset())}
         if changed:
@@ -214,7 +215,7 @@ def open_descriptors() -> int:
 
 
 def accepted(ports: frozenset[int], found: Mapping[int, CountedConnection]) -> list[CountedConnection]:
-    """All connections that came in at these ports. Those in ``found`` are not asked again."""
+    """Return all connections accepted at these ports, and reuse the facts of the ones in ``found``."""
     connections = []
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - thousands of them
         with suppress(OSError):
@@ -227,7 +228,7 @@ def accepted(ports: frozenset[int], found: Mapping[int, CountedConnection]) -> l
 
 
 def shut_down(connections: Iterable[CountedConnection]) -> None:
-    """End connections. A descriptor that has become another socket's is left alone."""
+    """Shut connections down. Leave a descriptor alone that has become another socket's."""
     for one in connections:
         with suppress(OSError):
             copy = os.dup(one.descriptor)
@@ -240,7 +241,7 @@ def shut_down(connections: Iterable[CountedConnection]) -> None:
 
 
 def keep_out(networks: Mapping[int, Collection[Network]]) -> None:
-    """Let the listening sockets of these ports take nothing from these networks. Raises OSError."""
+    """Make the listening sockets of these ports drop packets from these networks. Raises OSError."""
     for descriptor, port in _listening():
         if port in networks:
             with _borrowed(descriptor) as sock:
@@ -256,7 +257,7 @@ def _listening() -> Iterator[tuple[int, int]]:
 
 
 def _asked(descriptor: int, inode: int) -> CountedConnection | None:
-    """The connection at a descriptor; None where it is no TCP. Raises OSError where nobody is connected."""
+    """Return the connection at a descriptor, or None if it is no TCP. Raises OSError if it has no peer."""
     with _borrowed(descriptor) as sock:
         if sock.family not in _TCP:
             return None
@@ -270,7 +271,7 @@ def _asked(descriptor: int, inode: int) -> CountedConnection | None:
 
 @contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A descriptor as a socket, which stays its owner's."""
+    """Wrap a descriptor in a socket for the block; the owner keeps the descriptor."""
     sock = socket.socket(fileno=descriptor)
     try:
         yield sock
@@ -279,7 +280,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _peer(host: IPv4Address | IPv6Address, there: Sequence[Any]) -> str:
-    """The other end as gRPC names it."""
+    """Return the other end as gRPC names it."""
     if isinstance(host, IPv4Address):
         return f"ipv4:{host}:{there[1]}"
     scope = f"%25{there[3]}" if there[3] else ""
@@ -287,7 +288,7 @@ def _peer(host: IPv4Address | IPv6Address, there: Sequence[Any]) -> str:
 
 
 def _network_of(host: IPv4Address | IPv6Address) -> Network:
-    """The addresses that count as one."""
+    """Return the addresses that count as one."""
     if isinstance(host, IPv4Address):
         return IPv4Network(host)
     return IPv6Network((int(host), PREFIX_BITS), strict=False)
@@ -299,7 +300,7 @@ def _tell(surplus: Sequence[CountedConnection]) -> None:
 
 
 def drop_from(networks: Collection[Network], listener: socket.socket) -> None:
-    """Drop what comes from these networks, a few hundred at most, and from no others. Raises OSError."""
+    """Drop packets from exactly these networks, a few hundred at most. Raises OSError."""
     if networks:
         _attach(listener, program(networks))
     else:
@@ -307,7 +308,7 @@ def drop_from(networks: Collection[Network], listener: socket.socket) -> None:
 
 
 def program(networks: Iterable[Network]) -> list[Instruction]:
-    """The filter. Of IPv6 it compares the first 64 bits of an address."""
+    """Return the filter program. For IPv6 it compares the first 64 bits of an address."""
     old: list[Instruction] = [(_LOAD_WORD, 0, 0, _SOURCE_4)]
     new: list[Instruction] = []
     for network in networks:

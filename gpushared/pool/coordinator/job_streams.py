@@ -1,7 +1,7 @@
 """Join the streams of ``Jobs`` on a coordinator: a user's tunnel or log with the node that runs the job.
 
-A node opens no port. So whoever wants to reach its gate waits here until the node, told by its link, has
-opened a stream of its own, which names the tunnel by a secret that nobody else was told.
+A node opens no port. A caller of a node's gate therefore waits here until the node, notified over its link,
+has opened its own stream. That stream names the tunnel by a secret that only this node received.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from gpushared.pool.tunnels.tunnel_frames import Chunk, Data, Frame, frame, pump
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 15.0
-"""How long a node may take to call."""
+"""Give a node this long to call."""
 MAX_TUNNELS = 4096
 MAX_TUNNELS_PER_REALM = MAX_TUNNELS // 2
-"""A node can name as many users of its realm as it likes; those of other nodes keep room."""
+"""A node can name any number of users of its realm; this bound keeps room for users of other nodes."""
 MAX_TUNNELS_PER_PERSON = 128
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 UserContext = grpc.aio.ServicerContext[Chunk, Chunk]
 
 
 class TunnelLink(Protocol):
-    """Tells nodes to call."""
+    """Request nodes to call."""
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None: ...
 
 
 class Pipe:
-    """One end of a tunnel, to write to and to read from; the other end is on the node."""
+    """Read and write one end of a tunnel; the other end is on the node."""
 
     def __init__(self, context: TunnelContext) -> None:
         self._context = context
         self.over = asyncio.Event()
 
     async def read(self) -> Data | None:
-        """The next message from the node; None when it sends no more. Raises its refusal, Unavailable."""
+        """Return the node's next message, or None after the last one. Raises its refusal, Unavailable."""
         try:
             data = await self._context.read()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
@@ -75,7 +75,7 @@ class Pipe:
         return data
 
     async def write(self, data: Data) -> None:
-        """Comes back when the node's end may be sent more. Raises Unavailable."""
+        """Write, and return when the node's end can receive more. Raises Unavailable."""
         try:
             await self._context.write(data)
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
@@ -90,20 +90,20 @@ class _Awaited:
 
 
 class Tunnels:
-    """Joins those who ask for a tunnel with the nodes that call back."""
+    """Join callers that want a tunnel with the nodes that call back."""
 
     def __init__(self, link: Callable[[], TunnelLink]) -> None:
-        """``link`` is asked for when a tunnel is opened."""
+        """Each new tunnel calls ``link``."""
         self._link = link
         self._awaited: dict[str, _Awaited] = {}
         self._open: Counter[str] = Counter()
-        """Tunnels of each person, of each ``@realm``, and (the empty name) of all."""
+        """Count the tunnels of each person, of each ``@realm``, and (by the empty name) of all."""
 
     @asynccontextmanager
     async def open(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> AsyncIterator[Pipe]:
-        """A tunnel to a node, for as long as the block runs; ``wanted`` gets its id here.
+        """Open a tunnel to a node while the block runs; this method sets the id in ``wanted``.
 
-        Raises Unavailable, TimedOut, LimitReached, or what the node has against it (with the first read).
+        Raises Unavailable, TimedOut, LimitReached, or the node's refusal (with the first read).
         """
         bounds = {
             wanted.person: MAX_TUNNELS_PER_PERSON,
@@ -141,9 +141,10 @@ class Tunnels:
             del self._awaited[wanted.tunnel_id]
 
     async def serve(self, node: NodeName, context: TunnelContext) -> None:
-        """A node calls: the stream is its end of the tunnel that its first message names.
+        """Serve a call of a node: the stream is its end of the tunnel that its first message names.
 
-        Raises NotFound where nobody waits for it any more, PermissionRefused for another node's, TimedOut.
+        Raises NotFound if nobody waits for the tunnel any more, PermissionRefused for another node's,
+        TimedOut.
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -152,7 +153,7 @@ class Tunnels:
             raise TimedOut("a tunnel that did not say which one it is") from None
         if not isinstance(opening, link_pb2.TunnelData):
             return
-        # grpcio fails to end a call where a read was given up and nothing was sent at all.
+        # grpcio fails to end a call if a read was cancelled and the server has sent nothing at all.
         await context.send_initial_metadata(())
         awaited = self._awaited.get(opening.tunnel_id)
         if awaited is None or awaited.came.done():
@@ -173,9 +174,9 @@ OpenPipe = Callable[[], AbstractAsyncContextManager[Pipe]]
 
 
 async def splice(context: UserContext, pipe: Pipe, *, outlives_calls: bool = False) -> None:
-    """Pass messages on until the node's call ends. Raises Unavailable where the node did not say the end.
+    """Pass messages on until the node's call ends. Raises Unavailable if the node sent no end.
 
-    ``outlives_calls``: the end of the user's call is not the end of what the user sends.
+    With ``outlives_calls`` the user's data may continue in another call after this call ends.
     """
     upwards = asyncio.create_task(_upwards(context, pipe, outlives_calls=outlives_calls))
     has_ended = False
@@ -212,7 +213,7 @@ def _data(chunk: jobs_pb2.TunnelChunk) -> link_pb2.TunnelData:
 
 
 class GateThrough(EngineSocket):
-    """A node's gate as a Docker engine, each connection through a tunnel of its own."""
+    """Provide a node's gate as a Docker engine, with a tunnel for each connection."""
 
     def __init__(self, open_pipe: OpenPipe, name: str, tasks: TaskSet) -> None:
         super().__init__(name)
@@ -238,14 +239,14 @@ async def _run(stack: AsyncExitStack, sock: socket.socket, pipe: Pipe) -> None:
         await pipe.write(link_pb2.TunnelData(end=True) if end else frame(data))
 
     async with stack:
-        # Whoever reads the socket finds that it has ended; nobody asks this task why.
+        # The socket's reader sees that the socket ended; nobody retrieves this task's error.
         with sock, contextlib.suppress(GpushareError):
             await pump(sock, receive, send)
 
 
 @asynccontextmanager
 async def gate_through(open_pipe: OpenPipe, name: str) -> AsyncIterator[EngineSocket]:
-    """The same, for as long as the block runs."""
+    """Provide the gate while the block runs."""
     tasks = TaskSet()
     try:
         yield GateThrough(open_pipe, name, tasks)
@@ -255,7 +256,7 @@ async def gate_through(open_pipe: OpenPipe, name: str) -> AsyncIterator[EngineSo
 
 
 class JobStreams:
-    """Whoever calls has found the job, which means that its caller may see it."""
+    """Serve streams of a job. The caller of this class has checked that the user may see the job."""
 
     def __init__(self, tunnels: Tunnels) -> None:
         self._tunnels = tunnels
@@ -275,7 +276,7 @@ class JobStreams:
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
         """Yield the logs from the beginning, or the last ``tail`` lines.
 
-        Raise StateConflict or Unavailable.
+        Raises StateConflict or Unavailable.
         """
         place = output_of(job, message.rank, message.attempt)
         async with gate_through(lambda: self._open(place, owner), f"node {place.node}") as gate:

@@ -1,4 +1,4 @@
-"""``Join``: how a machine gets the certificate of a node, and how a node gets its next one."""
+"""Serve ``Join``: give a machine its first certificate of a node, and a node its next one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpushared.storage.audit.line import NOBODY_HERE
 
 RENEWALS = 20
 RENEWALS_PER_SECOND = 1 / 3600
-"""A node needs one in weeks. Each is a line of the ledger for ever, and is written while others wait."""
+"""A node needs a renewal in weeks. Each adds a line to the ledger for ever, and others wait for its write."""
 
 
 class JoinService(pool_pb2_grpc.JoinServicer):
-    """On both ports; ``Renew`` finds a certificate only on the nodes'."""
+    """Serve both ports; ``Renew`` finds a certificate only on the nodes' port."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
     async def GetTrust(  # noqa: N802 - gRPC's name
         self, request: pool_pb2.GetTrustRequest, context: Context[Any, Any]
     ) -> pool_pb2.Trust:
-        """Nothing of it is secret, and nobody believes it without the digest in a token."""
+        """Return the anchors. They are no secret, and a joining machine checks them by its token's digest."""
         try:
             self._rates.spend(host_of(context.peer()))
         except GpushareError as error:

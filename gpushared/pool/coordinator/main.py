@@ -1,4 +1,4 @@
-"""The command ``gpushared-pool``: serve as the coordinator of a pool."""
+"""Provide the command ``gpushared-pool``, which serves as the coordinator of a pool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEYS = {
     "state_dir": "coordinator.state_dir",
     "log_level": "log.level",
 }
-"""Flags as configuration keys."""
+"""Map flags to configuration keys."""
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -75,7 +75,7 @@ def main(
     "--prefix", type=click.Path(path_type=Path), default=Path("/"), help="Install below this folder."
 )
 def install(prefix: Path) -> None:
-    """Put the systemd unit, the daemon's user and the command in place and say what was done."""
+    """Install the systemd unit, the daemon's user and the command, and print each step."""
     from gpushared.cli.completion import command_files
     from gpushared.daemon.install import Package, install_package
 
@@ -89,12 +89,12 @@ def install(prefix: Path) -> None:
 
 
 def read_config(path: Path | None, flags: Mapping[str, str]) -> CoordinatorConfig:
-    """The configuration as it is now; a file that was named must exist."""
+    """Return the present configuration; a file named on the command line must exist."""
     return load_pool(path or POOL.path, environ=os.environ, flags=flags, must_exist=path is not None)
 
 
 def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> int:
-    """Run the daemon; its exit code."""
+    """Run the daemon, and return its exit code."""
     try:
         refuse_root(allowed=allow_root)
         config = read_config(path, flags)
@@ -109,7 +109,7 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
 
 
 def checked(path: Path | None, flags: Mapping[str, str]) -> int:
-    """Check the configuration and return the exit code."""
+    """Check the configuration, and return the exit code."""
     try:
         people_of(read_config(path, flags).users)
     except GpushareError as error:
@@ -119,9 +119,9 @@ def checked(path: Path | None, flags: Mapping[str, str]) -> int:
 
 
 def refuse_root(*, allowed: bool) -> None:
-    """Refuse to run as root: the coordinator reads what the network sends and needs no right.
+    """Refuse to run as root: the coordinator parses network data and needs no privilege.
 
-    Raise ConfigError.
+    Raises ConfigError.
     """
     if os.geteuid() == 0 and not allowed:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The coordinator's end of the nodes' links: who may connect, one live stream a node, and what goes down.
+"""Serve the coordinator's end of the nodes' links: admit nodes, keep one stream a node, send messages.
 
-A stream says nothing durable by itself. What goes down may be lost, and is said again at the next registration; what
-came up is durable before it is answered.
+A stream keeps nothing durable by itself. Messages to a node may be lost, and the next registration repeats
+them. The coordinator answers a node's message only after the message's effect is durable.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ log = logging.getLogger(__name__)
 
 DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
-"""Refusals of so many are remembered, so as not to log them again and again."""
+"""Remember the refusals of this many callers, so that the log shows each only once."""
 
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
 
 class TunnelStreams(Protocol):
-    """Takes the streams that nodes open because they were asked to with OpenTunnel."""
+    """Serve the streams that nodes open after OpenTunnel."""
 
     async def serve(self, node: NodeName, context: TunnelContext) -> None: ...
 
 
 class LinkService(link_pb2_grpc.NodeLinkServicer):
-    """Serves NodeLink. ``tunnels`` may be set later; until then nodes are told that there are none."""
+    """Serve NodeLink. ``tunnels`` may be set later; until then nodes receive a refusal."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         registrations: Registrations | None = None,
         audit: CallAudit | None = None,
     ) -> None:
-        """``beat``: how many seconds are between the beats of each of so many nodes."""
+        """``beat`` returns the seconds between a node's heartbeats for this many nodes."""
         self.tunnels = tunnels
         self._machine = machine
         self._guard = guard
@@ -114,35 +114,38 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 assert_never(instruction)
 
     def tell(self, node: NodeName, order: Order) -> None:
-        """An order; lost where the node is not connected, and in place of the same one that waits."""
+        """Queue an order in place of an equal one that waits. Drop the order if the node is not connected."""
         stream = self._streams.get(node)
         if isinstance(order, GiveBack) and stream is not None and codec.GIVE_BACK not in stream.capabilities:
-            return  # an older node ends it when its time to be claimed is over
+            return  # an older node ends the job when the time to claim it is over
         if stream is not None:
             stream.put((type(order), order.key), lambda: link_pb2.Down(order=codec.order_bytes(order)))
 
     def tell_origin(self, job: JobId) -> None:
-        """Tell the node through which the job came in how the job stands."""
+        """Send the job's state to the node through which the job was submitted."""
         origin = self._origins.origin_of(job)
         if origin != HERE and (stream := self._streams.get(origin)) is not None:
             stream.update(job)
 
     def tell_drain(self, node: NodeName) -> None:
-        """Tell the node if it is drained now, and why."""
+        """Send the node's drain state and its reason to the node."""
         if (stream := self._streams.get(node)) is not None:
             stream.put(link_pb2.DrainNotice, lambda: self._drain_notice(node))
 
     def tell_trust(self, trust: link_pb2.NewTrust) -> None:
-        """Tell all connected nodes which anchors to trust from now on.
+        """Send the anchors to trust from now on to all connected nodes.
 
-        The others hear it at their next registration.
+        The other nodes receive the anchors at their next registration.
         """
         for stream in self._streams.values():
             if codec.TRUST in stream.capabilities:
                 stream.tell_trust(trust)
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
-        """Ask a node to call ``Serve``. Raises Unavailable where it is not connected, StateConflict."""
+        """Request a node to call ``Serve``.
+
+        Raises Unavailable if the node is not connected, StateConflict.
+        """
         stream = self._streams.get(node)
         if stream is None:
             raise Unavailable(
@@ -155,13 +158,13 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         stream.put(subject, lambda: link_pb2.Down(tunnel=tunnel))
 
     def drop(self, node: NodeName, why: GpushareError) -> None:
-        """End a node's stream: it was forgotten, or its certificate revoked."""
+        """End the stream of a node that was forgotten or whose certificate was revoked."""
         self._troubles.cleared(_claim_of(node))
         if (stream := self._streams.get(node)) is not None:
             stream.end(why)
 
     def renew(self) -> None:
-        """End all streams because the epoch rose; at their next registration all hear of it."""
+        """End all streams because the epoch rose; each node receives it at its next registration."""
         for stream in self._streams.values():
             stream.end(Unavailable("this coordinator leads with a new epoch", hint="dialled again by itself"))
 
@@ -169,7 +172,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         return frozenset(self._streams)
 
     async def close(self) -> None:
-        """Tell all nodes that this coordinator ends; they come back by themselves."""
+        """End all streams because this coordinator ends; the nodes dial again by themselves."""
         self._closed = True
         for stream in self._streams.values():
             stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
@@ -180,7 +183,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     async def Connect(  # type: ignore[override]  # noqa: N802 - gRPC's name
         self, _requests: object, context: Context
     ) -> None:
-        """The stubs know only generators; a stream may as well be written to (``context.write``)."""
+        """Serve a link. The stubs know only generators; a stream also offers ``context.write``."""
         node = NodeName("")
         try:
             node = self._guard.node_of(context.auth_context())
@@ -193,7 +196,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
         self, _requests: object, context: TunnelContext
     ) -> None:
-        """A tunnel's bytes; who may open one is who may connect."""
+        """Serve a tunnel's bytes; every node that may connect may open one."""
         try:
             node = self._guard.node_of(context.auth_context())
             self._check_member(node)
@@ -204,7 +207,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             await abort(context, error)
 
     def _check_member(self, node: NodeName) -> None:
-        """Raises PermissionRefused."""
+        """Raises PermissionRefused if the node is no member."""
         member = self._machine.state.members.get(node)
         if member is None or member.forgotten_at is not None:
             known = "was forgotten by" if member is not None else "is not enrolled in"
@@ -215,7 +218,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
 
     async def _meet(self, node: NodeName, context: Context) -> NodeStream:
-        """Hear a node's registration, have the machine take it, and keep nothing of it but the stream.
+        """Read a node's registration, send it to the machine, and keep only the stream.
 
         Raises RequestError, StateConflict, PermissionRefused, TimedOut, LimitReached.
         """
@@ -233,14 +236,14 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         return stream
 
     async def _hand_on(self, event: NodeRegistered, stream: NodeStream) -> None:
-        """Give the registration to the machine.
+        """Send the registration to the machine.
 
         Its orders wait in the mailbox, so that the welcome is the first message.
         """
         await self._machine.send(event)
         if stream.ended is not None:
-            # The welcome must not go out with the epoch that just rose for this registration: the node would name
-            # that epoch in its next registration, as one that it has from another coordinator, and so on for ever.
+            # The welcome must not carry the epoch that just rose for this registration. The node would name
+            # that epoch in its next registration, as an epoch of another coordinator, and so on for ever.
             raise stream.ended
 
     def _free_of_shares(self, registration: link_pb2.Hello, stream: NodeStream) -> None:
@@ -248,7 +251,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             stream.put(link_pb2.Allowance, lambda: link_pb2.Down(allowance=allowance))
 
     def _heard(self, node: NodeName, read: RegistrationRead) -> NodeRegistered:
-        """Return the machine's event for a registration. Raise RequestError, StateConflict or PermissionRefused."""
+        """Return the machine's event for a registration.
+
+        Raises RequestError, StateConflict or PermissionRefused.
+        """
         registration = read.message
         if registration.node != node:
             raise PermissionRefused(
@@ -267,7 +273,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         )
 
     def _check_epoch(self, node: NodeName, registration: link_pb2.Hello) -> None:
-        """Raises RequestError. More than ours makes the pool recover, so the log says whose word that is."""
+        """Check the epoch, and log a node that has seen a newer one: the pool then recovers.
+
+        Raises RequestError.
+        """
         ours, revision = self._machine.state.epoch, self._machine.revision
         codec.check_epoch(registration.seen_epoch, ours)
         if registration.seen_epoch > ours or registration.seen_revision > revision:
@@ -277,9 +286,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )  # fmt: skip
 
     def _in_its_name(self, report: Report) -> Report:
-        """A report whose job's owner is whom the pool knows by that name, whatever the node says of them.
+        """Replace the owner of a report's job by the person whom the pool knows under that name.
 
-        Of a job that has another's id no more is believed than that there is an attempt.
+        If no person can have the name, keep only the fact that the attempt exists.
         """
         if report.spec is None:
             return report
@@ -317,7 +326,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             self._part(stream.node)
 
     def _replace(self, stream: NodeStream, context: Context) -> None:
-        """The newer one counts: the older may be a half-open remainder that nobody reads any more."""
+        """Replace the older stream, which may be a half-open remainder without a reader."""
         older = self._streams.get(stream.node)
         self._streams[stream.node] = stream
         if older is not None:
@@ -350,7 +359,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         return link_pb2.Down(drain=link_pb2.DrainNotice(reason=member.drain_reason, by=member.drained_by))
 
     def _part(self, node: NodeName) -> None:
-        """A task of its own, because the call that ends is being cancelled."""
+        """Report the end of the stream in a separate task, because the call that ends is being cancelled."""
         if self._closed:
             return
         self._partings.start(self._disconnected(node))
@@ -369,7 +378,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 return
 
     def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
-        """Log a node's refusal once, until its reason changes: nodes come back all the time."""
+        """Log a node's refusal once, until its reason changes: nodes dial again all the time."""
         if isinstance(error, ClaimRefused):
             self._troubles.raised(_claim_of(node), str(error))
         who, host = node or host_of(context.peer()), host_of(context.peer())
@@ -382,5 +391,5 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
 
 def _claim_of(node: NodeName) -> str:
-    """The trouble of a node that says too often that it has seen more of the pool."""
+    """Return the name of the trouble of a node that too often claims to have seen a newer pool."""
     return f"claim-{node}"

@@ -1,4 +1,4 @@
-"""One node's live stream, as the coordinator holds it: what comes up is handled, what is to go down waits."""
+"""Hold one node's live stream on the coordinator: handle its messages, and queue messages to the node."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[link_pb2.Up, link_pb2.Down]
 
 MAX_WAITING = 32_768
-"""This many subjects may wait to be sent to one node."""
+"""Bound the subjects that wait to be sent to one node."""
 BUSY = 1024
-"""With this many subjects waiting, nothing more is read from a node until it has read some of them."""
+"""With this many waiting subjects, read nothing more from a node until the node has read some of them."""
 IN_WORK = 32
-"""This many of a node's messages are handled at a time."""
+"""Handle at most this many of a node's messages at a time."""
 _JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
 LINGER_SECONDS = 5.0
 SILENCE_SECONDS = 40.0
-"""A stream whose connection lives is given up when nothing was heard for so long, but not before three beats:
-the node's gRPC answers pings also where its daemon hangs."""
+"""Give up a stream after this silence, though its connection lives, but not before three heartbeats: the
+node's gRPC answers pings also if its daemon hangs."""
 LOOKS = 4
-"""Within that time it is looked so often, so that a pause of ours is not taken for one of the node's."""
+"""Check this often within that time, so that a pause of this process does not count as the node's silence."""
 MAX_GRACE_SECONDS = 24 * 3600
 
 
 class Book(Protocol):
-    """Give links the part of the machine's state that they look at."""
+    """Give links the part of the machine's state that they read."""
 
     @property
     def members(self) -> Mapping[NodeName, Member]: ...
@@ -66,7 +66,7 @@ class Book(Protocol):
 
 
 class StreamLoop(Protocol):
-    """The coordinator's loop."""
+    """Provide the coordinator's loop."""
 
     @property
     def state(self) -> Book: ...
@@ -76,55 +76,58 @@ class StreamLoop(Protocol):
         ...
 
     async def send(self, event: PoolEvent) -> Job | None:
-        """Comes back when what the event changed is durable. Errors are those of the tree."""
+        """Apply the event, and return when its changes are durable. Raises errors of the tree."""
         ...
 
 
 class LinkGuardPort(Protocol):
-    """Tell which node is at the other end, and for which users the node may speak."""
+    """Identify the node at the other end, and the users that the node may assert."""
 
     @property
     def pool(self) -> str: ...
 
     def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
-        """The node whose certificate this is (gRPC's ``auth_context``).
+        """Return the node of this certificate (gRPC's ``auth_context``).
 
-        Raises PermissionRefused: of another pool, revoked, no node's.
+        Raises PermissionRefused for a certificate of another pool, a revoked one, or one that is no node's.
         """
         ...
 
     def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
-        """The user for whom a node vouches. Raises PermissionRefused."""
+        """Return the user whom a node asserts. Raises PermissionRefused."""
         ...
 
     def owner_named(self, principal: str) -> Owner:
-        """Return the owner that a principal names, never an admin. Raise RequestError if it can be nobody."""
+        """Return the owner that a principal names, never an admin.
+
+        Raises RequestError if it can be nobody.
+        """
         ...
 
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
-        """Return the anchors that a node is to trust from now on, or None if it has the newest already."""
+        """Return the anchors that a node must trust from now on, or None if the node has the newest."""
         ...
 
 
 class Origins(Protocol):
-    """Jobs, as the nodes through which they came in are told of them."""
+    """Find jobs for the nodes through which they were submitted."""
 
     def origin_of(self, job: JobId) -> NodeName:
-        """HERE for none."""
+        """Return the node through which the job was submitted, or HERE."""
         ...
 
     def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
-        """Return how the job stands now, or None if the job is no longer known."""
+        """Return the job's current state, or None if the job is no longer known."""
         ...
 
 
 def usual_beat(nodes: int) -> float:
-    """Return the seconds between beats for this many nodes, by the rules without configuration."""
+    """Return the seconds between heartbeats for this many nodes, by the rules without configuration."""
     return beat_seconds(nodes, PoolRules())
 
 
 class NodeStream:
-    """A stream that was welcomed. ``talk`` lasts as long as it does."""
+    """Run a stream that was welcomed. ``talk`` lasts as long as the stream."""
 
     def __init__(
         self,
@@ -154,7 +157,7 @@ class NodeStream:
         self._work = TaskSet(f"node={node} a message was not handled")
 
     def end(self, why: GpushareError) -> None:
-        """Close it from this side; the node is told why."""
+        """Close the stream from this side, and send the node the reason."""
         if not self._why.done():
             self._why.set_result(why)
 
@@ -164,12 +167,18 @@ class NodeStream:
         return self._why.result() if self._why.done() else None
 
     def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
-        """Have it sent. Where the node reads too slowly for it, the stream ends: its next registration tells all."""
+        """Queue a message.
+
+        If the node reads too slowly, end the stream: the next registration repeats all.
+        """
         if not self.mailbox.put(subject, word):
             self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
 
     async def talk(self, context: Context) -> GpushareError | None:
-        """Read and write until either side ends it; why, where it was this side, and the node was told."""
+        """Read and write until either side ends the stream.
+
+        If this side ended it, send the node the reason, and return the reason.
+        """
         works = (self._read(context), self._write(context), self._watch())
         ways = [asyncio.create_task(work) for work in works]
         ends: list[asyncio.Future[Any]] = [*ways, self._why]
@@ -189,7 +198,10 @@ class NodeStream:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _part(self, context: Context, why: GpushareError) -> None:
-        """Only one write may be under way, and a node that does not read holds it up for ever."""
+        """Send the refusal once no other write is under way.
+
+        A node that does not read blocks a write for ever.
+        """
         try:
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._idle.wait()
@@ -207,7 +219,7 @@ class NodeStream:
             self._idle.set()
 
     def update(self, job: JobId) -> None:
-        """Tell how a job stands that came in through this node."""
+        """Queue the state of a job that was submitted through this node."""
         self.put((link_pb2.JobUpdate, job), lambda: self._update(job))
 
     def _update(self, job: JobId) -> link_pb2.Down | None:
@@ -231,7 +243,7 @@ class NodeStream:
             self._messages += 1
 
     async def _watch(self) -> None:
-        """Until nothing was heard for too long, though it was listened for."""
+        """End the stream once nothing came for too long while this process was reading."""
         missed, silence = 0, SILENCE_SECONDS
         while missed < LOOKS:
             silence = max(SILENCE_SECONDS, 3 * self._beat_seconds(len(self._machine.state.members)))
@@ -252,7 +264,7 @@ class NodeStream:
             case "beat":
                 await self._beat(message.beat)
             case "report":
-                # Only a registration makes jobs known that were not, and says whose they are.
+                # Only a registration may introduce unknown jobs and their owners.
                 report = replace(codec.read_report(message.report), spec=None, request=None)
                 await self._deliver(AttemptReported(self.node, report))
             case "stale":
@@ -271,7 +283,7 @@ class NodeStream:
                 log.debug("node=%s said %s, which this version does not know", self.node, other)
 
     async def _beat(self, beat: link_pb2.Beat) -> None:
-        """Acknowledged only once the machine knows of it: the node counts on that."""
+        """Acknowledge a heartbeat only once the machine has it: the node relies on that."""
         inventory = codec.read_inventory(beat.inventory) if beat.inventory else None
         free = codec.read_free(beat.free) if beat.free else None
         await self._machine.send(NodeHeartbeat(self.node, inventory, free))
@@ -284,7 +296,7 @@ class NodeStream:
         )
 
     async def _deliver(self, event: PoolEvent) -> None:
-        """Send the event until the store has it: a node says it only once in the life of a stream."""
+        """Send the event until the store has it: a node sends it only once in a stream."""
         await send_until_taken(self._machine.send, event, f"node {self.node}")
 
     async def _job(self, asked: link_pb2.OutboxJob) -> None:
@@ -331,7 +343,7 @@ class NodeStream:
         await self._machine.send(ClientGone(job, owner))
 
     def _asker(self, owner: Owner | None) -> Asker:
-        """None: nobody for whom the node may speak."""
+        """Return the name for the audit. ``owner`` is None if the node may not assert the user."""
         user = f"node {self.node}" if owner is None else owner.principal
         return Asker(NOBODY_HERE, user, note=f"by node {self.node}")
 
@@ -348,16 +360,16 @@ class NodeStream:
             self.tell_trust(trust)
 
     def tell_trust(self, trust: link_pb2.NewTrust) -> None:
-        """Once the same: until a node has renewed its certificate, it is always behind."""
+        """Queue the anchors, each state once: a node stays behind until it has renewed its certificate."""
         if self._trust != (trust.generation, trust.renew_now):
             self._trust = (trust.generation, trust.renew_now)
             self.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
 
 
 async def refuse(context: Context, why: GpushareError) -> None:
-    """Say why the call ends, and give the node a moment to hang up.
+    """Send the reason for the end of the call, and give the node a moment to hang up.
 
-    A call that ends while its client still writes shows it the end, and not what was said before.
+    A call that ends while its client still writes shows the client only the end, without the last message.
     """
     await context.write(link_pb2.Down(refuse=codec.refusal(why)))
     await asyncio.sleep(LINGER_SECONDS)

@@ -1,7 +1,8 @@
-"""Reading what nodes say first, which can be long, and may be meant to be too much.
+"""Read the first messages of nodes, their registrations, which can be long, also on purpose.
 
-Whoever has taken over a node can register without end. So each node says a few at a time, and no more in a
-while than one whose link is bad would; few long ones are held in memory at once; and each has its time.
+An attacker with a node's certificate can register without end. Each node therefore registers only a few times
+at once, and in a while no more often than over a bad link. Only few long registrations are in memory at once,
+and each has a time limit.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from gpushared.pool.link import codec
 
 @dataclass(frozen=True, slots=True)
 class RegistrationBounds:
-    """Seconds: ``message`` for each message, ``whole`` for all of a registration.
+    """Bound registrations. ``message`` and ``whole`` bound the seconds for each message and for all of them.
 
-    ``most_bytes``: of its reports. Of those that have more than ``long_bytes``, ``long_at_once`` are read at
-    a time. ``at_once``: registrations of one node; an older one may be half-open and not know it yet. ``burst`` of
-    them come in a row, and then ``per_second``. Of all that a registration tells of its jobs ``specs`` are kept,
-    with ``spec_bytes``.
+    ``most_bytes`` bounds the bytes of the reports. Of registrations above ``long_bytes``, ``long_at_once``
+    are read at a time. ``at_once`` bounds one node's registrations at a time; an older one may be half-open
+    without knowing it. ``burst`` of them may come in a row, and then ``per_second``. The coordinator keeps at
+    most ``specs`` job specs of a registration, with ``spec_bytes`` bytes.
     """
 
     message: float = 30.0
@@ -48,7 +49,7 @@ class RegistrationBounds:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRead:
-    """All of it."""
+    """Hold a whole registration."""
 
     message: link_pb2.Hello
     reports: tuple[Report, ...]
@@ -65,7 +66,7 @@ class _Share:
         self._specs, self._bytes = 0, 0
 
     def kept(self, report: Report) -> Report:
-        """The report, without what it says of its job where there is too much of that."""
+        """Return the report, without its job's spec and request once the bound is reached."""
         if report.spec is None and report.request is None:
             return report
         self._specs += 1
@@ -77,7 +78,7 @@ class _Share:
 
 
 class Registrations:
-    """Reads them; ``now`` is a clock that only goes forward."""
+    """Read registrations. ``now`` returns a clock that only goes forward."""
 
     def __init__(
         self, bounds: RegistrationBounds | None = None, *, now: Callable[[], float] = time.monotonic
@@ -97,7 +98,7 @@ class Registrations:
 
     @asynccontextmanager
     async def of(self, node: NodeName, context: Context) -> AsyncIterator[RegistrationRead]:
-        """A registration, which counts as being read while the block runs.
+        """Read a registration, and count it as being read while the block runs.
 
         Raises RequestError, TimedOut, LimitReached.
         """
@@ -126,7 +127,7 @@ class Registrations:
             raise TimedOut(f"a registration took longer than {self._bounds.whole:.0f} s") from None
 
     async def _next(self, context: Context) -> link_pb2.Up:
-        """The next message of a registration. Raises TimedOut, RequestError."""
+        """Return the next message of a registration. Raises TimedOut, RequestError."""
         try:
             async with asyncio.timeout(self._bounds.message):
                 message = await context.read()
@@ -140,7 +141,7 @@ class Registrations:
     async def _reports(
         self, node: NodeName, registration: link_pb2.Hello, context: Context, stack: AsyncExitStack
     ) -> tuple[Report, ...]:
-        """All reports of a registration; those that follow it too."""
+        """Return the registration's reports, with the reports that follow the registration."""
         share = _Share(self._bounds)
         reports = [share.kept(codec.read_report(data)) for data in registration.reports]
         size, is_long = 0, False
@@ -156,7 +157,7 @@ class Registrations:
         return tuple(reports)
 
     async def _wait_for_room(self, node: NodeName, stack: AsyncExitStack) -> None:
-        """Until it is its turn to be held in memory. Raises LimitReached while another of the node is."""
+        """Wait for room in memory. Raises LimitReached while the node has another long registration."""
         if node in self._long_of:
             raise LimitReached(f"another long registration of node {node} is being read")
         self._long_of.add(node)

@@ -33,16 +33,16 @@ class Listener(StrEnum):
     """Name the listeners at which a call may come in."""
 
     NODES = "nodes"
-    """TLS; each connection has a node's certificate."""
+    """This listener uses TLS; each connection has a node's certificate."""
     USERS = "users"
-    """TLS; nobody has one."""
+    """This listener uses TLS; no connection has a certificate."""
     LOCAL = "local"
-    """The unix socket, for administrators."""
+    """This listener is the unix socket, for administrators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One gRPC service. ``calls``: those of its unary calls that the unix socket answers as JSON, too."""
+    """Describe a gRPC service. ``calls`` are the unary calls that the unix socket answers also as JSON."""
 
     name: str
     listeners: frozenset[Listener]
@@ -52,7 +52,7 @@ class Service:
 
 @dataclass(slots=True)
 class CoordinatorParts:
-    """Everything that services need. ``config`` gives the newest configuration."""
+    """Hold the parts that services need. ``config`` returns the newest configuration."""
 
     config: Callable[[], CoordinatorConfig]
     loop: PoolLoop
@@ -62,12 +62,12 @@ class CoordinatorParts:
     troubles: Troubles
     audit: AuditLog
     of_calls: CallAudit
-    """Calls that the audit is to know are told here."""
+    """This audit receives the calls that it must record."""
     nodes_port: Callable[[], int]
 
 
 Room = Callable[[CoordinatorParts], Sequence[Service]]
-"""Makes the services of one part of the program."""
+"""Return the services of one part of the program."""
 
 
 def unary_service(
@@ -76,7 +76,7 @@ def unary_service(
     callers: Callers,
     listeners: frozenset[Listener],
 ) -> Service:
-    """``handlers`` by the names of the calls; those that have none are answered ``unimplemented``."""
+    """Serve the calls in ``handlers`` by name; the service answers other calls with ``unimplemented``."""
     methods = {name: descriptor.methods_by_name[name] for name in handlers}
     served = {
         name: _served(f"{descriptor.name}/{name}", methods[name], handler, callers)
@@ -106,7 +106,7 @@ def _served(
 
 
 def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
-    async def call(message: Any, caller: Caller) -> Message:  # one of the descriptor's
+    async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
         return await handler(message, callers.local(caller))
 
     return call

@@ -40,10 +40,10 @@ from gpushared.storage.audit.line import NOBODY_HERE
 
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 _FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
-"""A client at a node's gate can do everything that these scopes permit, with all containers of the
-account."""
+"""A client at a node's gate can do everything that these scopes permit, with all containers of the account.
+"""
 FIRST_SECONDS = 30.0
-"""A tunnel may be open this long before its first message says where it leads."""
+"""A tunnel may be open this long before its first message names its job."""
 NOTICED = 5
 """A notice names at most this many nodes."""
 _Asked = TypeVar("_Asked", bound=Message)
@@ -52,25 +52,25 @@ EVERYWHERE = frozenset(Listener)
 BY_TLS = frozenset({Listener.NODES, Listener.USERS})
 _LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
 STOP_SECONDS = 2.0
-"""How long calls that are under way may take at the end."""
+"""Give open calls this long at the end."""
 MAX_CALLS_OF_A_NODE = 8192
-"""All users of a node, with their tunnels and whatever they wait for, come over one connection; the node
-holds each of them to less."""
+"""All users of a node share one connection for their tunnels and waiting calls; the node bounds each of its
+users to less."""
 _MOST = "grpc.max_concurrent_streams"
 _MOST_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 _HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)
-"""Who connects and says nothing is in nobody's way for longer (120 s without this)."""
+"""Bound the time in which a silent new connection can block others (120 s without this)."""
 _IDLE = ("grpc.max_connection_idle_ms", 30_000)
-"""So long a connection stays on which nothing is called. Clients connect again when they call."""
+"""Keep a connection without calls this long. Clients connect again when they call."""
 _FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
-"""Else the window of each stream grows with what one of them passes, and a call that waits for its turn may
-have sent megabytes. Nodes, which pass much and are known, keep windows that grow."""
+"""Without this the window of each stream grows with the data of any one of them, and a call that waits for
+its turn may have sent megabytes. Nodes, which pass much data and are known, keep windows that grow."""
 _OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _IDLE, _FIXED_WINDOW]
 _OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
 def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
-    """The unary calls, and the streams that have no JSON."""
+    """Return the service of jobs: the unary calls, and the streams that have no JSON."""
     tunnels = Tunnels(lambda: coordinator.link)
     coordinator.link.tunnels = tunnels
     room = _Room(coordinator, JobStreams(tunnels))
@@ -183,7 +183,7 @@ class _Room:
             yield chunk
 
     async def _tunnel(self, _: object, context: Context[Any, Any]) -> None:
-        """Written to and read from by hand, because both ways end by themselves."""
+        """Serve a tunnel with explicit reads and writes, because each direction ends by itself."""
         caller: PoolCaller | None = None
         first: object = None
         try:
@@ -202,7 +202,7 @@ class _Room:
 
 
 async def _first_message(context: Context[Any, Any]) -> object:
-    """Read what a stream begins with. Raises TimedOut."""
+    """Read the first message of a stream. Raises TimedOut."""
     try:
         async with asyncio.timeout(FIRST_SECONDS):
             return await context.read()
@@ -211,7 +211,7 @@ async def _first_message(context: Context[Any, Any]) -> object:
 
 
 def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:
-    """The call for those who may."""
+    """Return a handler that makes the call if the caller has the scope."""
 
     async def handler(message: Any, caller: PoolCaller) -> Message:
         caller.require(scope)
@@ -277,7 +277,7 @@ def link_services(coordinator: CoordinatorParts) -> Sequence[Service]:
 
 
 def link_handlers(link: LinkService) -> grpc.GenericRpcHandler:
-    """Its calls, the tunnels' with a reader of their own."""
+    """Return the handlers of the link's calls; tunnels have their own serializer."""
     return grpc.method_handlers_generic_handler(
         _LINK,
         {
@@ -292,9 +292,9 @@ def link_handlers(link: LinkService) -> grpc.GenericRpcHandler:
 
 
 class _HealthOnce(health.aio.HealthServicer):
-    """Answers once. A stream of answers would be open to strangers for as long as they like.
+    """Answer health checks once. A stream of answers could stay open to strangers without limit.
 
-    Clients take UNIMPLEMENTED for a server that does not tell changes, and go on (gRPC's health protocol).
+    Clients take UNIMPLEMENTED for a server that does not report changes, and go on (gRPC's health protocol).
     """
 
     async def Watch(  # noqa: N802 - gRPC's name
@@ -304,7 +304,7 @@ class _HealthOnce(health.aio.HealthServicer):
 
 
 class ListenerServer:
-    """One gRPC server. Its port is known once it is bound, and only then does it take calls."""
+    """Run one gRPC server. Its port is known once bound; only then the server accepts calls."""
 
     def __init__(
         self,
@@ -314,9 +314,11 @@ class ListenerServer:
         intake: Intake | None = None,
         max_connections: int = 0,
     ) -> None:
-        """Binds. ``intake``: before all services. Raises ConfigError where the address is not to be had.
+        """Bind the port. ``intake`` runs before all services.
 
-        ``max_connections``: more are closed as soon as they are accepted; 0 = no bound.
+        Raises ConfigError if the address is not available.
+
+        The server closes connections beyond ``max_connections`` as soon as it accepts them; 0 means no bound.
         """
         self._door = door
         options = _OPTIONS_FOR_NODES if door is Listener.NODES else _OPTIONS_FOR_USERS
@@ -339,7 +341,7 @@ class ListenerServer:
 
     @asynccontextmanager
     async def serving(self, services: Sequence[Service]) -> AsyncIterator[None]:
-        """Takes calls as long as the block runs."""
+        """Accept calls as long as the block runs."""
         served = [service for service in services if self._door in service.listeners]
         for service in served:
             service.add(self._server)
@@ -351,7 +353,7 @@ class ListenerServer:
             await self._server.stop(grace=STOP_SECONDS)
 
     async def _add_health(self, names: Sequence[str]) -> None:
-        """Reflection tells what there is to call: administrators only."""
+        """Add health checks; add reflection, which lists the calls, for administrators only."""
         checker = health.aio.HealthServicer() if self._door is Listener.LOCAL else _HealthOnce()
         health_pb2_grpc.add_HealthServicer_to_server(checker, self._server)
         for name in ("", *names):

@@ -1,11 +1,12 @@
-"""Convert the records of a node's link to bytes and back, and check them against what can be true.
+"""Convert the records of a node's link to bytes and back, and check that they are possible.
 
-The two sides may be one version apart, either way. Fields that only one side knows are ignored or take their
-default. A new kind of message has a capability, and is sent only to a side that announced that capability.
+The two sides may be one version apart, either way. Each side ignores fields that only the other side knows,
+and gives missing fields their default. A new kind of message has a capability, and goes only to a side that
+announced that capability.
 
-A machine that joined may be in the wrong hands later, node and coordinator alike. So the messages of either
-pass the same bounds as the words of users, before anything is made of them. A bad text that is written down
-once would harm everybody who is shown it. ``bounds`` holds the numbers to their meaning.
+An attacker may later control a joined machine, node or coordinator alike. The messages of either therefore
+pass the same bounds as the input of users, before the receiver uses them. A bad text that is stored once
+would harm everybody who reads it. ``bounds`` checks the ranges of the numbers.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from gpushared.jobs.jobs_service import MAX_AFTER
 from gpushared.storage.records import RecordError, from_json, to_json
 
 GENERATION = 1
-"""This is the generation of the link's protocol. It is raised only if added fields do not suffice; then
-both sides speak both."""
+"""This is the generation of the link's protocol. It rises only if added fields do not suffice; then both
+sides speak both generations."""
 SPOKEN = (1,)
 _GENERATION = "link-"
 _LISTED = re.compile(rf"{_GENERATION}([0-9]{{1,9}})")
-"""Python refuses to read a number of thousands of digits."""
+"""Bound the digits: Python refuses to read a number of thousands of digits."""
 
 TUNNEL = "tunnel"
 TRUST = "trust"
@@ -55,7 +56,8 @@ GIVE_BACK = "give-back"
 CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
 
 HELLO_BYTES = 256 * 1024
-"""One message carries at most this much of a registration; more would keep the reader's event loop for too long."""
+"""Bound the reports in a registration's first message; more would block the reader's event loop for too long.
+"""
 MAX_INVENTORY_BYTES = 128 * 1024
 """The inventory is a part of its node's record in the store, so its size is bounded."""
 MAX_HOLDINGS = 65_536
@@ -64,20 +66,20 @@ MAX_AHEAD = 1_000_000
 MAX_TEXT = 256
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SUSPICIOUS = re.compile(r"\\u[dD][89a-fA-F]|\d{18}")
-"""A half of a surrogate pair, or a number that may be too long; or a text that looks like one."""
+"""Match half of a surrogate pair, a number that may be too long, or a text that looks like one."""
 
 
 class Unreadable(RequestError):
-    """The other side sent what this version cannot read, or what cannot be so."""
+    """The other side sent data that this version cannot read, or impossible data."""
 
 
 # --- capabilities --------------------------------------------------------------------------------------
 
 
 def check_generation(who: str, theirs: Iterable[str], version: str) -> None:
-    """Refuse those who speak no generation of the link that we speak. Raises StateConflict.
+    """Refuse a side without a common generation of the link. Raises StateConflict.
 
-    Who lists none at all speaks the first.
+    A side that lists no generation speaks the first.
     """
     generations = {int(listed[1]) for one in theirs if (listed := _LISTED.fullmatch(one))} or {1}
     if generations.isdisjoint(SPOKEN):
@@ -97,7 +99,7 @@ def inventory_bytes(inventory: Inventory) -> bytes:
 
 
 def read_inventory(data: bytes) -> Inventory:
-    """Raises Unreadable, for what no machine can have too."""
+    """Read an inventory. Raises Unreadable, also for impossible values."""
     if len(data) > MAX_INVENTORY_BYTES:
         raise Unreadable(f"an inventory of {len(data)} bytes")
     inventory: Inventory = _read(Inventory, data, "an inventory")
@@ -117,7 +119,7 @@ def free_bytes(free: HeartbeatReport) -> bytes:
 
 
 def read_free(data: bytes) -> HeartbeatReport:
-    """Raises Unreadable."""
+    """Read a heartbeat's report. Raises Unreadable."""
     free: HeartbeatReport = _read(HeartbeatReport, data, "what is held")
     if len(free.holdings) > MAX_HOLDINGS:
         raise Unreadable(f"{len(free.holdings)} leases on one node")
@@ -139,8 +141,8 @@ class _OlderReport:
 def without_shares(free: bytes) -> link_pb2.Allowance | None:
     """Return the message that frees a node of an older version from its shares of the pool's limits.
 
-    Such a node bounds its own leases by the shares that it was sent last, for ever. It names the revision of
-    these shares in its report, and takes a higher revision only. None for a node that has no shares.
+    Such a node bounds its own leases by the shares that it received last, for ever. It names the revision of
+    these shares in its report, and takes a higher revision only. Return None for a node that has no shares.
     """
     try:
         known = from_json(_OlderReport, free).allowed
@@ -156,7 +158,7 @@ def order_bytes(order: Order) -> bytes:
 
 
 def read_order(data: bytes) -> Order:
-    """Raises Unreadable, RequestError for what no coordinator of ours says."""
+    """Read an order. Raises Unreadable, and RequestError for an order that no coordinator sends."""
     order: Order = _read(Order, data, "an order")
     check_order(order)
     return order
@@ -167,7 +169,7 @@ def report_bytes(report: Report) -> bytes:
 
 
 def read_report(data: bytes) -> Report:
-    """Raises Unreadable, RequestError for what cannot be so."""
+    """Read a report. Raises Unreadable, and RequestError for an impossible report."""
     report: Report = _read(Report, data, "a report")
     check_report(report)
     ending = report.ending
@@ -179,19 +181,19 @@ def stale_bytes(stale: StaleEpoch) -> bytes:
 
 
 def read_stale(data: bytes) -> StaleEpoch:
-    """Raises Unreadable, RequestError for what cannot be so."""
+    """Read a refusal of a stale epoch. Raises Unreadable, and RequestError for an impossible one."""
     stale: StaleEpoch = _read(StaleEpoch, data, "an answer")
     check_key(stale.key)
     return stale
 
 
 def spec_bytes(spec: JobSpec) -> bytes:
-    """The same for the same spec, so that it can be signed by its digest."""
+    """Return the spec's bytes, always the same for the same spec, so that a digest can be signed."""
     return to_json(JobSpec, spec).encode()
 
 
 def read_spec(data: bytes) -> JobSpec:
-    """Raises Unreadable, RequestError for what no user can have asked for."""
+    """Read a spec. Raises Unreadable, and RequestError for a spec that no user can have submitted."""
     spec: JobSpec = _read(JobSpec, data, "a job")
     check_spec(spec)
     return spec
@@ -235,7 +237,7 @@ def gone_digest(job: JobId) -> bytes:
 
 
 def registration_messages(registration: link_pb2.Hello, reports: Sequence[Report]) -> Iterator[link_pb2.Up]:
-    """The registration with the first of the reports, and the others as messages that follow it."""
+    """Yield the registration with the first reports, then the other reports as messages."""
     first, size = 0, 0
     for report in reports:
         data = report_bytes(report)
@@ -258,14 +260,14 @@ def refusal(error: GpushareError) -> link_pb2.Refuse:
 
 
 def refused(code: str, message: str, hint: str) -> GpushareError:
-    """The error that the other side sent; with a code that this version does not know, it is Unavailable."""
+    """Return the error that the other side sent; a code that this version does not know gives Unavailable."""
     return kind_of_code(code, Unavailable)(message, hint=hint)
 
 
 def read_text(data: bytes) -> str:
-    """JSON as text. Raises RequestError for texts that are no UTF-8, and for numbers beyond 64 bits.
+    """Return JSON as text. Raises RequestError for texts that are no UTF-8, and for numbers beyond 64 bits.
 
-    JSON can say both, and neither can be written down or passed on.
+    JSON can encode both, and neither can be stored or passed on.
     """
     try:
         text = data.decode()
@@ -283,19 +285,19 @@ def _whole(digits: str) -> int:
 
 
 def check_epoch(theirs: int, ours: int) -> None:
-    """Raises RequestError for one that nobody can have led with: there are only so many."""
+    """Raises RequestError for an epoch that no coordinator can have reached."""
     if not 0 <= theirs <= ours + MAX_AHEAD:
         raise RequestError(f"no pool has an epoch of {theirs}")
 
 
 def check_key(key: AttemptKey) -> None:
-    """Raises RequestError."""
+    """Raises RequestError if the key is no attempt's."""
     if _JOB_ID.fullmatch(key.job) is None:
         raise RequestError(f"{shown(str(key))} is no attempt to run a job")
 
 
 def check_report(report: Report) -> None:
-    """Raises RequestError."""
+    """Raises RequestError for an impossible report."""
     check_key(report.key)
     _check_text(report.lease or "", "a lease")
     if report.spec is not None:
@@ -305,7 +307,7 @@ def check_report(report: Report) -> None:
 
 
 def check_order(order: Order) -> None:
-    """Raises RequestError."""
+    """Raises RequestError for an impossible order."""
     check_key(order.key)
     match order:
         case Place():
@@ -323,7 +325,7 @@ def check_order(order: Order) -> None:
 
 
 def check_spec(spec: JobSpec) -> None:
-    """Raises RequestError for what no user can have asked for."""
+    """Raises RequestError for a spec that no user can have submitted."""
     check_request(spec.request)
     Bounds(0, MAX_BODY_BYTES, "the size of a container's description").check(len(spec.body))
     Bounds(0, MAX_IMAGE, "the length of an image's name").check(len(spec.image))
@@ -337,7 +339,7 @@ def check_spec(spec: JobSpec) -> None:
 
 
 def check_request(request: Request) -> None:
-    """Raises RequestError."""
+    """Raises RequestError for an impossible request."""
     parts = {request.compute_permille, request.memory_permille} - {None, WHOLE_PERMILLE}
     if request.isolation is Isolation.EXCLUSIVE and parts:
         raise RequestError("exclusive means whole GPUs, not a part of one")

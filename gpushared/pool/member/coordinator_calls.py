@@ -1,4 +1,4 @@
-"""Calls of a node's users to the coordinator, each with the node's word on who asks."""
+"""Send calls of a node's users to the coordinator, each with the node's assertion of its user."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gpushared.net.call_checks import error_of
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
 
 MAX_CALLS_PER_USER = 512
-"""At a time: they share the connection with everybody else on this node."""
+"""Bound the calls of a user at a time, because all users of this node share the connection."""
 Metadata = tuple[tuple[str, bytes], ...]
 
 
 class CoordinatorCalls:
-    """The coordinator's services, ``Jobs`` unless said, over one connection that all calls share."""
+    """Call the coordinator's services, usually ``Jobs``, over one connection that all calls share."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class CoordinatorCalls:
         groups_of: Callable[[Caller], tuple[str, ...]],
         now: Callable[[], float],
     ) -> None:
-        """``channel`` is ``Dial.kept``; it and ``asserter`` raise StateConflict where there is no pool."""
+        """``channel`` is ``Dial.kept``; it and ``asserter`` raise StateConflict if the node is in no pool."""
         self._channel = channel
         self._asserter = asserter
         self._principal_of = principal_of
@@ -49,7 +49,10 @@ class CoordinatorCalls:
         *,
         stub: Callable[[grpc.aio.Channel], Any] = jobs_pb2_grpc.JobsStub,
     ) -> Any:
-        """A unary call by its name. Raises Unavailable, TimedOut, LimitReached, what the coordinator says."""
+        """Send a unary call by its name.
+
+        Raises Unavailable, TimedOut, LimitReached, and errors that the coordinator answers.
+        """
         with self._counted(caller):
             channel = await self._channel()
             call = getattr(stub(channel), name)
@@ -59,7 +62,10 @@ class CoordinatorCalls:
                 raise error_of(error, "the pool's coordinator") from error
 
     async def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
-        """The messages of a call that streams its answer, while somebody reads. Raises as ``call``."""
+        """Yield the messages of a call that streams its answer, while the caller reads.
+
+        Raises as ``call``.
+        """
         with self._counted(caller):
             stub = jobs_pb2_grpc.JobsStub(await self._channel())
             call = getattr(stub, name)(message, metadata=self.word(message, caller))
@@ -73,7 +79,7 @@ class CoordinatorCalls:
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
-        """Raises LimitReached."""
+        """Count the caller's open calls. Raises LimitReached."""
         if self._open[caller.uid] >= MAX_CALLS_PER_USER:
             raise LimitReached(
                 f"{caller.name} waits for {MAX_CALLS_PER_USER} answers of the pool already",
@@ -88,7 +94,7 @@ class CoordinatorCalls:
                 del self._open[caller.uid]
 
     def word(self, message: Message, caller: Caller) -> Metadata:
-        """The metadata of a call whose first message this is, once."""
+        """Sign the metadata for one call with this first message."""
         signed = self._asserter().sign(
             self._principal_of(caller), self._groups_of(caller), request_digest(message), self._now()
         )

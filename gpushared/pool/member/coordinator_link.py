@@ -1,6 +1,6 @@
-"""The node's end of the link to its coordinator: dials, registers, and comes back when the link is lost.
+"""Keep the node's end of the link to its coordinator: dial, register, and dial again when the link is lost.
 
-Whatever state it is in, the node goes on by itself: nothing here is waited for by anything local.
+The node continues without the link: nothing local waits for this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PASSING = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """For people. Times are epoch seconds; ``connected_since`` None while there is no link."""
+    """Describe the link for people. Times are epoch seconds; ``connected_since`` is None without a link."""
 
     pool: str
     address: str
@@ -51,21 +51,21 @@ class LinkState:
     last_error: str = ""
     """The text includes the hint."""
     why: str = ""
-    """The same without."""
+    """The text leaves out the hint."""
     next_try_at: float | None = None
     epoch: int = 0
     clock_ahead_seconds: float | None = None
     """The coordinator's clock was ahead by this much at the newest welcome."""
 
     def text(self) -> str:
-        """One line: how it stands with the pool."""
+        """Return one line on the state of the link to the pool."""
         if self.connected_since is not None:
             return f"in pool {self.pool} by {self.address} since {_clock(self.connected_since)}"
         return f"in pool {self.pool}, but {self.away}"
 
     @property
     def away(self) -> str:
-        """Since when and why there is no link, and when it is tried again."""
+        """Return since when and why the link is lost, and when the node dials again."""
         since = f" since {_clock(self.away_since)}" if self.away_since is not None else ""
         why = f" ({self.why})" if self.why else ""
         again = f"; dialled again at {_clock(self.next_try_at)}" if self.next_try_at is not None else ""
@@ -73,7 +73,7 @@ class LinkState:
 
 
 class MemberLink:
-    """Keeps one link up as long as ``run`` runs."""
+    """Keep one link up while ``run`` runs."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class MemberLink:
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._beat_seconds = FIRST_SECONDS
-        # All by ``boottime``: what people are told follows the clock when that is set.
+        # These times use ``boottime``; the times shown to people follow the wall clock when it is set.
         self._away_since: float | None = boottime()
         self._connected_since: float | None = None
         self._next_try_at: float | None = None
@@ -118,31 +118,34 @@ class MemberLink:
     # --- what the node says ----------------------------------------------------------------------------
 
     def report(self, key: AttemptKey) -> None:
-        """An attempt's record changed. Without a link the next registration tells it."""
+        """Report the changed record of an attempt. Without a link the next registration sends the record."""
         if self._session is not None:
             self._session.report(key)
 
     def submit(self, job: JobId) -> None:
-        """A job came into the outbox."""
+        """Send a job that was added to the outbox."""
         if self._session is not None:
             self._session.submit(job)
 
     def cancel(self, job: JobId) -> None:
-        """A cancellation came into the outbox."""
+        """Send a cancellation that was added to the outbox."""
         if self._session is not None:
             self._session.cancel(job)
 
     def client_gone(self, job: JobId) -> None:
-        """Nobody waits for an interactive job any more; lost without a link, so to be said again."""
+        """Report that nobody waits for an interactive job any more.
+
+        Without a link the message is lost, so that the caller must repeat it.
+        """
         if self._session is not None:
             self._session.client_gone(job)
 
     def hurry(self) -> None:
-        """Dial now rather than at the time that was drawn: the certificates changed, or somebody asks."""
+        """Dial now rather than at the drawn time: the certificates changed, or a user requests it."""
         self._hurry.set()
 
     def redial(self) -> None:
-        """Dial anew, also where there is a link: the coordinator's address changed."""
+        """Dial again, also while a link is up: the coordinator's address changed."""
         if self._session is not None:
             self._session.end(Unavailable("the coordinator's address changed"))
         self._hurry.set()
@@ -168,15 +171,15 @@ class MemberLink:
 
     @property
     def connected(self) -> bool:
-        """Return True if the coordinator welcomed this node and the stream is up, as far as one can know."""
+        """Return True if the node was welcomed and, as far as the node knows, the stream is up."""
         return self._connected_since is not None
 
     def connected_seconds(self) -> float:
-        """For how long it has been so; 0 where it is not."""
+        """Return for how long the link has been up, or 0 if it is down."""
         return 0.0 if self._connected_since is None else boottime() - self._connected_since
 
     async def changed(self, timeout_seconds: float) -> bool:
-        """Wait until the link came up or was lost; False when the time is over first."""
+        """Wait until the link comes up or is lost; return False if the time ends first."""
         changed = self._changed
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -188,22 +191,24 @@ class MemberLink:
     # --- life ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         try:
             while True:
                 try:
                     await self._connect()
                 except GpushareError as error:
-                    # Anew, because the traceback holds the call, and a call keeps its connection dialling.
+                    # Make a new error, because the traceback holds the call, and a call keeps its connection
+                    # dialling.
                     self._lost(type(error)(error.message, hint=error.hint))
                 await self._wait()
         finally:
             await self._undecided.cancel()
 
     async def _connect(self) -> None:
-        """One stream's life; ends by an error always."""
-        # What the last stream ordered is to be in the registration: an order that is taken after it, unknown to a
-        # coordinator that has lost its memory, would run beside what that coordinator places.
+        """Run one stream from dial to end; the end is always an error."""
+        # The registration must include all orders of the last stream. A coordinator that has lost its memory
+        # does not know an order that is accepted after the registration, and the order would run beside the
+        # jobs that the coordinator places.
         await self._undecided.wait()
         if self._before_dialling is not None:
             await self._before_dialling()
@@ -226,7 +231,7 @@ class MemberLink:
             await session.talk()
         except grpc.aio.AioRpcError as error:
             raise self.dial.fault(error) from error
-        except asyncio.InvalidStateError as error:  # grpc.aio's word for a call that is over
+        except asyncio.InvalidStateError as error:  # grpc.aio raises this for a call that ended
             raise Unavailable("the link to the coordinator ended") from error
         finally:
             self._session = None
@@ -268,7 +273,7 @@ class MemberLink:
         self._wake()
 
     async def _wait(self) -> None:
-        """Until the next try. A refusal is shown at once, silence when it lasts."""
+        """Wait until the next try. Show a refusal at once, and a lost link once it lasts."""
         refused = self._error is not None and self._error.code not in _PASSING
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
         now = boottime()

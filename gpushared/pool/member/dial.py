@@ -1,4 +1,4 @@
-"""Dial the coordinator: by mutual TLS, or for the first time with the digest in a join token; choose when to retry."""
+"""Dial the coordinator by mutual TLS, or the first time with a join token's digest; choose when to retry."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gpushared.pool.trust.token_records import JoinWords
 
 KEEPALIVE_SECONDS = 20.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
-"""A link that is cut without a word is noticed after both. Servers refuse more frequent pings."""
+"""The node notices a link that was cut silently after both times. Servers refuse more frequent pings."""
 RECONNECT_SECONDS = 5.0
-"""gRPC's own limit is two minutes, and until then calls fail although the coordinator is back."""
+"""Override gRPC's own limit of two minutes: until then calls fail although the coordinator is back."""
 MAX_DETAILS = 300
 PARTING_SECONDS = 24 * 3600.0
 """Calls over a channel may go on for this long after there is a newer channel."""
@@ -37,7 +37,7 @@ COPY_BYTES = 64 * 1024
 
 
 def channel_options(server_name: str) -> list[tuple[str, str | int]]:
-    """The options of a channel to the coordinator whose certificate holds ``server_name``."""
+    """Return the options of a channel to the coordinator whose certificate holds ``server_name``."""
     return [
         ("grpc.ssl_target_name_override", server_name),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -46,16 +46,16 @@ def channel_options(server_name: str) -> list[tuple[str, str | int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
-        # Else channels to one address share a connection, and its own back-off with it.
+        # Without this option channels to one address share a connection and its back-off.
         ("grpc.use_local_subchannel_pool", 1),
-        # A site's web proxy must not get between the machines of a pool.
+        # A site's web proxy must not stand between the machines of a pool.
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
     ]
 
 
 class Dial:
-    """Makes channels to the coordinator. Each is a connection of its own, with credentials read anew."""
+    """Make channels to the coordinator. Each has its own connection and reads the credentials again."""
 
     def __init__(
         self,
@@ -64,9 +64,10 @@ class Dial:
         server_name: str,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``server_name``: what the coordinator's certificate must hold, whatever the address.
+        """The coordinator's certificate must hold ``server_name``, whatever the address.
 
-        ``credentials`` may read files; it raises errors of the tree. ``version`` changes with them.
+        ``credentials`` may read files; it raises errors of the tree. ``version`` changes with the
+        credentials.
         """
         self._address = address
         self._credentials = credentials
@@ -82,15 +83,19 @@ class Dial:
         return self._address()
 
     async def channel(self) -> grpc.aio.Channel:
-        """Not connected yet; to be closed. Raises ConfigError, where the credentials cannot be read."""
+        """Return a channel that is not connected yet; the caller closes the channel.
+
+        Raises ConfigError if the credentials cannot be read.
+        """
         credentials = await asyncio.to_thread(self._credentials)
         options = channel_options(self._server_name)
         return grpc.aio.secure_channel(self._address(), credentials, options)
 
     async def kept(self) -> grpc.aio.Channel:
-        """One channel for calls beside the link; another one once the credentials or the address changed.
+        """Return the shared channel for calls beside the link.
 
-        What runs over the one before may end by itself. Raises as ``channel`` does.
+        A change of the credentials or the address makes a new channel; calls on the previous channel may end
+        by themselves. Raises as ``channel`` does.
         """
         async with self._making:
             wanted = (self._address(), self._version())
@@ -107,7 +112,7 @@ class Dial:
         task.add_done_callback(lambda done: self._left.pop(done, None))
 
     async def close(self) -> None:
-        """End the channel that was kept, and those before it."""
+        """Close the shared channel and its predecessors."""
         left, channels = list(self._left), list(self._left.values())
         for task in left:
             task.cancel()
@@ -119,7 +124,7 @@ class Dial:
             await channel.close()
 
     def fault(self, error: grpc.aio.AioRpcError) -> GpushareError:
-        """A failed call as an error of the tree."""
+        """Return a failed call as an error of the tree."""
         return fault(self._address(), error)
 
 
@@ -139,14 +144,17 @@ def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
 
 
 def _one_line(details: str) -> str:
-    """The end of what gRPC says, where the cause is."""
+    """Return the end of gRPC's text, which names the cause."""
     cause = details.rpartition("last error: ")[2]
     return "".join(c if c.isprintable() else " " for c in cause)[-MAX_DETAILS:]
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Seconds. ``patient``: where the coordinator refused, which only people change."""
+    """Hold waits in seconds.
+
+    ``patient`` follows a refusal of the coordinator, which only people can change.
+    """
 
     first: float = 1.0
     last: float = 30.0
@@ -154,7 +162,7 @@ class Retry:
 
 
 class Backoff:
-    """Waits that double, each drawn anew between nothing and its bound ("full jitter")."""
+    """Draw waits whose bound doubles, each evenly between nothing and its bound ("full jitter")."""
 
     def __init__(self, retry: Retry, random: Random) -> None:
         self._retry = retry
@@ -175,7 +183,7 @@ class Backoff:
 
 
 async def pinned_anchor(address: Address, words: JoinWords, now: float) -> bytes:
-    """The one anchor that the token names, in PEM, as whoever answers there presents it.
+    """Fetch the one anchor that the token names, in PEM, from the server at the address.
 
     Raises PermissionRefused (another pool's coordinator, or a clock that is wrong), Unavailable, TimedOut.
     """
@@ -233,10 +241,11 @@ def _no_coordinator(address: Address, why: str) -> GpushareError:
 
 @asynccontextmanager
 async def _unverified(address: Address) -> AsyncIterator[str]:
-    """A local socket that leads to the other end of TLS whose certificate nobody has checked.
+    """Open a local socket that leads to the other end of TLS whose certificate nobody has checked.
 
-    grpc checks certificates or does not encrypt; before there is an anchor to check by, its bytes go through
-    TLS of our own. What comes back is believed only as far as the token's digest covers it.
+    grpc either checks certificates or does not encrypt. Before the node has an anchor for the check, this
+    module sends grpc's bytes through its own TLS. The caller believes an answer only as far as the token's
+    digest covers it.
     """
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -253,12 +262,12 @@ async def _unverified(address: Address) -> AsyncIterator[str]:
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         if peer_of(writer.get_extra_info("socket")).pid != os.getpid():
-            writer.close()  # everybody can find its name
+            writer.close()  # every process can find the socket's name
             return
         ways.add(asyncio.create_task(_copy(reader, far_writer)))
         ways.add(asyncio.create_task(_copy(far_reader, writer)))
 
-    # No file: the service may write to few places, and none of them is for such.
+    # Use no file: the service may write to few places, and none of them is for sockets.
     name = f"gpushare-join-{secrets.token_hex(16)}"
     server = await asyncio.start_unix_server(accepted, f"\0{name}")
     try:
@@ -268,7 +277,7 @@ async def _unverified(address: Address) -> AsyncIterator[str]:
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
-        # Without a farewell of TLS, which grpc's servers do not answer.
+        # Skip the closing message of TLS, which grpc's servers do not answer.
         for writer in writers:
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""A node's place in its pool: joining, renewing its certificate long before it ends, and leaving."""
+"""Manage a node's membership: join a pool, renew the certificate long before it ends, and leave."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 CALL_SECONDS = 20.0
 EARLIEST_RENEWAL = 0.5
 LATEST_RENEWAL = 0.8
-"""Parts of a certificate's life; where between, chance decides, so that nodes do not all come at once."""
+"""Renew at a random part of a certificate's life between these two, so that nodes spread over time."""
 LOOK_SECONDS = 3600.0
-"""Clocks may jump: how far the next renewal is, is asked at least so often."""
+"""Clocks may jump: compute the time to the next renewal at least this often."""
 RETRY_SECONDS = 60.0
 SPREAD_SECONDS = 10.0
-"""Over so long the nodes of a pool spread when all are told to renew."""
+"""Spread the renewals of a pool's nodes over this time when all nodes must renew."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Keys of a joining that was begun, so that asking again with the same token is the same question."""
+    """Hold the keys of a join that was begun, so that a retry with the same token sends the same request."""
 
     token: str
     key: ec.EllipticCurvePrivateKey
@@ -50,7 +50,7 @@ class _Keys:
 
 
 class Enrolment:
-    """The node's membership, if it has one. Its files are read once, by ``load``."""
+    """Hold the node's membership, if it has one. ``load`` reads the files once."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Enrolment:
         chance: random.Random | None = None,
         spread_seconds: float = SPREAD_SECONDS,
     ) -> None:
-        """``trouble``: told of what hinders the renewal, and with None that nothing does any more."""
+        """``trouble`` receives the reason that hinders the renewal, or None once nothing hinders it."""
         self._file = MembershipFile(folder)
         self._now = now
         self._trouble = trouble
@@ -74,7 +74,7 @@ class Enrolment:
         self._turn = asyncio.Lock()
 
     async def load(self) -> None:
-        """Raises ConfigError."""
+        """Read the membership from the files. Raises ConfigError."""
         await self._set(await asyncio.to_thread(self._file.load))
 
     # --- what the link needs ---------------------------------------------------------------------------
@@ -85,29 +85,29 @@ class Enrolment:
 
     @property
     def version(self) -> int:
-        """Rises with every change of what follows."""
+        """Return a number that rises with every change of the membership."""
         return self._version
 
     async def changed(self, version: int) -> int:
-        """Wait until it is another version; which."""
+        """Wait until the version differs from this one, and return the new version."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._version != version)
             return self._version
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Return the credentials for channels to the nodes' port, as they are now. Raise StateConflict."""
+        """Return the current credentials for channels to the nodes' port. Raises StateConflict."""
         return _credentials(self._member())
 
     def address(self) -> str:
-        """``HOST:PORT`` of the nodes' port. Raises StateConflict."""
+        """Return ``HOST:PORT`` of the nodes' port. Raises StateConflict."""
         return self._member().node_address
 
     def server_name(self) -> str:
-        """Return the name that the coordinator's certificate must hold. Raise StateConflict."""
+        """Return the name that the coordinator's certificate must hold. Raises StateConflict."""
         return coordinator_host(self._member().pool)
 
     def asserter(self) -> Asserter:
-        """Speaks for this node's users. Raises StateConflict."""
+        """Return the signer of assertions for this node's users. Raises StateConflict."""
         member = self._member()
         return Asserter(member.speaks, member.pool)
 
@@ -116,7 +116,7 @@ class Enrolment:
         return self._membership.generation if self._membership else 0
 
     async def take_trust(self, trust: link_pb2.NewTrust) -> int:
-        """Take the coordinator's trust message from the link, and return the generation now trusted."""
+        """Apply the coordinator's trust message from the link, and return the generation now trusted."""
         async with self._turn:
             member = self._member()
             if trust.generation > member.generation:
@@ -137,7 +137,7 @@ class Enrolment:
     # --- joining and leaving ---------------------------------------------------------------------------
 
     async def join(self, where: str, token: str, name: str) -> Membership:
-        """Become a member. Raises RequestError, PermissionRefused, StateConflict, Unavailable, TimedOut."""
+        """Join a pool. Raises RequestError, PermissionRefused, StateConflict, Unavailable, TimedOut."""
         address, words, node = read_address(where), read_join_token(token), node_name(name)
         async with self._turn:
             if self._membership is not None:
@@ -183,7 +183,10 @@ class Enrolment:
         return answer
 
     async def leave(self) -> Membership | None:
-        """Forget the pool, the keys first of all; what it was, None for none. Raises ConfigError."""
+        """Delete the membership, its keys first. Return the previous membership or None.
+
+        Raises ConfigError.
+        """
         async with self._turn:
             before = self._membership
             await asyncio.to_thread(self._file.delete)
@@ -195,7 +198,10 @@ class Enrolment:
     # --- renewing --------------------------------------------------------------------------------------
 
     async def renew(self) -> None:
-        """A new key and certificate now. Raises StateConflict, PermissionRefused, Unavailable, TimedOut."""
+        """Get a new key and certificate now.
+
+        Raises StateConflict, PermissionRefused, Unavailable, TimedOut.
+        """
         async with self._turn:
             member, key = self._member(), new_key()
             if self._now() >= member.facts.expires_at:
@@ -219,7 +225,7 @@ class Enrolment:
         log.info("certificate renewed node=%s expires_at=%.0f", newer.node, newer.facts.expires_at)
 
     async def keep_renewed(self) -> None:
-        """Renew for ever: in time, and soon after the coordinator asked for it."""
+        """Renew for ever: in time, and soon after the coordinator requested it."""
         version, due = -1, 0.0
         while True:
             if version != self._version:
@@ -239,7 +245,7 @@ class Enrolment:
                 due = self._now() + RETRY_SECONDS * self._chance.uniform(1, 2)
 
     def _renewal(self) -> float:
-        """Return when the certificate is to be renewed."""
+        """Return when the certificate must be renewed."""
         if self._membership is None:
             return self._now() + LOOK_SECONDS
         facts = self._membership.facts
@@ -247,9 +253,9 @@ class Enrolment:
         return facts.issued_at + (facts.expires_at - facts.issued_at) * part
 
     async def _told_to_renew(self, seconds: float) -> bool:
-        """Return True if the node was told to renew within the time.
+        """Return True if the coordinator requested a renewal within the time.
 
-        A change of the membership ends the wait too.
+        A change of the membership also ends the wait.
         """
         told = asyncio.create_task(self._renew_now.wait())
         changed = asyncio.create_task(self.changed(self._version))
@@ -277,7 +283,7 @@ class Enrolment:
 
 
 def make_csr(key: ec.EllipticCurvePrivateKey, assertion_key: Ed25519PrivateKey) -> bytes:
-    """A request for a node's certificate; only its keys count, the name is the authority's matter."""
+    """Return a request for a node's certificate; only its keys count, the authority chooses the name."""
     raw = assertion_key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     extension = x509.UnrecognizedExtension(ASSERTION_KEY_OID, raw)
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
@@ -300,7 +306,7 @@ def _credentials(member: Membership) -> grpc.ChannelCredentials:
 def _channel(address: str, credentials: grpc.ChannelCredentials, pool: str) -> grpc.aio.Channel:
     options = [
         ("grpc.ssl_target_name_override", coordinator_host(pool)),
-        # A site's web proxy must not get between the machines of a pool.
+        # A site's web proxy must not stand between the machines of a pool.
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
@@ -317,7 +323,7 @@ async def _call(
 
 
 def _check_answer(answer: pool_pb2.SignAnswer, node: str) -> None:
-    """The coordinator is believed; that it answers what was asked is not taken for granted."""
+    """Check that a trusted coordinator answered this request and no other. Raises Unavailable."""
     _check_anchors(answer.trust.anchors)
     said = read_node_certificate(answer.certificate).node
     if said != node:

@@ -1,4 +1,4 @@
-"""The beats of one stream: which are under way, what they told, and what came back."""
+"""Track the heartbeats of one stream: the unacknowledged ones, their content and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Beats:
         self.seconds = FIRST_SECONDS
         self.told: tuple[Inventory, HeartbeatReport] | None = None
         self.acknowledged = boottime()
-        """When the newest one that was acknowledged was sent; before the first one, the stream's begin."""
+        """Hold when the newest acknowledged heartbeat was sent; before the first one, the begin of the
+        stream."""
         self.revision = 0
         self._seq = 0
         self._sent: dict[int, float] = {}
@@ -28,7 +29,7 @@ class Beats:
         return self._seq
 
     def acknowledge(self, ack: link_pb2.BeatAck) -> bool:
-        """Take the acknowledgement of a beat, and return True if it is new."""
+        """Apply the acknowledgement of a heartbeat, and return True if it is new."""
         sent_at = self._sent.get(ack.seq)
         if sent_at is None:
             return False
@@ -39,11 +40,11 @@ class Beats:
         return True
 
     def silent_seconds(self) -> float:
-        """Return for how long no beat that was sent was acknowledged."""
+        """Return for how long no sent heartbeat was acknowledged."""
         return boottime() - self.acknowledged if self._sent else 0.0
 
     def has_news(self, facts: NodeFacts) -> bool:
-        """Return True if facts changed for which others wait.
+        """Return True if facts changed for which the coordinator waits.
 
         Stray memory alone always changes, and can wait.
         """

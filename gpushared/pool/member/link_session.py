@@ -1,4 +1,4 @@
-"""One stream to the coordinator, from its registration to its end."""
+"""Run one stream to the coordinator, from its registration to its end."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _Answer = TypeVar("_Answer")
 Call = grpc.aio.StreamStreamCall[link_pb2.Up, link_pb2.Down]
 
 MAX_WAITING = 1 << 20
-"""This many subjects may wait to be sent: more than the attempts and jobs of a node."""
+"""Bound the subjects that wait to be sent; the bound exceeds the attempts and jobs of a node."""
 BUSY = 1024
-"""With this many subjects waiting, no more of the outbox is added."""
+"""Add no more of the outbox while this many subjects wait."""
 ORDERS_IN_WORK = 64
 MAX_TOLD = 4096
-"""This many messages on jobs may wait to be written; beyond them nothing more is read from the
-coordinator."""
+"""Bound the messages on jobs that wait to be written. Beyond the bound the session reads nothing more from
+the coordinator."""
 JITTER = 0.1
 
 
@@ -55,11 +55,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. ``answer``: for each message of a registration and for its answer.
+    """Hold times in seconds. ``answer`` bounds each message of a registration, and its answer.
 
-    ``silence``: without an acknowledged beat the stream is given up, but not before three beats.
-    ``news``: how soon after another beat what is free is told where it changed; ``settle``: and how long
-    changes are gathered before. ``look``: how old the newest look at the fences may be when anything is sent.
+    After ``silence`` without an acknowledged heartbeat the session gives the stream up, but not before three
+    heartbeats. ``news`` is the pause after a heartbeat before the next one may report changed free resources;
+    ``settle`` is for how long changes are gathered before. ``look`` bounds the age of the newest look at the
+    fences when the session sends a message.
     """
 
     answer: float = 30.0
@@ -70,7 +71,7 @@ class Timing:
 
 
 class Session:
-    """A stream. Everything that waits to be sent waits here, and only the newest word of each subject."""
+    """Run a stream. All messages wait in its mailbox, which keeps only the newest message of each subject."""
 
     def __init__(
         self,
@@ -85,9 +86,10 @@ class Session:
     ) -> None:
         self.welcome = link_pb2.Welcome()
         self.acknowledged_at: float | None = None
-        """The newest acknowledgement came at this time (``boottime``), for people."""
+        """Hold when the newest acknowledgement came (``boottime``), for people."""
         self.clock_difference_seconds = 0.0
-        """The coordinator's clock was ahead by this much at its welcome, as far as it could be told."""
+        """Hold by how much the coordinator's clock was ahead at its welcome, as far as the node could
+        measure."""
         self._identity = identity
         self._call = call
         self._order_handler = order_handler
@@ -101,7 +103,7 @@ class Session:
         self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
         self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
         self.undecided = TaskSet("an order was not handled")
-        """Orders that were heard and are being written, or not; they go on when the stream ends."""
+        """Hold orders that were received and are being written; these tasks continue when the stream ends."""
         self._acked = asyncio.Event()
         self._untaken: set[JobId] = set()
         self._backlog: tuple[JobId, ...] = ()
@@ -111,7 +113,7 @@ class Session:
     # --- from registration to end -----------------------------------------------------------------------------
 
     async def greet(self) -> None:
-        """Register and be welcomed. Raises what the coordinator refuses with, StateConflict, TimedOut."""
+        """Register and receive the welcome. Raises the coordinator's refusal, StateConflict, TimedOut."""
         self._backlog = self._outbox.jobs()
         await self._look()
         began = boottime()
@@ -129,13 +131,13 @@ class Session:
             )
         codec.check_generation("the coordinator", self.welcome.capabilities, "")
         self._beats.seconds = self.welcome.beat_seconds
-        # Before any order is taken: those of a lower epoch are none.
+        # Store the epoch before taking any order: orders of a lower epoch are void.
         await self._order_handler.contact_made(began, self.welcome.epoch, self.welcome.revision)
         self.acknowledged_at = boottime()
         self.clock_difference_seconds = self.welcome.now - time.time()
 
     async def talk(self) -> None:
-        """Run until the stream ends, which is always by an error of the tree or of gRPC."""
+        """Run until the stream ends; the end is always an error of the tree or of gRPC."""
         works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
         tasks = [asyncio.create_task(work) for work in works]
         self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
@@ -147,13 +149,13 @@ class Session:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # The error that ends the stream holds this frame, and the tasks the error: a circle that would
-            # keep the call, and with it the connection, until somebody collects garbage.
+            # The error that ends the stream holds this frame, and the tasks hold the error: a cycle that
+            # would keep the call and its connection until the garbage collector runs.
             tasks.clear()
             ends.clear()
 
     def end(self, why: GpushareError) -> None:
-        """Close it from this side."""
+        """Close the stream from this side."""
         if not self._why.done():
             self._why.set_result(why)
 
@@ -205,7 +207,7 @@ class Session:
     # --- up --------------------------------------------------------------------------------------------
 
     def report(self, key: AttemptKey) -> None:
-        """Tell how an attempt stands when it is its turn."""
+        """Queue a report on an attempt; the report is made when its turn comes."""
         self._mailbox.put((Report, key), lambda: self._report(key))
 
     def _report(self, key: AttemptKey) -> link_pb2.Up | None:
@@ -213,7 +215,7 @@ class Session:
         return None if report is None else link_pb2.Up(report=codec.report_bytes(report))
 
     def submit(self, job: JobId, *, old: bool = False) -> None:
-        """Tell of a job in the outbox. ``old``: it may have been sent in an earlier stream."""
+        """Queue a job of the outbox. ``old`` marks a job that an earlier stream may have sent."""
         self._untaken.add(job)
         self._mailbox.put((link_pb2.OutboxJob, job), lambda: self._outbox_job(job, old=old))
 
@@ -230,7 +232,7 @@ class Session:
         )
 
     def cancel(self, job: JobId) -> None:
-        """Tell of a cancellation in the outbox; after the job itself, where that is on its way too."""
+        """Queue a cancellation of the outbox. If the job itself is being sent, the job goes first."""
         if job not in self._untaken:
             self._mailbox.put((link_pb2.OutboxCancel, job), lambda: self._outbox_cancel(job))
 
@@ -242,7 +244,7 @@ class Session:
         return link_pb2.Up(cancel=link_pb2.OutboxCancel(job_id=job, grace_seconds=grace, assertion=assertion))
 
     def client_gone(self, job: JobId) -> None:
-        """Tell that nobody waits for an interactive job any more; not before the coordinator has the job."""
+        """Report that nobody waits for an interactive job any more, unless the coordinator lacks the job."""
         if job not in self._untaken:
             self._mailbox.put((link_pb2.ClientGone, job), lambda: self._client_gone(job))
 
@@ -253,7 +255,10 @@ class Session:
         return link_pb2.Up(client_gone=link_pb2.ClientGone(job_id=job, assertion=assertion))
 
     async def _send_outbox(self) -> None:
-        """All that was there before the registration; what comes later is told by ``submit`` and ``cancel``."""
+        """Queue all jobs of the outbox from before the registration.
+
+        ``submit`` and ``cancel`` queue later ones.
+        """
         for job in self._backlog:
             await self._mailbox.room(BUSY)
             self.submit(job, old=True)
@@ -267,7 +272,8 @@ class Session:
     async def _write(self) -> None:
         while True:
             message = await self._mailbox.take()
-            # A machine that slept ends what must not run any more before anybody hears of it again.
+            # A machine that slept must first end its expired attempts, before it sends anything to the
+            # coordinator.
             if boottime() - self._looked > self._timing.look:
                 await self._look()
             await self._call.write(message)
@@ -282,7 +288,7 @@ class Session:
     # --- beats -----------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """A beat when it is time, or when something is to be told with it."""
+        """Send a heartbeat when it is due, or when facts must be sent with it."""
         while True:
             seconds = self._beats.seconds * (1 + self._random.uniform(-JITTER, JITTER))
             await self._pause(asyncio.get_running_loop().time() + seconds)
@@ -292,7 +298,7 @@ class Session:
             self._mailbox.put(link_pb2.Beat, self._make_beat)
 
     async def _pause(self, until: float) -> None:
-        """Until then, or until there are news."""
+        """Wait until then, or until facts change."""
         now = asyncio.get_running_loop().time
         await asyncio.sleep(min(self._timing.news, until - now()))
         while (left := until - now()) > 0 and not self._beats.has_news(self._facts):
@@ -311,7 +317,7 @@ class Session:
         return link_pb2.Up(beat=beat)
 
     async def _note(self) -> None:
-        """Write down what was acknowledged, the newest only: this may be slower than beats."""
+        """Store the newest acknowledgement only, because writing may be slower than heartbeats."""
         while True:
             await self._acked.wait()
             self._acked.clear()
@@ -362,7 +368,10 @@ class Session:
         self.undecided.start(_guarded(partial(self._order, data)), over=self._slots.release)
 
     async def _order(self, data: bytes) -> None:
-        """Take an order and answer it. An order that cannot be written is not answered: it comes again."""
+        """Take an order and answer it.
+
+        The coordinator repeats an unanswered order, as after a failed write.
+        """
         order = codec.read_order(data)
         answer = await self._order_handler.take(order)
         if isinstance(answer, StaleEpoch):
@@ -372,7 +381,7 @@ class Session:
             self.report(order.key)
 
     async def _tell(self) -> None:
-        """One after the other, because the newest word on a job is to be the last."""
+        """Apply messages one after the other, because the newest message on a job must come last."""
         while True:
             await _guarded(await self._told.get())
 
@@ -407,7 +416,7 @@ def _refused(message: link_pb2.Down) -> None:
 
 
 def _cause(tasks: Iterable[asyncio.Task[None]]) -> BaseException:
-    """Return the most telling error of the stream's tasks; the bare news of the end comes last."""
+    """Return the most informative error of the stream's tasks; the bare end of the stream comes last."""
     errors = [error for task in tasks if task.done() and (error := task.exception()) is not None]
     errors.sort(key=lambda error: isinstance(error, asyncio.InvalidStateError))
     return errors[0] if errors else Unavailable("the link to the coordinator ended")

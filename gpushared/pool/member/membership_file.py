@@ -19,7 +19,10 @@ MEMBERSHIP_FILE = "membership.json"
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Keys and certificates are PEM. ``address`` is of the users' port, ``node_address`` of the nodes'."""
+    """Hold a node's keys, certificates (PEM) and addresses in its pool.
+
+    ``address`` is the users' port, ``node_address`` the nodes' port.
+    """
 
     pool: str
     node: str
@@ -33,7 +36,7 @@ class Membership:
     assertion_key: str
 
     def __repr__(self) -> str:
-        """Leave out the keys, which have no place in logs and traces."""
+        """Leave out the keys, which must not appear in logs and traces."""
         return f"Membership(pool={self.pool!r}, node={self.node!r}, generation={self.generation})"
 
     @property
@@ -43,7 +46,7 @@ class Membership:
 
     @property
     def speaks(self) -> Ed25519PrivateKey:
-        """The key by which the node gives its word for its users."""
+        """Return the key that signs the node's assertions of its users."""
         return _assertion_key(self.assertion_key)
 
     def renewed(self, key: str, certificate: str, anchors: str, generation: int) -> Membership:
@@ -66,25 +69,25 @@ class MembershipFile:
         self._path = folder / MEMBERSHIP_FILE
 
     def load(self) -> Membership | None:
-        """None where the node is in no pool. Raises ConfigError."""
+        """Return the membership, or None if the node is in no pool. Raises ConfigError."""
         with telling(self._path, "cannot be read"):
             if not self._path.exists():
                 return None
         hint = "put it back from a backup, or join the pool again: gpushare node leave, gpushare node join"
         try:
             membership = Membership(**json.loads(read_private(self._path)))
-            membership.facts, membership.speaks  # noqa: B018 - both are read, to find out now
+            membership.facts, membership.speaks  # noqa: B018 - read both, to find errors now
         except (ValueError, TypeError, GpushareError) as error:
             raise ConfigError(f"{self._path} is damaged: {error}", hint=hint) from error
         return membership
 
     def save(self, membership: Membership) -> None:
-        """Durably. Raises ConfigError, Unavailable."""
+        """Write the membership durably. Raises ConfigError, Unavailable."""
         make_private_folder(self._folder)
         write_private(self._path, json.dumps(asdict(membership)).encode())
 
     def delete(self) -> None:
-        """Durably, the keys with it. Raises ConfigError."""
+        """Delete the membership and its keys durably. Raises ConfigError."""
         with telling(self._path, "cannot be deleted"):
             self._path.unlink(missing_ok=True)
             if self._folder.exists():

@@ -17,14 +17,17 @@ from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.lease import AttemptKey, JobId, Lease
 
 STRAY_STEP_BYTES = 16 * MIB
-"""Stray memory is told in steps, rounded up, because it never stands still."""
+"""Report stray memory in steps, rounded up, because its size always changes."""
 
 
 class OrderPort(Protocol):
-    """The node's log of this coordinator's orders. Errors of the tree mean that nothing was written."""
+    """Keep the node's log of this coordinator's orders.
+
+    An error of the tree means that nothing was written.
+    """
 
     async def take(self, order: Order) -> Report | StaleEpoch:
-        """The answer, once it is durable."""
+        """Take an order and return the answer, once it is durable."""
         ...
 
     def reports(self) -> tuple[Report, ...]:
@@ -32,11 +35,11 @@ class OrderPort(Protocol):
         ...
 
     def report(self, key: AttemptKey) -> Report | None:
-        """Return the report on an attempt as it stands now."""
+        """Return the current report on an attempt, or None for an unknown attempt."""
         ...
 
     def contact(self) -> Contact:
-        """The highest that was seen of this coordinator."""
+        """Return the newest contact with this coordinator: the highest epoch and revision."""
         ...
 
     async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
@@ -47,25 +50,25 @@ class OrderPort(Protocol):
         ...
 
     async def look(self) -> None:
-        """End now what must not run any longer because there was no contact for too long."""
+        """End attempts that must not run any longer because contact was lost for too long."""
         ...
 
 
 class NodeFacts(Protocol):
-    """Tell the facts about the node and its equipment."""
+    """Provide the facts about the node and its equipment."""
 
     def inventory(self) -> Inventory: ...
 
     def free(self) -> HeartbeatReport: ...
 
     async def changed(self, timeout_seconds: float) -> bool:
-        """Wait until either may have changed; False when the time is over first."""
+        """Wait until either may have changed; return False if the time ends first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxJob:
-    """A job in the outbox: it came in here, and no coordinator has said yet that it is over."""
+    """Hold a job of the outbox: it was submitted here, and no coordinator has reported its end."""
 
     spec: JobSpec
     held: bool = False
@@ -73,36 +76,36 @@ class OutboxJob:
 
 
 class OutboxPort(Protocol):
-    """Jobs for the pool that came in through this node, and what users want of them."""
+    """Hold jobs for the pool that were submitted on this node, and their users' requests on them."""
 
     def jobs(self) -> tuple[JobId, ...]:
-        """Return the jobs in the order in which they came in."""
+        """Return the jobs in the order of their submission."""
         ...
 
     def job(self, job: JobId) -> OutboxJob | None: ...
 
     def cancels(self) -> Mapping[JobId, int]:
-        """Grace seconds of the cancellations that no coordinator has acknowledged."""
+        """Return the grace seconds of the cancellations that no coordinator has acknowledged."""
         ...
 
     def vouch(self, job: JobId, digest: bytes) -> bytes:
-        """The node's word on who asks for the job."""
+        """Sign the node's assertion of the user who submits the job."""
         ...
 
     def vouch_cancel(self, job: JobId, digest: bytes) -> bytes:
-        """The node's word on who wants it cancelled."""
+        """Sign the node's assertion of the user who cancels the job."""
         ...
 
     async def taken(self, job: JobId, refusal: GpushareError | None) -> None:
-        """The coordinator keeps the job, or will not have it."""
+        """Record that the coordinator accepted the job, or refused it."""
         ...
 
     async def cancelled(self, job: JobId, refusal: GpushareError | None) -> None:
-        """The coordinator has the cancellation, or refuses it."""
+        """Record that the coordinator accepted the cancellation, or refused it."""
         ...
 
     async def updated(self, update: link_pb2.JobUpdate) -> None:
-        """Take the pool's word on how a job stands."""
+        """Record the job's state as the pool reports it."""
         ...
 
 
@@ -117,12 +120,12 @@ class Guests:
     open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
     drained: Callable[[link_pb2.DrainNotice], None] = lambda _: None
     new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
-    """Take it over, and tell the generation that is trusted now."""
+    """Apply new anchors, and return the generation that is trusted now."""
     trust_generation: Callable[[], int] = lambda: 0
 
 
 def inventory_of(state: NodeState, *, address: str, version: str, simulated: bool) -> Inventory:
-    """Its GPUs, healthy or not: what is wrong with them changes, and is told with what is free."""
+    """Return the inventory: all GPUs, healthy or not. Their troubles change; heartbeats report them."""
     return Inventory(
         gpus=tuple(replace(gpu, trouble=None) for gpu in state.gpus.values()),
         cpu_milli=state.host.cpu_milli or 0,
@@ -134,9 +137,9 @@ def inventory_of(state: NodeState, *, address: str, version: str, simulated: boo
 
 
 def free_of(state: NodeState, coordinator: str) -> HeartbeatReport:
-    """Return the holdings of all leases, those of the node's own users too, and the state of the GPUs.
+    """Return the holdings of all leases, also of the node's own users, and the state of the GPUs.
 
-    ``coordinator``: only its attempts are named.
+    The report names only attempts of ``coordinator``.
     """
     judged = [(gpu.id, gpu.trouble) for gpu in state.judged_gpus()]
     strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]

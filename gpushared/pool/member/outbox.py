@@ -1,7 +1,7 @@
-"""Jobs for the pool that came in through this node: kept here until the pool says that they are over.
+"""Keep jobs for the pool that were submitted on this node, until the pool reports their end.
 
-So losing the pool's memory loses none of them. What the pool says of each is kept beside it, to be shown
-while the pool does not answer.
+The jobs survive a pool that loses its memory. The outbox also stores the pool's newest state of each job, to
+show it while the pool does not answer.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 OUTBOX = "outbox/"
 MAX_KEPT = 50_000
-"""The bound counts jobs that are not over."""
+"""Bound the jobs that are not over."""
 MAX_KEPT_OF_ONE = 20_000
-"""The bound counts jobs of one user: two large arrays."""
+"""Bound one user's jobs that are not over: two large arrays."""
 MAX_OVER = 1000
-"""Finished jobs are shown for a while."""
+"""Show this many finished jobs for a while."""
 Write = Callable[[Mapping[str, bytes], tuple[str, ...]], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """Somebody wants it cancelled."""
+    """Record that a user wants the job cancelled."""
 
     grace_seconds: int
     principal: str
@@ -52,7 +52,7 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class PoolRefusal:
-    """The pool will not have it; as ``link_pb2.Refuse``."""
+    """Record the pool's refusal of a job, as in ``link_pb2.Refuse``."""
 
     code: str
     message: str
@@ -61,7 +61,10 @@ class PoolRefusal:
 
 @dataclass(frozen=True, slots=True)
 class OutboxRecord:
-    """``update``: the newest ``gpushare.v1.Job`` of it, in base64, and when it came."""
+    """Record a job.
+
+    ``update`` is its newest ``gpushare.v1.Job`` in base64, stored with the time of arrival.
+    """
 
     job: JobId
     sequence: int
@@ -78,10 +81,10 @@ class OutboxRecord:
     over: bool = False
     refused: PoolRefusal | None = None
     holder: Process | None = None
-    """The process that waits for an interactive job."""
+    """Identify the process that waits for an interactive job."""
 
     def mirrored(self) -> jobs_pb2.Job | None:
-        """Return the pool's last word on the job."""
+        """Return the newest state of the job that the pool reported."""
         if not self.update:
             return None
         with contextlib.suppress(DecodeError, ValueError):
@@ -90,16 +93,16 @@ class OutboxRecord:
 
 
 class Teller(Protocol):
-    """The link, which is told of what is new."""
+    """Send new jobs and cancellations over the link."""
 
     def submit(self, job: JobId) -> None: ...
     def cancel(self, job: JobId) -> None: ...
 
 
 class Outbox:
-    """``write`` is one transaction of the store that ``records`` were loaded from.
+    """Keep the records. ``write`` is one transaction of the store that ``records`` were loaded from.
 
-    Errors of every change: those of ``write``; then nothing changed.
+    Every change raises the errors of ``write``, and then changes nothing.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Outbox:
         priority: int = 0,
         holder: Process | None = None,
     ) -> None:
-        """Durably, all or none; those that are here already stay as they are.
+        """Add the jobs durably, all or none; jobs that are in the outbox already stay unchanged.
 
         Raises LimitReached, StateConflict.
         """
@@ -160,21 +163,21 @@ class Outbox:
     async def withdraw(
         self, job: JobId, grace_seconds: int, *, principal: str, groups: tuple[str, ...] = ()
     ) -> None:
-        """Have it cancelled when the pool can be told; of a job that is not here, nothing."""
+        """Cancel the job once the pool can be reached; ignore a job that is not in the outbox."""
         async with self._turn:
             record = self._records.get(job)
             if record is None or record.over:
                 return
             before = record.withdrawal
             if before is not None and not before.acknowledged and before.principal == record.principal:
-                # The pool may refuse it to others; the owner's own word must not be lost by theirs.
+                # The pool may refuse other users' cancellations; they must not replace the owner's own one.
                 principal, groups = before.principal, before.groups
             await self._keep([replace(record, withdrawal=Withdrawal(grace_seconds, principal, groups))])
         if self.teller is not None:
             self.teller.cancel(job)
 
     async def forget(self, job: JobId) -> None:
-        """One that was refused, and whose owner was told."""
+        """Delete a refused job whose owner got the refusal."""
         async with self._turn:
             if job in self._records:
                 await self._write({}, (OUTBOX + job,))
@@ -182,11 +185,11 @@ class Outbox:
         self._wake(job)
 
     def record(self, job: JobId) -> OutboxRecord | None:
-        """Over or not."""
+        """Return the record of a job, over or not."""
         return self._records.get(job)
 
     def records(self) -> list[OutboxRecord]:
-        """All, in the order in which they came in."""
+        """Return all records in the order of submission."""
         return sorted(self._records.values(), key=lambda record: record.sequence)
 
     def attended(self) -> list[OutboxRecord]:
@@ -196,7 +199,7 @@ class Outbox:
         return [record for record in found if not record.over]
 
     async def changed(self, job: JobId, timeout_seconds: float) -> bool:
-        """Wait until something is said of it; False when the time is over first."""
+        """Wait until the job's record changes; return False if the time ends first."""
         event = self._changed.setdefault(job, asyncio.Event())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -212,7 +215,7 @@ class Outbox:
         record = self._records.get(job)
         if record is None or record.over:
             return None
-        # A pool that does not have the job yet must not begin it before it hears of the cancellation.
+        # A pool that does not have the job yet must not start it before it receives the cancellation.
         asked = record.withdrawal
         is_withdrawn = asked is not None and not asked.acknowledged and asked.principal == record.principal
         return OutboxJob(record.spec, record.held or is_withdrawn, record.priority)
@@ -225,7 +228,7 @@ class Outbox:
         }
 
     def vouch(self, job: JobId, digest: bytes) -> bytes:
-        """The word of this moment: how long a job waited here does not matter."""
+        """Sign the assertion now: its age does not depend on how long the job waited here."""
         record = self._records[job]
         return self._asserter().sign(record.principal, record.groups, digest, self._now())
 
@@ -235,14 +238,17 @@ class Outbox:
         return self._asserter().sign(asked.principal, asked.groups, digest, self._now())
 
     async def taken(self, job: JobId, refusal: GpushareError | None) -> None:
-        """A job that the pool knew once is never given up because of a refusal: it may run."""
+        """Record the coordinator's answer.
+
+        Ignore a refusal of a job that the pool accepted once: it may run.
+        """
         async with self._turn:
             record = self._records.get(job)
             if record is None or (refusal is not None and record.taken):
                 return
             told = PoolRefusal(refusal.code, refusal.message, refusal.hint) if refusal is not None else None
             await self._keep([replace(record, taken=told is None, refused=told, over=told is not None)])
-        # The pool may have heard of the cancellation first, and have known no such job.
+        # The pool may have received the cancellation first, when it did not know the job yet.
         if self.teller is not None and job in self.cancels():
             self.teller.cancel(job)
 
@@ -252,7 +258,7 @@ class Outbox:
             if record is None or record.withdrawal is None:
                 return
             if isinstance(refusal, NotFound) and not record.taken:
-                return  # told again once the pool has the job
+                return  # sent again once the pool has the job
             if refusal is not None:
                 log.warning("the pool does not cancel job=%s: %s", job, refusal)
             await self._keep([replace(record, withdrawal=replace(record.withdrawal, acknowledged=True))])
@@ -307,7 +313,7 @@ class Outbox:
 
 
 def _check_names(specs: Sequence[JobSpec], principal: str, kept: Sequence[OutboxRecord]) -> None:
-    """Raises StateConflict where a job has the name of one that is not over, though the pool may be away."""
+    """Raises StateConflict if a kept job has the name of a new one; the check also works without the pool."""
     names = {spec.name for spec in specs if spec.name}
     if not names:
         return

@@ -1,7 +1,8 @@
-"""Tunnels that begin on this node: a Docker endpoint for each job that runs elsewhere.
+"""Open tunnels that begin on this node: a Docker endpoint for each job that runs on another node.
 
-``DOCKER_HOST`` can only name a socket. So each job that somebody wants to reach gets one of its own here,
-which only its user may connect to, and each connection to it is a tunnel to the gate of the job's node.
+``DOCKER_HOST`` can only name a socket. Each job that a user wants to reach therefore gets its own socket
+here. Only the job's user may connect to the socket, and each connection is a tunnel to the gate of the job's
+node.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ log = logging.getLogger(__name__)
 MAX_DOORS = 1024
 MAX_DOORS_PER_USER = 256
 MAX_CONNECTIONS_PER_USER = 256
-"""Through all of a user's doors; the daemon's files are everybody's."""
+"""Bound the connections of a user over all endpoints, because all users share the daemon's open files."""
 IDLE_SECONDS = 3600.0
-"""A door that nobody used for this long is closed; the next request makes it anew."""
+"""Close an endpoint that nobody used for this long; the next request makes it again."""
 READY_TUNNELS = 3
-"""``docker run`` makes this many connections. The tunnels are ready when a client is told of a door, since
+"""``docker run`` makes this many connections. The tunnels are ready when a client learns an endpoint, since
 most clients use it at once."""
 READY_SECONDS = 5.0
 MAX_READY_PER_USER = 12
-"""They count where the coordinator counts a person's tunnels: few enough to leave room for those in use."""
+"""Ready tunnels count in the coordinator's limit of a person; these few leave enough for tunnels in use."""
 BACKLOG = 128
 TAKE_UP_SECONDS = 600.0
-"""A connection whose call broke is taken up again for so long: coordinators are upgraded and rebooted."""
+"""Resume a connection whose call broke for this long: coordinators are upgraded and rebooted."""
 RETRY = Retry(first=0.2, last=5.0)
 FINAL = frozenset(
     {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 )
-"""Refusals that no later try changes; a coordinator that begins anew may say any other."""
+"""No later try changes these refusals; a coordinator that starts again may answer any other refusal."""
 REFUSAL = (
     b"HTTP/1.1 %d Refused\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -73,15 +74,15 @@ _JOB_ID = re.compile(r"[0-9A-Za-z]{1,32}(_[0-9]{1,7})?")
 """A socket's name may hold only these characters: the coordinator chooses the names of jobs."""
 Call = grpc.aio.StreamStreamCall[Chunk, Chunk]
 Vouch = Callable[[Caller, jobs_pb2.TunnelChunk], Awaitable[Metadata]]
-"""The node's word for its user, as the metadata of a call."""
+"""Return the node's assertion of its user, as the metadata of a call."""
 
 
 _Key = tuple[JobId, int, int, int]
-"""Job, attempt (0 = the one that is), rank, user."""
+"""The key is the job, the attempt (0 for the current one), the rank and the user."""
 
 
 class Tunnel(NamedTuple):
-    """A call to the coordinator, and the secret name of the connection that it carries."""
+    """Hold a call to the coordinator, and the secret name of the connection that it carries."""
 
     call: Call
     stream_id: str
@@ -89,7 +90,7 @@ class Tunnel(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Ready:
-    """A tunnel that nobody uses yet."""
+    """Hold a tunnel that nobody uses yet."""
 
     tunnel: Tunnel
     taken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +101,7 @@ class _Endpoint:
     path: Path
     caller: Caller
     first: jobs_pb2.TunnelChunk
-    """Each tunnel of the door begins with this message."""
+    """Each tunnel of the endpoint begins with this message."""
     listener: socket.socket
     accepting: asyncio.Task[None] | None = None
     open: int = 0
@@ -109,7 +110,7 @@ class _Endpoint:
 
 
 class TunnelEndpoints:
-    """Makes and keeps the sockets, one a job and user."""
+    """Make and keep the sockets, one for each job and user."""
 
     def __init__(
         self,
@@ -118,7 +119,10 @@ class TunnelEndpoints:
         vouch: Vouch,
         fault: Callable[[grpc.aio.AioRpcError], GpushareError],
     ) -> None:
-        """``channel``: one to the coordinator for tunnels. ``fault``: its failed calls as our errors."""
+        """``channel`` returns a channel to the coordinator for tunnels.
+
+        ``fault`` converts its failed calls.
+        """
         self._folder = folder
         self._channel = channel
         self._vouch = vouch
@@ -127,13 +131,13 @@ class TunnelEndpoints:
         self._open: Counter[int] = Counter()
         self._ready: Counter[int] = Counter()
         self._is_back = asyncio.Event()
-        """Set when a broken connection has a call again; the next connections to break get a new event."""
+        """This event is set when a broken connection has a call again; later breaks get a new event."""
         self._tasks = TaskSet()
 
     async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
-        """The path of the socket through which this caller reaches the job's node.
+        """Return the path of the socket through which this caller reaches the job's node.
 
-        Raises LimitReached, and RequestError for what is no job.
+        Raises LimitReached, and RequestError if the name is no job's.
         """
         if _JOB_ID.fullmatch(job) is None:
             raise RequestError(f"{shown(job)} is no name of a job")
@@ -150,7 +154,7 @@ class TunnelEndpoints:
         return str(endpoint.path)
 
     async def close(self) -> None:
-        """End all tunnels, and take the sockets away."""
+        """End all tunnels, and delete the sockets."""
         await self._tasks.cancel()
         self._endpoints.clear()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
@@ -173,10 +177,10 @@ class TunnelEndpoints:
         return endpoint
 
     async def _accept(self, key: _Key, endpoint: _Endpoint) -> None:
-        """Bare sockets, because asyncio's transports read before they are asked to.
+        """Accept bare sockets, because asyncio's transports read before the tunnel wants the bytes.
 
-        The listener is closed here alone: the event loop would go on to look at its number, which the next
-        socket gets, and would then never look at that one.
+        Only this method closes the listener. Otherwise the event loop would still watch the listener's
+        number, which the next socket gets, and would then never watch that next socket.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -248,15 +252,18 @@ class TunnelEndpoints:
     async def _give_up(
         self, endpoint: _Endpoint, sock: socket.socket, stream: TunnelStream | None, error: GpushareError
     ) -> None:
-        """Refuse in words only where nothing was passed on: after that they would stand in an answer."""
+        """Send the refusal as text only if the tunnel passed nothing on.
+
+        Later the text would be part of an answer.
+        """
         log.info("tunnel to job=%s ended: %s", endpoint.first.job_id, error.message)
         if stream is None or not (stream.received or stream.is_done):
             await _refuse(sock, error)
 
     async def _opened(self, endpoint: _Endpoint, stream_id: str = "", received: int | None = None) -> Tunnel:
-        """A tunnel of which the coordinator has been told; what it says to it is read.
+        """Open a tunnel, and return it once its first message is sent.
 
-        With the name of a connection and how many of its bytes came, the connection is taken up again.
+        With the name of a connection and the count of its received bytes, resume the connection.
         """
         first = jobs_pb2.TunnelChunk()
         first.CopyFrom(endpoint.first)
@@ -275,7 +282,7 @@ class TunnelEndpoints:
     # --- connections that outlive their calls --------------------------------------------------------------
 
     async def _take_up(self, endpoint: _Endpoint, stream: TunnelStream, stream_id: str) -> None:
-        """Go on with the connection whenever there is a call for it. Raises Unavailable where that fails."""
+        """Resume the connection whenever a call can be made for it. Raises Unavailable if that fails."""
         backoff = Backoff(RETRY, SystemRandom())
         until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
         while not stream.is_over:
@@ -301,10 +308,10 @@ class TunnelEndpoints:
                 until = asyncio.get_running_loop().time() + TAKE_UP_SECONDS
 
     async def _until_back(self, seconds: float) -> None:
-        """Wait for so long, or until another connection has a call again.
+        """Wait for this time, or until another connection has a call again.
 
-        A program's output and its exit code come on two connections, and their reader takes one that comes
-        much later than the other for broken.
+        A program's output and its exit code come on two connections. Their reader takes a connection for
+        broken if it returns much later than the other.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -313,7 +320,7 @@ class TunnelEndpoints:
     # --- tunnels that are ready --------------------------------------------------------------------------
 
     def _prepare(self, endpoint: _Endpoint) -> None:
-        """Whoever was told of a door is likely to come in a moment: meanwhile the way is made."""
+        """Open tunnels ahead, because a client that learned an endpoint soon connects to it."""
         uid = endpoint.caller.uid
         for _ in range(len(endpoint.ready), READY_TUNNELS):
             if self._ready[uid] < MAX_READY_PER_USER:
@@ -321,7 +328,7 @@ class TunnelEndpoints:
                 self._tasks.start(self._keep_ready(endpoint))
 
     async def _keep_ready(self, endpoint: _Endpoint) -> None:
-        """Until somebody takes it, or nobody did for a while."""
+        """Keep a tunnel ready until a client takes it, or until no client took it for a while."""
         try:
             ready = _Ready(await self._opened(endpoint))
             endpoint.ready.append(ready)
@@ -338,7 +345,7 @@ class TunnelEndpoints:
             self._ready[endpoint.caller.uid] -= 1
 
     def _taken(self, endpoint: _Endpoint) -> Tunnel | None:
-        """One that is ready, and did not fail meanwhile."""
+        """Take a ready tunnel that did not fail meanwhile, or return None."""
         while endpoint.ready:
             ready = endpoint.ready.popleft()
             ready.taken.set()
@@ -348,7 +355,7 @@ class TunnelEndpoints:
 
 
 def _called(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
-    """``Jobs.Tunnel``."""
+    """Call ``Jobs.Tunnel``."""
     return channel.stream_stream(
         "/gpushare.v1.Jobs/Tunnel",
         request_serializer=to_wire(jobs_pb2.TunnelChunk),
@@ -366,7 +373,7 @@ async def _carry(stream: TunnelStream, call: Call, sent_from: int = 0) -> None:
 async def _count(call: Call) -> int:
     """Return how many bytes the other end has.
 
-    Raise NotFound if it no longer has the connection, or CALL_ERRORS.
+    Raises NotFound if the other end no longer has the connection, or CALL_ERRORS.
     """
     message = await call.read()
     if isinstance(message, jobs_pb2.TunnelChunk) and message.HasField("received"):

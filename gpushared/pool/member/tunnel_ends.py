@@ -1,7 +1,7 @@
-"""Tunnels that end on this node: its gate, reached by whoever the coordinator vouches for.
+"""Serve tunnels that end on this node at its gate, for callers whom the coordinator vouches for.
 
-The connection is made as the account that the job runs as, so it reaches what that user could reach here by
-themselves, and nothing else.
+The connection is made as the job's account. It therefore reaches what that user could reach on this node, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 MAX_TUNNELS = 1024
 PARTING_SECONDS = 10.0
 KEEP_SECONDS = 660.0
-"""A connection whose call broke is kept so long: a little longer than its other end tries to take it up."""
+"""Keep a connection whose call broke for this long: a little longer than its other end tries to resume it."""
 STALL_SECONDS = 15.0
-"""A container may stand still for so long, because what it writes finds no room and no call."""
+"""Let a container stand still for this long, because its output finds no room and no call."""
 AWAY_SECONDS = 20.0
-"""A request in the queue waits for so long without a call that carries its connection."""
+"""A queued request waits for this long without a call that carries its connection."""
 Call = grpc.aio.StreamStreamCall[Data, Data]
 
 
 @dataclass(slots=True, eq=False)
 class _GateConnection:
-    """A connection to the gate that outlives its calls. ``task`` is the one that looks after it now."""
+    """Hold a connection to the gate that outlives its calls. ``task`` is the task that serves it now."""
 
     stream: TunnelStream
     whose: tuple[str, AttemptKey]
@@ -56,7 +56,7 @@ class _GateConnection:
 
 
 class TunnelEnds:
-    """Answers ``OpenTunnel``: calls the coordinator, and joins the call with a connection to the gate."""
+    """Answer ``OpenTunnel``: call the coordinator, and join the call with a connection to the gate."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class TunnelEnds:
     ) -> None:
         """Set up the node's ends of tunnels.
 
-        ``channel``: returns a channel to the coordinator for tunnels, kept by its giver. ``account_of``:
-        returns the account as which an owner's containers run here now. ``connect_as`` is given a way to
-        learn that nobody can be seen to wait behind the connection. Both may raise errors of the tree.
-        ``told`` is called for each tunnel that is opened or refused. ``linked_seconds``: returns how long the
-        coordinator has been there.
+        ``channel`` returns a channel to the coordinator for tunnels; its provider closes the channel.
+        ``account_of`` returns the account as which an owner's containers run here now. ``connect_as``
+        receives a function that returns True if the connection's client seems to be gone. Both may raise
+        errors of the tree. ``told`` is called for each tunnel that is opened or refused. ``linked_seconds``
+        returns for how long the link has been up.
         """
         self._channel = channel
         self._attempt_of = attempt_of
@@ -83,11 +83,11 @@ class TunnelEnds:
         self._linked_seconds = linked_seconds
         self._tasks = TaskSet()
         self._connections: dict[str, _GateConnection] = {}
-        """The connections by the secret names that their openers gave them."""
+        """Hold the connections by the secret names that their openers gave them."""
         self._kept = KeptBytes()
 
     def open(self, wanted: link_pb2.OpenTunnel) -> None:
-        """Comes back at once."""
+        """Start to serve the tunnel, and return at once."""
         self._tasks.start(self._serve(wanted))
 
     async def close(self) -> None:
@@ -137,9 +137,9 @@ class TunnelEnds:
         return self._connect_as(account, partial(self._is_away, wanted.stream_id))
 
     def _is_away(self, stream_id: str) -> bool:
-        """Return True if no call has come for a connection though the coordinator has long been there.
+        """Return True if no call has come for a connection though the link has been up for long.
 
-        While the coordinator itself is away, no client can show that it waits.
+        Without the link no client can show that it waits.
         """
         known = self._connections.get(stream_id)
         if known is None:
@@ -149,7 +149,7 @@ class TunnelEnds:
     # --- a connection that outlives its calls --------------------------------------------------------------
 
     async def _take_up(self, wanted: link_pb2.OpenTunnel, call: Call) -> None:
-        """Go on with a connection, or say that it is over."""
+        """Resume a connection, or answer that it is over."""
         known = self._connections.get(wanted.stream_id)
         if known is None or known.whose != _whose(wanted):
             await CallCarrier(call, link_pb2.TunnelData).write(over=True)
@@ -162,7 +162,7 @@ class TunnelEnds:
         await self._look_after(wanted, call, known)
 
     async def _look_after(self, wanted: link_pb2.OpenTunnel, call: Call, known: _GateConnection) -> None:
-        """Carry it by this call, and then keep it until it is over or another call takes it up."""
+        """Carry the connection by this call, then keep it until it is over or another call resumes it."""
         known.task = asyncio.current_task()
         try:
             with suppress(*CALL_ERRORS):
@@ -173,7 +173,7 @@ class TunnelEnds:
                     await carrier.write(over=True)
             if known.stream.is_over:
                 await _part(call)
-            elif known.stream.received:  # else nothing was asked of the gate yet
+            elif known.stream.received:  # else the gate has received no request yet
                 call.cancel()
                 log.info("tunnel of job=%s broke, and is kept for another call", wanted.job_id)
                 await _until_given_up(known.stream)
@@ -206,7 +206,7 @@ class TunnelEnds:
     async def _account_for(self, wanted: link_pb2.OpenTunnel) -> Caller:
         """Return the account of the wanted attempt here.
 
-        Raise NotFound, PermissionRefused, LimitReached, Unavailable or TimedOut.
+        Raises NotFound, PermissionRefused, LimitReached, Unavailable or TimedOut.
         """
         if len(self._tasks) > MAX_TUNNELS:
             raise LimitReached("this node has too many tunnels open", hint="close some attached clients")
@@ -222,7 +222,7 @@ class TunnelEnds:
             )
         if wanted.admin and wanted.person != attempt.spec.owner.person:
             log.warning("admin=%s reaches the containers of %s", wanted.person, attempt.account.name)
-        # The account may have been taken from its owner since: a record of a job is no key to it.
+        # The owner may have lost the account since; a job's record gives no right to the account.
         account = await self._account_of(attempt.spec.owner)
         if account.uid != attempt.account.uid:
             raise PermissionRefused(
@@ -238,7 +238,7 @@ def _whose(wanted: link_pb2.OpenTunnel) -> tuple[str, AttemptKey]:
 
 
 async def _part(call: Call) -> None:
-    """End a call of which the other side has to read what was written last."""
+    """End a call after the other side has read the last message."""
     with suppress(*CALL_ERRORS, TimeoutError):
         await call.done_writing()
         async with asyncio.timeout(PARTING_SECONDS):
@@ -246,7 +246,7 @@ async def _part(call: Call) -> None:
 
 
 async def _until_given_up(stream: TunnelStream) -> None:
-    """Nobody comes for it, or its program would stand still for too long."""
+    """Wait until nobody resumes the connection in time, or its program would stand still for too long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(KEEP_SECONDS):
             await stream.stuck.wait()
@@ -254,7 +254,7 @@ async def _until_given_up(stream: TunnelStream) -> None:
 
 
 def _called(channel: grpc.aio.Channel) -> Call:
-    """``NodeLink.Serve``."""
+    """Call ``NodeLink.Serve``."""
     return channel.stream_stream(
         "/gpushare.v1.NodeLink/Serve",
         request_serializer=to_wire(link_pb2.TunnelData),

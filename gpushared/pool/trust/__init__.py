@@ -1,4 +1,4 @@
-"""Decide who may do what in a pool: certificates, tokens, nodes' signed words, and the people behind them.
+"""Decide who may do what in a pool, by certificates, tokens, nodes' assertions and the pool's people.
 
 Nothing is allowed by default, and every refusal names its cause and a remedy.
 """

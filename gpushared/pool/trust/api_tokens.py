@@ -1,4 +1,7 @@
-"""API tokens: with one a pipeline speaks for a person, for what its scopes say, until it expires."""
+"""Issue, check and revoke API tokens.
+
+A pipeline acts for a person with a token, within its scopes, until the token expires.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ KEPT_SECONDS = 7 * 24 * 3600
 MAX_TOKENS = 10_000
 MAX_DESCRIPTION = 200
 NOTE_USE_SECONDS = 600
-"""The last use is written down at most so often, so that a call costs no write."""
+"""Store the time of last use at most this often, so that a call costs no write."""
 _NEW = "ask an admin of the pool for a new one: gpushare pool api-token"
 
 
@@ -48,7 +51,10 @@ class ApiTokens:
         self._used: dict[str, float] = {}
 
     async def load(self) -> None:
-        """Before the first call, and again when another coordinator may have written."""
+        """Read the tokens from the store.
+
+        Call this before the first request, and again when another coordinator may have written.
+        """
         self._known = await self._records.all()
 
     async def make(
@@ -62,7 +68,10 @@ class ApiTokens:
         description: str = "",
         admins: frozenset[str] = frozenset(),
     ) -> tuple[ApiWords, ApiRecord]:
-        """The token, which is told only now, and what is kept of it. Raises RequestError, LimitReached."""
+        """Make a token; return its secret words, shown only now, and the record that the pool keeps.
+
+        Raises RequestError, LimitReached.
+        """
         chosen = _scopes(scopes)
         _check(person, chosen, admins, valid_seconds, description)
         if len(self._known) >= MAX_TOKENS:
@@ -82,7 +91,7 @@ class ApiTokens:
         return words, record
 
     def recognise(self, words: ApiWords, now: float) -> ApiRecord:
-        """Return the record of the token that these words name. Raise PermissionRefused."""
+        """Return the record of the token that these words name. Raises PermissionRefused."""
         kept = self._known.get(words.id)
         if kept is None or not matches(words.secret, kept.record.hashed):
             raise PermissionRefused("this API token is not known here", hint=f"is it of this pool? {_NEW}")
@@ -92,7 +101,7 @@ class ApiTokens:
         return kept.record
 
     def problem(self, token_id: str, now: float) -> PermissionRefused | None:
-        """Return the fault of a token that was recognised before, or None if it has none."""
+        """Return the fault of a token that was recognised before, or None if the token has none."""
         kept = self._known.get(token_id)
         if kept is None or kept.record.revoked_at is not None:
             return PermissionRefused(f"the API token {token_id} was revoked", hint=_NEW)
@@ -102,14 +111,14 @@ class ApiTokens:
         return None
 
     async def note_use(self) -> None:
-        """Write down when tokens were used last, where that is not known nearly so well already."""
+        """Store the times of last use that are newer than the stored ones by ``NOTE_USE_SECONDS`` or more."""
         for token_id, at in list(self._used.items()):
             kept = self._known.get(token_id)
             if kept is not None and at - (kept.record.used_at or 0.0) >= NOTE_USE_SECONDS:
                 await self._change(token_id, functools.partial(_used_at, at=at))
 
     async def all(self, now: float) -> list[ApiRecord]:
-        """Newest first. Forgets those that expired long ago."""
+        """Return all tokens, the newest first, and delete the tokens that expired long ago."""
         for token_id, kept in list(self._known.items()):
             if kept.record.expires_at + KEPT_SECONDS < now:
                 await self._records.delete(kept.record, kept.revision)
@@ -122,9 +131,9 @@ class ApiTokens:
         return replace(record, used_at=self._used.get(record.id, record.used_at))
 
     async def revoke(self, token_id: str, now: float) -> str:
-        """Revoke a token and say so in a sentence; the change is durable before the sentence.
+        """Revoke a token durably, and return a sentence on the revocation.
 
-        Raise NotFound.
+        Raises NotFound.
         """
         if token_id not in self._known:
             raise NotFound(
@@ -138,7 +147,8 @@ class ApiTokens:
         try:
             self._known[token_id] = await self._records.put(changed(kept.record), kept.revision)
         except Conflict:
-            # A write of ours that was under way at the same time; once more on what it left.
+            # Another write of this process changed the record at the same time: apply the change to the newer
+            # record.
             newer = await self._records.find(token_id)
             if newer is None:
                 self._known.pop(token_id, None)

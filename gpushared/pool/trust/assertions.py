@@ -1,8 +1,8 @@
-"""A node's signed word for one of its users: who asks, for exactly this request, within a minute.
+"""Sign and check assertions: a node states which of its users sends exactly this request, within a minute.
 
-The coordinator knows nodes by their certificates, and users only by what nodes say of them. A node may speak
-for the users of its own realms only, so a machine whose root is somebody else's can pass for its own users,
-and for nobody beyond.
+The coordinator knows nodes by their certificates, and knows users only by the assertions of nodes. A node may
+assert users of its own realms only. A machine whose root is not trusted can therefore impersonate its own
+users, and nobody else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpushared.pool.trust.people import split_principal
 ASSERTION_METADATA = "gpushare-assertion-bin"
 VALID_SECONDS = 60
 MAX_BYTES = 4096
-"""gRPC takes 8 KiB of metadata in all, unless told otherwise."""
+"""Stay within the 8 KiB of metadata that gRPC accepts in all by default."""
 MAX_GROUPS = 64
 MAX_GROUPS_BYTES = 2048
 SIGNATURE_BYTES = 64
@@ -35,12 +35,15 @@ NONCE_BYTES = 16
 NONCES_PER_NODE = 60_000
 NONCES = 300_000
 _CONTEXT = b"gpushare assertion 1\0"
-"""Stands before what is signed, so that nothing else signed with the key can be taken for an assertion."""
+"""Prefix the signed bytes, so that no other signature of the key can pass for an assertion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """``audience``: the pool. ``digest``: of the request, in hexadecimal digits. Times are epoch seconds."""
+    """Hold the signed facts; times are epoch seconds.
+
+    ``audience`` is the pool. ``digest`` is the request's digest in hexadecimal digits.
+    """
 
     principal: str
     groups: tuple[str, ...]
@@ -52,24 +55,27 @@ class Assertion:
 
 
 def request_digest(message: Message) -> bytes:
-    """Return the digest of a request as protobuf: its type and its fields.
+    """Return the digest of a request as protobuf: the digest covers the type and the fields.
 
-    The fields are written anew in the order of their numbers, so that fields which only the other side knows
-    count too.
+    The fields are serialized again in the order of their numbers, so that the digest also covers fields which
+    only the other side knows.
     """
     fields = message.SerializeToString(deterministic=True)
     return hashlib.sha256(message.DESCRIPTOR.full_name.encode() + b"\0" + fields).digest()
 
 
 class Asserter:
-    """Speaks for the users of this node."""
+    """Sign assertions for the users of this node."""
 
     def __init__(self, key: Ed25519PrivateKey, pool: str) -> None:
         self._key = key
         self._pool = pool
 
     def sign(self, principal: str, groups: Sequence[str], digest: bytes, now: float) -> bytes:
-        """The assertion as it travels: the signature, and the JSON that it is of. Used once."""
+        """Return the bytes to send: the signature, then the signed JSON.
+
+        The coordinator accepts them once.
+        """
         assertion = {
             "principal": principal,
             "groups": _fitting(groups),
@@ -84,7 +90,7 @@ class Asserter:
 
 
 def _fitting(groups: Sequence[str]) -> list[str]:
-    """Return as many groups as there is room for; being in fewer groups never allows more."""
+    """Return as many groups as fit into the assertion; being in fewer groups never allows more."""
     left, fitting = MAX_GROUPS_BYTES, []
     for group in groups[:MAX_GROUPS]:
         left -= len(json.dumps(group)) + 1
@@ -94,16 +100,17 @@ def _fitting(groups: Sequence[str]) -> list[str]:
 
 
 class AssertionCheck:
-    """Believes each assertion once. One a coordinator."""
+    """Accept each assertion once. A coordinator has one ``AssertionCheck``."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
         self._nonces = Nonces()
 
     def believe(self, signed: bytes, node: NodeCertificate, digest: bytes, now: float) -> Assertion:
-        """The assertion, if the node may make it, for this request, now, and has not made it before.
+        """Return the assertion if the node may make it for this request now, and has not used it before.
 
-        Raises PermissionRefused, and LimitReached where a node makes too many to remember them all.
+        Raises PermissionRefused, and LimitReached if the node uses more assertions than the check can
+        remember.
         """
         assertion = _read(_verified(signed, node), node)
         if assertion.audience != self._pool:
@@ -144,7 +151,7 @@ def _read(text: bytes, node: NodeCertificate) -> Assertion:
 
 
 def _check_times(assertion: Assertion, node: NodeCertificate, now: float) -> None:
-    """Written so that NaN is outside too."""
+    """Refuse an assertion outside its period. The comparisons also refuse NaN. Raises PermissionRefused."""
     issued, expires = assertion.issued_at, assertion.expires_at
     lives = 0 < expires - issued <= VALID_SECONDS
     if not (lives and issued - TOLERANCE_SECONDS <= now < expires + TOLERANCE_SECONDS):
@@ -181,7 +188,7 @@ def _refused(node: NodeCertificate, why: str) -> PermissionRefused:
 class Nonces:
     """Remember the nonces of assertions that could still be used again.
 
-    When full, believe no further assertion.
+    When the memory is full, accept no further assertion.
     """
 
     def __init__(self, per_node: int = NONCES_PER_NODE, in_all: int = NONCES) -> None:
@@ -192,7 +199,10 @@ class Nonces:
         self._swept_at = 0.0
 
     def use(self, node: NodeName, nonce: str, until: float, now: float) -> None:
-        """Raises PermissionRefused where it was used before, LimitReached where there are too many."""
+        """Record a nonce.
+
+        Raises PermissionRefused for a nonce used before, LimitReached for too many nonces.
+        """
         if len(nonce) != 2 * NONCE_BYTES:
             raise PermissionRefused(
                 f"the word of node {node} for its user is refused: its nonce is none", hint="ask again"
@@ -213,7 +223,7 @@ class Nonces:
         self._count += 1
 
     def _sweep(self, now: float) -> None:
-        """At most once a second: it looks at all of them."""
+        """Delete expired nonces, at most once a second because the sweep reads all nonces."""
         if abs(now - self._swept_at) < 1:
             return
         self._swept_at = now

@@ -1,7 +1,7 @@
-"""The pool's certificate authority: its anchors, and what they sign. A folder on the coordinator's machine.
+"""Hold the pool's certificate authority, a folder on the coordinator's machine, and sign with its anchors.
 
-Usually there is one anchor. While it is being replaced there are two: the new one signs nodes' certificates,
-and the old one proves the coordinator to nodes that have not heard of the new one yet.
+Usually the pool has one anchor. During a replacement the pool has two: the new anchor signs nodes'
+certificates, and the old anchor proves the coordinator to nodes that do not know the new anchor yet.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CSR_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A self-signed certificate with its key."""
+    """Hold a self-signed certificate with its key."""
 
     number: int
     certificate: x509.Certificate
@@ -50,12 +50,12 @@ class Anchor:
 
     @property
     def id(self) -> str:
-        """The key identifier that what it signed carries."""
+        """Return the key identifier that certificates signed by this anchor carry."""
         return certificates.own_id(self.certificate)
 
 
 class Authority:
-    """Signs for one pool. Its methods read and write small files."""
+    """Sign certificates for one pool. The methods read and write small files."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Authority:
     ) -> None:
         self.pool = pool
         self.generation = generation
-        """Rises with every change of the anchors."""
+        """This number rises with every change of the anchors."""
         self._folder = folder
         self._anchors = tuple(anchors)
         self._node_seconds = node_seconds
@@ -76,7 +76,10 @@ class Authority:
 
     @classmethod
     def found(cls, folder: Path, pool: str, now: float) -> Authority:
-        """A new authority. Raises StateConflict where there is one, RequestError for a name."""
+        """Create an authority.
+
+        Raises StateConflict if the folder has one, RequestError for a bad pool name.
+        """
         pool_name(pool)
         if (folder / TRUST_FILE).exists():
             raise StateConflict(
@@ -91,7 +94,7 @@ class Authority:
 
     @classmethod
     def load(cls, folder: Path, node_seconds: int = NODE_SECONDS) -> Authority:
-        """The one that is there. Raises ConfigError."""
+        """Read the authority from the folder. Raises ConfigError."""
         if not (folder / TRUST_FILE).exists():
             raise ConfigError(
                 f"there is no pool in {folder.parent} yet", hint="begin one: gpushare pool init NAME"
@@ -107,7 +110,7 @@ class Authority:
             ) from error
 
     def _trust(self, generation: int, anchors: Sequence[Anchor]) -> None:
-        """Trust these anchors as soon as that is durable. Raise Unavailable, and then change nothing."""
+        """Trust these anchors once the change is durable. Raises Unavailable, and then changes nothing."""
         numbers = [anchor.number for anchor in anchors]
         facts = {"pool": self.pool, "generation": generation, "anchors": numbers}
         write_private(self._folder / TRUST_FILE, json.dumps(facts).encode())
@@ -117,17 +120,17 @@ class Authority:
 
     @property
     def anchors_pem(self) -> bytes:
-        """Return all anchors that are trusted now, the one that proves the coordinator first."""
+        """Return all anchors that are trusted now, the anchor that proves the coordinator first."""
         return b"".join(certificates.pem_of(anchor.certificate) for anchor in self._anchors)
 
     @property
     def digest(self) -> str:
-        """Return the digest that a join token pins: that of the anchor which proves the coordinator."""
+        """Return the digest that a join token pins: the digest of the anchor which proves the coordinator."""
         return certificates.digest_of(self._anchors[0].certificate)
 
     @property
     def signing(self) -> str:
-        """The identifier of the anchor that signs nodes' certificates now."""
+        """Return the identifier of the anchor that signs nodes' certificates now."""
         return self._anchors[-1].id
 
     @property
@@ -140,7 +143,7 @@ class Authority:
         return any(anchor.id == authority for anchor in self._anchors)
 
     def begin_rotation(self, now: float) -> None:
-        """Make a new anchor, and trust both. Raises StateConflict where that is under way."""
+        """Make a new anchor, and trust both. Raises StateConflict if a rotation is under way."""
         if self.rotating:
             raise StateConflict(
                 "the authority is being replaced already", hint="gpushare pool rotate-ca --finish ends it"
@@ -150,7 +153,7 @@ class Authority:
         self._trust(self.generation + 1, (*self._anchors, newest))
 
     def finish_rotation(self) -> None:
-        """Trust the new one alone, and forget the old one's key. Raises StateConflict."""
+        """Trust the new anchor alone, and delete the old anchor's key. Raises StateConflict."""
         if not self.rotating:
             raise StateConflict("nothing is being replaced", hint="gpushare pool rotate-ca begins it")
         *dropped, newest = self._anchors
@@ -161,7 +164,7 @@ class Authority:
     # --- signing ---------------------------------------------------------------------------------------
 
     def sign_node(self, csr: bytes, node: NodeName, realms: frozenset[str], now: float) -> x509.Certificate:
-        """A node's certificate for the key of its request. Raises RequestError."""
+        """Sign a certificate for the node and the key of its request. Raises RequestError."""
         request = read_csr(csr)
         extension = request.extensions.get_extension_for_oid(ASSERTION_KEY_OID).value
         names = [node_uri(self.pool, node), *(realm_uri(self.pool, realm) for realm in sorted(realms))]
@@ -175,7 +178,7 @@ class Authority:
     def sign_coordinator(
         self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], now: float
     ) -> x509.Certificate:
-        """The coordinator's own, for both its ports; ``hosts`` are names and addresses it is reached at."""
+        """Sign the coordinator's certificate for both its ports; ``hosts`` are its names and addresses."""
         names: list[x509.GeneralName] = [
             x509.DNSName(coordinator_host(self.pool)),
             *map(_host, hosts),
@@ -194,7 +197,7 @@ class Authority:
 
 
 def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
-    """A request with a key of the kind we use, and the proof that its sender has it. Raises RequestError."""
+    """Read a request with a P-256 key; verify that its sender holds the key. Raises RequestError."""
     if len(pem) > MAX_CSR_BYTES:
         raise RequestError("the certificate request is too long", hint=_NO_CSR)
     try:
@@ -213,7 +216,7 @@ def read_csr(pem: bytes) -> x509.CertificateSigningRequest:
 
 
 def key_digest(csr: bytes) -> str:
-    """Return the digest of the key that a request is for. Raise RequestError."""
+    """Return the digest of the key that a request is for. Raises RequestError."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     der = read_csr(csr).public_key().public_bytes(serialization.Encoding.DER, form)
     digest = hashes.Hash(hashes.SHA256())
@@ -232,7 +235,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _new_anchor(folder: Path, pool: str, number: int, now: float) -> Anchor:
-    """The key is durable before anything can name the certificate."""
+    """Make an anchor. The key is durable before anything can name the certificate."""
     key = new_key()
     name = x509.Name(
         [
@@ -256,7 +259,7 @@ def _new_anchor(folder: Path, pool: str, number: int, now: float) -> Anchor:
 
 
 def _read_anchor(folder: Path, number: int) -> Anchor:
-    """Raises ValueError, ConfigError."""
+    """Read an anchor from its files. Raises ValueError, ConfigError."""
     key = serialization.load_pem_private_key(read_private(_key_path(folder, number)), password=None)
     certificate = x509.load_pem_x509_certificate(read_private(_certificate_path(folder, number)))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
@@ -273,7 +276,7 @@ def _certificate_path(folder: Path, number: int) -> Path:
 
 
 def _builder(key: object, names: Sequence[x509.GeneralName]) -> x509.CertificateBuilder:
-    """A leaf's: the names are critical because there is no subject (RFC 5280, 4.2.1.6)."""
+    """Start a leaf certificate. Its names are critical because it has no subject (RFC 5280, 4.2.1.6)."""
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return (
         x509.CertificateBuilder()

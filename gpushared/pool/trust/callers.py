@@ -1,8 +1,8 @@
 """Decide who calls the coordinator and for what. No other module decides this; other calls are refused.
 
 - On the nodes' port each connection has a node's certificate. Calls of the link are the node's own; calls of
-  `Jobs` carry the node's signed word for the user who asks.
-- On the users' port nobody has a certificate; a call carries an API token, or is one of `Join`.
+  `Jobs` carry the node's signed assertion for the user who asks.
+- On the users' port no connection has a certificate; a call carries an API token, or is one of `Join`.
 - On the unix socket the kernel names the caller; root and the trusted groups are the pool's admins.
 """
 
@@ -36,22 +36,22 @@ BEARER = "Bearer "
 ALL_SCOPES = frozenset(Scope)
 OPEN_TO_STRANGERS = ("/gpushare.v1.Join/", "/grpc.health.v1.Health/")
 SHARE_OF_A_NODE = 4
-"""A node asks for all of its users."""
+"""A node gets a larger share because it calls for all of its users."""
 CALLS_OF_A_PRINCIPAL = 1024
-"""Under way at once, whichever nodes and tokens they come by; of its own users a node takes as many each."""
+"""Bound a principal's calls under way over all nodes and tokens; a node bounds its own users likewise."""
 
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered")
 
 
 def _always(_: float) -> GpushareError | None:
-    """Nothing can go wrong: the kernel's word."""
+    """Return no fault: the kernel's statement about the caller stays valid."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCaller:
-    """Hold the caller of a request. ``node`` vouches for the caller; None = a token, or the unix socket.
+    """Hold the caller of a request. ``node`` asserts the caller; None means a token or the unix socket.
 
     ``owner.admin`` is ``is_admin``: a token without the scope admin makes nobody an admin.
     """
@@ -62,10 +62,10 @@ class PoolCaller:
     is_admin: bool
     groups: tuple[str, ...] = ()
     judge: Judge = field(default=_always, compare=False, repr=False)
-    """This check tells later if the caller's certificate or token has become invalid."""
+    """This function finds out later if the caller's certificate or token has become invalid."""
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionRefused where it was not given for that."""
+        """Raises PermissionRefused if the caller's token lacks this scope."""
         if scope not in self.scopes and not self.is_admin:
             raise PermissionRefused(
                 f"this token of {self.owner.person} is not for that: it lacks the scope {scope}",
@@ -73,7 +73,7 @@ class PoolCaller:
             )
 
     def require_admin(self) -> None:
-        """Raises PermissionRefused."""
+        """Raises PermissionRefused if the caller is no admin."""
         if not self.is_admin:
             raise PermissionRefused(
                 f"only admins of the pool may do that, and {self.owner.person} is none here",
@@ -83,7 +83,10 @@ class PoolCaller:
 
 
 class Callers:
-    """Tells who calls. ``people`` and ``now`` are asked anew each time; ``authenticator`` is the unix socket's."""
+    """Identify callers.
+
+    ``people`` and ``now`` are called anew each time; ``authenticator`` serves the unix socket.
+    """
 
     def __init__(
         self,
@@ -106,12 +109,12 @@ class Callers:
         self._assertions = AssertionCheck(pool)
         self._calls = CallsUnderWay(CALLS_OF_A_PRINCIPAL)
         self.met: Callable[[str, str], None] = lambda _, __: None
-        """Told of each call of a token or a node: its connection's other end, and the name counted."""
+        """Every call of a token or a node calls this with the peer's address and the counted name."""
 
     async def caller_of(self, context: Context[Any, Any], message: Message) -> PoolCaller:
-        """Return the caller of this request: by a node's word, a token, or the kernel's word.
+        """Return the caller of this request, by a node's assertion, a token, or the kernel's statement.
 
-        Raise PermissionRefused. ``message`` is the request, or the first message of a stream.
+        Raises PermissionRefused. ``message`` is the request, or the first message of a stream.
         """
         auth = context.auth_context()
         if _first(auth, "x509_pem_cert"):
@@ -130,7 +133,7 @@ class Callers:
         return self.local(await self._authenticator.caller_of(context))
 
     def admitted(self, name: str, context: Context[Any, Any]) -> Admitted:
-        """Return the caller as known before the message is read. Raise PermissionRefused.
+        """Return the caller as known before the message is read. Raises PermissionRefused.
 
         A call that is open to strangers needs no certificate or token.
         """
@@ -145,14 +148,18 @@ class Callers:
         return caller
 
     def node_of(self, context: Context[Any, Any]) -> NodeCertificate:
-        """The node whose certificate the connection has, and which is in good standing now.
+        """Return the node whose certificate the connection has, if the certificate is valid now.
 
-        Raises PermissionRefused: no certificate, another pool's, expired, revoked, of a dropped authority.
+        Raises PermissionRefused if the certificate is missing, of another pool, expired, revoked, or of a
+        dropped authority.
         """
         return self.certificate_of(context.auth_context())
 
     def certificate_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeCertificate:
-        """The same, from what TLS found out about the connection (grpc's ``auth_context``)."""
+        """Return the node's certificate from the TLS facts of the connection (grpc's ``auth_context``).
+
+        Raises PermissionRefused like ``node_of``.
+        """
         pem = _first(auth, "x509_pem_cert")
         if not pem:
             raise PermissionRefused(
@@ -164,7 +171,7 @@ class Callers:
         return node
 
     def asserted(self, node: NodeCertificate, signed: bytes, digest: bytes) -> PoolCaller:
-        """The user for whom a node gave its signed word, for a request of that digest.
+        """Return the user whom a node asserts, for a request of that digest.
 
         Raises PermissionRefused, LimitReached.
         """
@@ -174,7 +181,7 @@ class Callers:
         return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
 
     def owner_named(self, principal: str) -> Owner:
-        """Return the owner of a job by the name alone, which makes nobody an admin. Raise RequestError."""
+        """Return the owner of a job by the name alone, which makes nobody an admin. Raises RequestError."""
         user, realm = split_principal(principal)
         people = self._people()
         if realm == self._pool and principal not in people.persons:
@@ -182,7 +189,7 @@ class Callers:
         return replace(people.owner(principal), admin=False)
 
     def local(self, caller: Caller) -> PoolCaller:
-        """A caller on the coordinator's unix socket."""
+        """Return the caller for a user of the coordinator's unix socket. Raises PermissionRefused."""
         if not caller.trusted:
             raise PermissionRefused(
                 f"{caller.name} may not administer the pool",
@@ -204,7 +211,10 @@ class Callers:
         return self._tokens.recognise(read_api_token(header.removeprefix(BEARER)), self._now())
 
     def _speaking_for(self, record: ApiRecord) -> PoolCaller:
-        """A person without a realm is of the pool's own, for which no node speaks unless it was told to."""
+        """Return the caller for a token. A person without a realm belongs to the pool's own realm.
+
+        A node asserts users of that realm only if its join token gave it the realm.
+        """
         people = self._people()
         if "@" in record.person:
             owner = people.owner(record.person)
@@ -227,9 +237,10 @@ class Callers:
         context: Context[Any, Any],
         name: str = "",
     ) -> _Answered:
-        """A call with its caller; errors of the tree become its gRPC status. ``name`` without the API's.
+        """Answer a call together with its caller; an error of the tree becomes the gRPC status.
 
-        A call may wait for long. It ends when the caller's token or certificate counts no more.
+        ``name`` leaves out the API's name. A call may wait for long; it ends when the caller's token or
+        certificate becomes invalid.
         """
         caller: PoolCaller | None = None
         try:
@@ -249,16 +260,19 @@ class Callers:
         context: Context[Any, Any],
         error: GpushareError,
     ) -> NoReturn:
-        """End a call with an error of the tree, of which the audit is told. ``caller`` None: nobody known."""
+        """End a call with an error of the tree, and write it to the audit.
+
+        ``caller`` is None for an unknown caller.
+        """
         self._audit.refused(name, message, await self._asker(caller, context), error)
         await abort(context, error)
 
     async def refuse_unread(self, path: str, context: Context[Any, Any], error: GpushareError) -> NoReturn:
-        """End a call whose message was not read. ``path``: gRPC's, as ``/gpushare.v1.Jobs/Get``."""
+        """End a call whose message was not read. ``path`` is gRPC's, as ``/gpushare.v1.Jobs/Get``."""
         await self.refuse(path.rpartition(".")[2], None, None, context, error)
 
     async def _asker(self, caller: PoolCaller | None, context: Context[Any, Any]) -> Asker:
-        """Whoever could not say who they are goes by their node or their address."""
+        """Return the name for the audit. An unidentified caller gets the name of its node or address."""
         auth = context.auth_context()
         if _first(auth, "transport_security_type") != b"ssl":
             return (
@@ -281,7 +295,10 @@ class Callers:
         context: Context[Any, Any],
         name: str = "",
     ) -> AsyncGenerator[_Answered, None]:
-        """The same for answers that go on: they end when the caller's token or certificate counts no more."""
+        """Answer a call with a stream, which ends when the caller's token or certificate becomes invalid.
+
+        An error of the tree becomes the gRPC status, as in ``unary``.
+        """
         caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
@@ -294,9 +311,9 @@ class Callers:
 
     @contextlib.contextmanager
     def watching(self, caller: PoolCaller) -> Iterator[asyncio.Future[GpushareError]]:
-        """While a call of theirs is open: the future has the reason as soon as it must be closed.
+        """Count and watch an open call of the caller; the future gets the reason to close the call.
 
-        Raises LimitReached where they have too many.
+        Raises LimitReached if the caller has too many calls.
         """
         with self._calls.of(caller.owner.principal), self._certificate_status.watching(caller.judge) as gone:
             yield gone
@@ -318,7 +335,7 @@ async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]
 async def until(
     gone: asyncio.Future[GpushareError], answers: AsyncIterator[_Answered]
 ) -> AsyncGenerator[_Answered, None]:
-    """The answers, and then the reason to end them as an error, whichever comes first."""
+    """Yield the answers until they end, or raise the error in ``gone`` if that comes first."""
     while True:
         following = asyncio.ensure_future(anext(answers))
         both: set[asyncio.Future[Any]] = {following, gone}
@@ -334,18 +351,18 @@ async def until(
 
 
 async def _over(work: asyncio.Future[Any]) -> None:
-    """Have it end, and look at the error that it ended with: nobody else does when the caller has gone."""
+    """Cancel the work and retrieve its error, because no other code does so after the caller has gone."""
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
 
 
 def _first(auth: Mapping[str, Iterable[bytes]], name: str) -> bytes:
-    """A property of a connection; empty where it does not have it."""
+    """Return a property of a connection, or empty bytes if the connection does not have the property."""
     return next(iter(auth.get(name, ())), b"")
 
 
 def _node_in(auth: Mapping[str, Iterable[bytes]]) -> str:
-    """``node ws1``, as the connection's certificate says; empty where it is no node's."""
+    """Return ``node ws1`` from the connection's certificate, or an empty string if there is none."""
     try:
         return f"node {read_node_certificate(_first(auth, 'x509_pem_cert')).node}"
     except GpushareError:
@@ -353,6 +370,6 @@ def _node_in(auth: Mapping[str, Iterable[bytes]]) -> str:
 
 
 def _metadata(context: Context[Any, Any], name: str) -> str | bytes | None:
-    """The value that a call has exactly once; twice is as good as none."""
+    """Return the value that a call has exactly once; a value given twice counts as none."""
     values = [value for key, value in context.invocation_metadata() or () if key == name]
     return values[0] if len(values) == 1 else None

@@ -1,7 +1,7 @@
-"""Record the authority's signatures and revocations, and check if a node's certificate counts now.
+"""Record the authority's signatures and revocations, and check if a node's certificate is valid now.
 
-The record is a file beside the authority's keys. Lines are only ever added to it, and each line is durable
-before its content is told to anybody.
+The record is a file beside the authority's keys. The authority only appends lines to the file, and each line
+is durable before its content is sent to anybody.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _AGAIN = (
 )
 
 Judge = Callable[[float], GpushareError | None]
-"""A judge returns the fault, at a time, of the proof by which a caller was let in; None = no fault."""
+"""A judge returns the fault, at a time, of the proof that admitted a caller; None means no fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerMember:
-    """A node that is a member as far as the authority knows, with those of its newest certificate."""
+    """Hold a node that is a member according to the authority, with the facts of its newest certificate."""
 
     node: NodeName
     enrolled_at: float
@@ -45,7 +45,7 @@ class LedgerMember:
 
 
 class SignatureLog:
-    """Reads itself once, then only writes. Not for several processes at a time."""
+    """Read the file once, then only append to the file. One process at a time may use the file."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
@@ -60,7 +60,7 @@ class SignatureLog:
     def _replay(self, data: bytes) -> int:
         """Apply all whole lines and return the end of the last one.
 
-        A line that was cut off was told to nobody.
+        The content of a line that was cut off was sent to nobody.
         """
         end = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:end].splitlines(), start=1):
@@ -83,11 +83,14 @@ class SignatureLog:
         return self._members.get(node)
 
     def realms_in_use(self) -> dict[str, NodeName]:
-        """The realms given to nodes besides their own, each with one of those nodes."""
+        """Return the realms given to nodes besides their own names, each with one of the nodes."""
         return {realm: one.node for one in self._members.values() for realm in sorted(one.realms)}
 
     def is_revoked(self, certificate: NodeCertificate) -> bool:
-        """One that this ledger does not know (it is an old copy) counts by when it was made."""
+        """Return True if the certificate is revoked.
+
+        This file may be an old copy. If it does not have the certificate, the certificate's date decides.
+        """
         if certificate.serial in self._revoked:
             return True
         known = certificate.serial in self._serials.get(certificate.node, ())
@@ -97,7 +100,7 @@ class SignatureLog:
     # --- writing ---------------------------------------------------------------------------------------
 
     def issued(self, certificate: NodeCertificate, at: float, *, token: str = "") -> None:
-        """Raises Unavailable, and then nothing may be told of the certificate."""
+        """Record a new certificate. Raises Unavailable; then the certificate must not be sent."""
         self._append(
             {
                 "what": "issued",
@@ -112,7 +115,7 @@ class SignatureLog:
         )
 
     def revoke(self, node: NodeName, by: str, at: float) -> None:
-        """All certificates that the node has. Raises Unavailable."""
+        """Revoke all certificates that the node has. Raises Unavailable."""
         self._append({"what": "revoked", "at": at, "node": node, "by": by})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -153,18 +156,18 @@ class SignatureLog:
 
 
 class CertificateStatus:
-    """Judges certificates whose signatures TLS has checked already."""
+    """Check certificates whose signatures TLS has verified already."""
 
     def __init__(self, authority: Authority, ledger: SignatureLog) -> None:
         self._authority = authority
         self._ledger = ledger
         self.fallen: Callable[[NodeName, GpushareError], None] = lambda _, __: None
-        """Told of each noted node whose certificate no longer counts, once."""
+        """``look_again`` calls this once for each noted node whose certificate became invalid."""
         self._noted: dict[NodeName, NodeCertificate] = {}
         self._open: dict[asyncio.Future[GpushareError], Judge] = {}
 
     def judge(self, certificate: NodeCertificate) -> Judge:
-        """Return the judge that tells, at any later time, the certificate's fault at that time."""
+        """Return a function that finds the certificate's fault at any later time."""
         return lambda now: self._problem(certificate, now)
 
     def check(self, certificate: NodeCertificate, now: float) -> None:
@@ -194,16 +197,16 @@ class CertificateStatus:
         return None
 
     def note(self, certificate: NodeCertificate) -> None:
-        """A node is connected with this certificate, instead of the one before."""
+        """Note that a node is connected with this certificate, which replaces the previous one."""
         self._noted[certificate.node] = certificate
 
     def noted(self, node: NodeName) -> NodeCertificate | None:
-        """The one with which it connected last, while it counts."""
+        """Return the certificate with which the node connected last, while the certificate is valid."""
         return self._noted.get(node)
 
     @contextmanager
     def watching(self, judge: Judge) -> Iterator[asyncio.Future[GpushareError]]:
-        """While a stream is open: the future has the reason as soon as it must be closed."""
+        """Watch an open stream; the future gets the reason to close the stream."""
         gone: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
         self._open[gone] = judge
         try:
@@ -213,7 +216,11 @@ class CertificateStatus:
             gone.cancel()
 
     def look_again(self, now: float) -> None:
-        """After a revocation or a change of the anchors, and from time to time, because things expire."""
+        """Check all open streams and noted nodes again.
+
+        The callers run this after a revocation, after a change of the anchors, and from time to time, because
+        certificates and tokens expire.
+        """
         for gone, judge in list(self._open.items()):
             problem = judge(now)
             if problem is not None and not gone.done():

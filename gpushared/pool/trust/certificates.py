@@ -17,17 +17,17 @@ from gpushared.domain.model.units import shown
 from gpushared.pool.trust.people import SCHEME
 
 ASSERTION_KEY_OID = x509.ObjectIdentifier("2.25.3128955938680712431273847370430093104")
-"""An extension of ours: the node's Ed25519 public key, 32 bytes. 2.25 is the arc of UUIDs (X.667)."""
+"""Identify the extension with the node's Ed25519 public key, 32 bytes. 2.25 is the arc of UUIDs (X.667)."""
 ASSERTION_KEY_BYTES = 32
 REMEMBERED = 4096
 BACKDATED_SECONDS = 24 * 3600
-"""Certificates begin so long before they are made. A machine whose clock is behind is then told by how much,
-instead of failing in TLS, which says nothing."""
+"""Certificates begin this long before they are made. A machine whose clock is behind then gets an answer with
+the difference, instead of a failure of TLS, which names no cause."""
 _URI = re.compile(rf"{SCHEME}://([^/]+)/(node|realm)/([^/]+)")
 TOLERANCE_SECONDS = 120
-"""Clocks that are further apart than this make certificates and signed words of one invalid for the other."""
+"""Clocks that are further apart make certificates and assertions of one machine invalid for the other."""
 USERS_PORT = 7440
-"""For users with tokens, and for machines that join."""
+"""Users with tokens and machines that join connect to this port."""
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:.]{2,45}(?:%[A-Za-z0-9_.-]{1,32})?\]")
 _BARE_V6 = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 
@@ -36,8 +36,8 @@ _BARE_V6 = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 class NodeCertificate:
     """Hold a node's identity as the pool's authority signed it. Times are seconds since the epoch.
 
-    ``realms``: the node may speak for users of these, besides those of the realm of its own name.
-    ``authority``: the key identifier of the anchor that signed the certificate.
+    The node may assert users of ``realms``, besides users of the realm of its own name. ``authority`` is the
+    key identifier of the anchor that signed the certificate.
     """
 
     pool: str
@@ -50,13 +50,13 @@ class NodeCertificate:
     authority: str
 
     def may_assert(self, realm: str) -> bool:
-        """Return True if the node may speak for users of this realm."""
+        """Return True if the node may assert users of this realm."""
         return realm == self.node or realm in self.realms
 
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def read_node_certificate(pem: bytes) -> NodeCertificate:
-    """Reads a certificate whose signature TLS has checked. Raises PermissionRefused where it is no node's."""
+    """Read a certificate whose signature TLS has checked. Raises PermissionRefused if it is no node's."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         return _read(certificate)
@@ -98,18 +98,18 @@ def _names(certificate: x509.Certificate) -> tuple[str, NodeName, frozenset[str]
 
 
 def issuer_id(certificate: x509.Certificate) -> str:
-    """The key identifier of whoever signed it, in hexadecimal digits (RFC 5280, 4.2.1.1)."""
+    """Return the key identifier of the certificate's signer in hexadecimal digits (RFC 5280, 4.2.1.1)."""
     identifier = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     return (identifier.key_identifier or b"").hex()
 
 
 def own_id(certificate: x509.Certificate) -> str:
-    """An anchor's key identifier, as those that it signed carry it (RFC 5280, 4.2.1.2)."""
+    """Return an anchor's key identifier, which the certificates that it signed carry (RFC 5280, 4.2.1.2)."""
     return x509.SubjectKeyIdentifier.from_public_key(certificate.public_key()).digest.hex()
 
 
 def digest_of(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate, in the small letters and digits of base 32: what a join token pins."""
+    """Return the SHA-256 of a certificate in small letters and digits of base 32; a join token pins it."""
     return base64.b32encode(certificate.fingerprint(hashes.SHA256())).decode().rstrip("=").lower()
 
 
@@ -118,14 +118,14 @@ def pem_of(certificate: x509.Certificate) -> bytes:
 
 
 def offset_words(seconds: float) -> str:
-    """``3600 s ahead of``, ``90 s behind``."""
+    """Return the offset as text, such as ``3600 s ahead of`` or ``90 s behind``."""
     if seconds != seconds:  # noqa: PLR0124 - NaN, which is no offset
         return "no time beside"
     return f"{abs(seconds):.0f} s {'ahead of' if seconds >= 0 else 'behind'}"
 
 
 def check_clock(whose: str, theirs: float, ours: float) -> None:
-    """Raises PermissionRefused, with the measured offset, where two clocks are too far apart."""
+    """Raises PermissionRefused with the measured offset if two clocks are too far apart."""
     if not abs(theirs - ours) <= TOLERANCE_SECONDS:
         raise PermissionRefused(
             f"the clock of {whose} is {offset_words(theirs - ours)} the coordinator's; at most "
@@ -136,7 +136,7 @@ def check_clock(whose: str, theirs: float, ours: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``host`` in brackets where it is of IPv6."""
+    """Hold a host and a port. An IPv6 ``host`` is in brackets."""
 
     host: str
     port: int
@@ -149,7 +149,7 @@ class Address:
 
 
 def read_address(text: str, port: int = USERS_PORT) -> Address:
-    """``HOST``, ``HOST:PORT``, ``[::1]:PORT`` or ``::1``. Raises RequestError."""
+    """Read ``HOST``, ``HOST:PORT``, ``[::1]:PORT`` or ``::1``. Raises RequestError."""
     if _BARE_V6.fullmatch(text):
         text = f"[{text}]"
     host, colon, digits = text.rpartition(":")

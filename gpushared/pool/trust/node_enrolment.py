@@ -1,4 +1,4 @@
-"""Make machines nodes of the pool: join tokens, names, and certificates that are told once they are durable."""
+"""Make machines nodes of the pool: check join tokens and names, and issue certificates once durable."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from gpushared.ports.job_store import Conflict, JobStore
 log = logging.getLogger(__name__)
 
 Enrolled = Callable[[NodeName, tuple[str, ...]], Awaitable[object]]
-"""Told of each new member with its realms; it comes back when the coordinator's store has it."""
+"""``Enlisting`` calls this for each new member with its realms; it returns once the store has the member."""
 JOIN_PREFIX = "token/join/"
 JOIN_DEFAULT_SECONDS = 3600
 JOIN_MIN_SECONDS = 60
 JOIN_MAX_SECONDS = 7 * 24 * 3600
 JOIN_KEPT_SECONDS = 7 * 24 * 3600
-"""Tokens are listed for this long after their end, and refused by name rather than as unknown."""
+"""Keep tokens listed for this long after their end; a refusal can then name the token's fault."""
 _NEW = "make a new one on the coordinator's machine: gpushare pool token"
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A certificate that may be told."""
+    """Hold a certificate that is durable and may be sent."""
 
     pem: bytes
     certificate: NodeCertificate
 
 
 class Enlisting:
-    """One change at a time, each with its small files written off the event loop."""
+    """Make one change at a time, and write each change's small files in a thread."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Enlisting:
         enrolled: Enrolled,
         named_realms: Callable[[], frozenset[str]],
     ) -> None:
-        """``named_realms``: those of the pool's user table."""
+        """``named_realms`` returns the realms of the pool's user table."""
         self._authority = authority
         self._ledger = ledger
         self._certificate_status = certificate_status
@@ -71,7 +71,10 @@ class Enlisting:
         self._turn = asyncio.Lock()
 
     async def enlist(self, name: str, csr: bytes, words: JoinWords) -> Signed:
-        """A token's one node. Raises PermissionRefused, RequestError, StateConflict, Unavailable."""
+        """Enrol the one node of a join token.
+
+        Raises PermissionRefused, RequestError, StateConflict, Unavailable.
+        """
         node, key, pool = node_name(name), key_digest(csr), self._authority.pool
         if words.pool != pool:
             raise PermissionRefused(
@@ -92,7 +95,10 @@ class Enlisting:
         return signed
 
     def _check_name(self, node: NodeName, record: JoinRecord) -> None:
-        """A name is a realm too: whoever has it may speak for its users."""
+        """Raises StateConflict if the name is taken.
+
+        A name is a realm too: its node may assert the realm's users.
+        """
         again = record.used_at is not None
         meant = record.node == node
         if node == self._authority.pool:
@@ -120,7 +126,7 @@ class Enlisting:
             )
 
     async def renew(self, csr: bytes, before: NodeCertificate) -> Signed:
-        """A new certificate for a node that has one. Raises RequestError, Unavailable."""
+        """Sign a new certificate for a node that has one. Raises RequestError, Unavailable."""
         async with self._turn:
             self._certificate_status.check(before, self._now())
             member = self._ledger.member(before.node)
@@ -128,7 +134,7 @@ class Enlisting:
             return await self._sign(csr, before.node, realms, "")
 
     async def _sign(self, csr: bytes, node: NodeName, realms: frozenset[str], token: str) -> Signed:
-        """Sign a node's certificate, and enter it in the ledger before anybody has it."""
+        """Sign a node's certificate, and record it in the ledger before anybody gets it."""
         now = self._now()
         pem = pem_of(await asyncio.to_thread(self._authority.sign_node, csr, node, realms, now))
         certificate = read_node_certificate(pem)
@@ -136,7 +142,7 @@ class Enlisting:
         return Signed(pem, certificate)
 
     async def expel(self, node: NodeName, by: str) -> None:
-        """Revoke all that the node has; its streams end. Raises NotFound, Unavailable."""
+        """Revoke all certificates of the node; its streams end. Raises NotFound, Unavailable."""
         async with self._turn:
             if self._ledger.member(node) is None:
                 raise NotFound(f"no node {shown(node)} has a certificate", hint="`gpushare nodes` lists them")
@@ -145,14 +151,17 @@ class Enlisting:
         log.info("certificates revoked node=%s by=%s", node, by)
 
     async def change_anchors(self, change: Callable[[float], None]) -> None:
-        """Let the authority change whom to trust, with nothing else under way."""
+        """Let the authority change the trusted anchors while no other change is under way."""
         async with self._turn:
             await asyncio.to_thread(change, self._now())
             self._certificate_status.look_again(self._now())
 
 
 class JoinTokens:
-    """Keep the join tokens of one pool. ``digest``: the digest of the anchor that a node is to trust now."""
+    """Keep the join tokens of one pool.
+
+    ``digest`` returns the digest of the anchor that nodes must trust now.
+    """
 
     def __init__(
         self, store: JobStore, epoch: Callable[[], int], pool: str, digest: Callable[[], str]
@@ -170,7 +179,10 @@ class JoinTokens:
         realms: Sequence[str] = (),
         valid_seconds: int = 0,
     ) -> tuple[JoinWords, JoinRecord]:
-        """The token, which is told only now, and what is kept of it. Raises RequestError."""
+        """Make a token; return its secret words, shown only now, and the record that the pool keeps.
+
+        Raises RequestError.
+        """
         seconds = valid_seconds or JOIN_DEFAULT_SECONDS
         if not JOIN_MIN_SECONDS <= seconds <= JOIN_MAX_SECONDS:
             raise RequestError(
@@ -191,7 +203,10 @@ class JoinTokens:
         return words, record
 
     async def check(self, words: JoinWords, node: NodeName, key: str, now: float) -> StoredToken[JoinRecord]:
-        """The token if this node, with a key of this digest, may use it now. Raises PermissionRefused."""
+        """Return the token if this node, with a key of this digest, may use it now.
+
+        Raises PermissionRefused.
+        """
         kept = await self._records.find(words.id)
         if kept is None or not matches(words.secret, kept.record.hashed):
             raise PermissionRefused(
@@ -200,7 +215,7 @@ class JoinTokens:
             )
         record = kept.record
         if record.used_at is not None and (record.used_by, record.used_key) == (node, key):
-            return kept  # its first answer was lost
+            return kept  # the node never received its first answer
         self._check_record(record, node, now)
         return kept
 
@@ -219,7 +234,10 @@ class JoinTokens:
             )
 
     async def use(self, kept: StoredToken[JoinRecord], node: NodeName, key: str, now: float) -> JoinRecord:
-        """Durably used by this node; of two at the same time one gets PermissionRefused."""
+        """Record durably that this node used the token.
+
+        If two nodes use a token at the same time, one of them gets PermissionRefused.
+        """
         record = kept.record
         if record.used_at is not None:
             return record
@@ -231,7 +249,7 @@ class JoinTokens:
             raise _used(record if newer is None else newer.record) from error
 
     async def all(self, now: float) -> list[JoinRecord]:
-        """Newest first. Forgets those that ended long ago."""
+        """Return all tokens, the newest first, and delete the tokens that ended long ago."""
         kept = await self._records.all()
         for one in kept.values():
             if one.record.expires_at + JOIN_KEPT_SECONDS < now:
@@ -240,7 +258,7 @@ class JoinTokens:
         return sorted(live, key=lambda one: (-one.created_at, one.id))
 
     async def revoke(self, token_id: str, now: float) -> str:
-        """Revoke a token and say in a sentence what was done. Raise NotFound."""
+        """Revoke a token, and return a sentence on the result. Raises NotFound."""
         kept = await self._records.find(token_id)
         if kept is None:
             raise NotFound(

@@ -1,7 +1,7 @@
 """Name principals as certificates carry them, and map them to the people of the pool.
 
 ``gpushare://lab/node/ws3`` is a node, ``gpushare://lab/coordinator`` the coordinator, and
-``gpushare://lab/realm/vision`` a realm for whose users a node may speak.
+``gpushare://lab/realm/vision`` a realm whose users a node may assert.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ _POOL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """The pool's user table. Nobody in it = everybody is a person of their own, and nobody an admin.
+    """Hold the pool's user table. With an empty table every principal is a person, and nobody is an admin.
 
-    A person who is configured has no ``@`` in the name, and one who is not always has: the two never meet.
+    A configured person has no ``@`` in the name, and every other person has one, so that the two never clash.
     """
 
     persons: Mapping[str, str] = field(default_factory=dict)
-    """The persons by principal."""
+    """The keys are principals, the values are persons."""
     realms: frozenset[str] = frozenset()
     """In these realms every user is the person of the same name."""
     admins: frozenset[str] = frozenset()
 
     @property
     def named_realms(self) -> frozenset[str]:
-        """All that the table names: whoever speaks for one of these speaks for somebody in it."""
+        """Return all realms that the table names.
+
+        A node with one of these realms may assert a person of the table.
+        """
         return self.realms | {principal.partition("@")[2] for principal in self.persons}
 
     def owner(self, principal: str) -> Owner:
-        """Return the person of a principal in the pool. Raise RequestError if the text is no principal."""
+        """Return the person of a principal in the pool. Raises RequestError if the text is no principal."""
         user, realm = split_principal(principal)
         person = self.persons.get(principal) or (user if realm in self.realms else principal)
         return Owner(principal, person, admin=person in self.admins)
 
 
 def people_of(users: Mapping[str, UserConfig]) -> People:
-    """The table as configured. Raises ConfigError where it contradicts itself."""
+    """Return the table as configured. Raises ConfigError if the table contradicts itself."""
     persons: dict[str, str] = {}
     for name, user in users.items():
         if "@" in name:
@@ -69,7 +72,7 @@ def people_of(users: Mapping[str, UserConfig]) -> People:
 
 
 def pool_name(text: str) -> str:
-    """A pool's name, which is a part of host names too. Raises RequestError."""
+    """Return the text if it can be a pool's name, which is a part of host names. Raises RequestError."""
     if _POOL.fullmatch(text) is None:
         hint = "use up to 32 small letters, digits and dashes, with a letter or digit at both ends"
         raise RequestError(f"{shown(text)} cannot be a pool's name", hint=hint)
@@ -77,12 +80,12 @@ def pool_name(text: str) -> str:
 
 
 def node_name(text: str) -> NodeName:
-    """A node's name, which is a realm's too. Raises RequestError."""
+    """Return the text if it can be a node's name, which is also a realm's. Raises RequestError."""
     return NodeName(realm_name(text, "a node's"))
 
 
 def realm_name(text: str, whose: str = "a realm's") -> str:
-    """A realm's name. Raises RequestError."""
+    """Return the text if it can be a realm's name. Raises RequestError."""
     if not is_realm(text):
         hint = "use up to 64 letters, digits and . _ - with a letter or digit at both ends"
         raise RequestError(f"{shown(text)} cannot be {whose} name", hint=hint)
@@ -90,7 +93,7 @@ def realm_name(text: str, whose: str = "a realm's") -> str:
 
 
 def split_principal(text: str) -> tuple[str, str]:
-    """``ada@lab`` as ``("ada", "lab")``. Raises RequestError."""
+    """Split ``ada@lab`` into ``("ada", "lab")``. Raises RequestError."""
     user, _, realm = text.partition("@")
     if user == "*" or not is_user_name(user) or not is_realm(realm):
         raise RequestError(f"{shown(text)} is not a principal", hint="write USER@REALM, as ada@lab")
@@ -110,8 +113,8 @@ def realm_uri(pool: str, realm: str) -> str:
 
 
 def coordinator_host(pool: str) -> str:
-    """The host name that every server certificate of the pool holds, whatever address it is reached at.
+    """Return the host name that every server certificate of the pool holds, at whatever address.
 
-    Clients that know the pool's anchors ask for it; ``.internal`` is set aside for private use by ICANN.
+    Clients that know the pool's anchors request this name; ICANN reserves ``.internal`` for private use.
     """
     return f"coordinator.{pool}.gpushare.internal"

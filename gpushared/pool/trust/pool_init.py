@@ -1,4 +1,4 @@
-"""Beginning a pool: the state directory of its coordinator, with a certificate authority in it."""
+"""Create a pool: make the state directory of its coordinator, with a certificate authority."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POOL_USER = "gpushared-pool"
 
 @dataclass(frozen=True, slots=True)
 class Founded:
-    """``user``: whose the files are now."""
+    """Describe the pool that was made. ``user`` owns its files now."""
 
     pool: str
     state_dir: Path
@@ -27,9 +27,10 @@ class Founded:
 
 
 def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> Founded:
-    """Raises RequestError (its name), StateConflict (there is one already), ConfigError.
+    """Create a pool. Raises RequestError (bad name), StateConflict (the folder has a pool), ConfigError.
 
-    ``user`` is who is to own it; empty is the coordinator's own where root asks and there is one.
+    ``user`` becomes the owner of the files. If it is empty, root gives the files to the coordinator's user,
+    where the machine has that user.
     """
     owner = user or _coordinators_user()
     account = _account(owner)

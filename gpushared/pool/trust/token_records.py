@@ -29,20 +29,23 @@ class Scope(StrEnum):
     """Name the purposes of an API token."""
 
     SUBMIT = "submit"
-    """Submit jobs, and enter the containers of one's own."""
+    """The caller may submit jobs, and enter the containers of their own jobs."""
     READ = "read"
-    """See jobs, nodes, and why something waits."""
+    """The caller may see jobs, nodes, and why a job waits."""
     CANCEL = "cancel"
-    """Cancel, hold and let go one's own jobs."""
+    """The caller may cancel, hold and release their own jobs."""
     LOGS = "logs"
-    """Read what one's own jobs write."""
+    """The caller may read the output of their own jobs."""
     ADMIN = "admin"
-    """All of it for everybody's jobs, and the pool itself; only for a person who is an admin."""
+    """The caller, who must be an admin, may do all of this with everybody's jobs and administer the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRecord:
-    """A join token. Times are epoch seconds; ``used_at`` None = not yet. ``node`` empty = any name."""
+    """Record a join token. Times are epoch seconds; ``used_at`` is None before the use.
+
+    An empty ``node`` allows any name.
+    """
 
     id: str
     hashed: str
@@ -54,7 +57,8 @@ class JoinRecord:
     used_at: float | None = None
     used_by: str = ""
     used_key: str = ""
-    """Digest of the key that it was used for: whoever asks again with the same key gets the same."""
+    """Hold the digest of the key for which the token was used: a second call with the same key gets the same
+    answer."""
     revoked_at: float | None = None
 
     @classmethod
@@ -64,7 +68,7 @@ class JoinRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApiRecord:
-    """An API token. Times are epoch seconds; ``used_at`` None = not yet."""
+    """Record an API token. Times are epoch seconds; ``used_at`` is None before the first use."""
 
     id: str
     hashed: str
@@ -95,14 +99,20 @@ _R = TypeVar("_R", bound=_TokenRecord)
 
 @dataclass(frozen=True, slots=True)
 class StoredToken(Generic[_R]):
-    """A record and the revision at which it was read; 0 = it is not kept yet."""
+    """Hold a record and the revision at which it was read.
+
+    Revision 0 means that the store has no record yet.
+    """
 
     record: _R
     revision: int = 0
 
 
 class TokenRecords(Generic[_R]):
-    """All tokens of one kind, in the store below ``prefix``. ``epoch``: of the coordinator that writes."""
+    """Read and write all tokens of one kind, in the store below ``prefix``.
+
+    ``epoch`` returns the epoch of the coordinator that writes.
+    """
 
     def __init__(
         self, store: JobStore, epoch: Callable[[], int], prefix: str, read: Callable[[dict[str, Any]], _R]
@@ -113,7 +123,7 @@ class TokenRecords(Generic[_R]):
         self._read = read
 
     async def all(self) -> dict[str, StoredToken[_R]]:
-        """Return all tokens by id, those that are over too."""
+        """Return all tokens by id, also the tokens that have ended."""
         contents = await self._store.load(self._prefix)
         return {
             key.removeprefix(self._prefix): StoredToken(self._parsed(key, one.value), one.revision)
@@ -127,13 +137,13 @@ class TokenRecords(Generic[_R]):
         return None if found is None else StoredToken(self._parsed(key, found.value), found.revision)
 
     async def put(self, record: _R, revision: int) -> StoredToken[_R]:
-        """Raises Conflict where the record changed since that revision: then nothing happened."""
+        """Write a record. Raises Conflict if the record changed since that revision; then nothing changes."""
         key = self._prefix + record.id
         value = json.dumps(_plain(record)).encode()
         return StoredToken(record, await self._commit({key: value}, (), {key: revision}))
 
     async def delete(self, record: _R, revision: int) -> None:
-        """Raises Conflict as ``put`` does."""
+        """Delete a record. Raises Conflict as ``put`` does."""
         key = self._prefix + record.id
         await self._commit({}, (key,), {key: revision})
 
@@ -157,12 +167,12 @@ def _plain(record: Any) -> dict[str, Any]:
 
 
 def new_id() -> str:
-    """Eight letters and digits."""
+    """Return eight random letters and digits."""
     return _word(secrets.token_bytes(ID_BYTES))
 
 
 def new_secret() -> str:
-    """256 random bits."""
+    """Return 256 random bits as text."""
     return _word(secrets.token_bytes(SECRET_BYTES))
 
 
@@ -171,12 +181,12 @@ def _word(data: bytes) -> str:
 
 
 def hash_of(secret: str) -> str:
-    """SHA-256 is enough for secrets that nobody chose: there is nothing to guess faster."""
+    """Return the SHA-256, which is enough for random secrets: nobody can guess them faster."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def matches(secret: str, hashed: str) -> bool:
-    """Compare in the same time wherever the two differ."""
+    """Return True if the secret has this hash. The comparison takes the same time wherever the two differ."""
     return hmac.compare_digest(hash_of(secret), hashed)
 
 
@@ -184,7 +194,7 @@ def matches(secret: str, hashed: str) -> bool:
 class JoinWords:
     """Hold the content of a join token.
 
-    ``digest``: of the anchor by which the pool's coordinator proves itself.
+    ``digest`` is the digest of the anchor by which the pool's coordinator proves itself.
     """
 
     pool: str
@@ -196,12 +206,12 @@ class JoinWords:
         return f"{JOIN_PREFIX}-{self.pool}-{self.digest}-{self.id}-{self.secret}"
 
     def __repr__(self) -> str:
-        """Leave out the secret, which has no place in logs and traces."""
+        """Leave out the secret, which must not appear in logs and traces."""
         return f"JoinWords(pool={self.pool!r}, id={self.id!r})"
 
 
 def read_join_token(text: str) -> JoinWords:
-    """Raises PermissionRefused."""
+    """Read a join token. Raises PermissionRefused."""
     match = _JOIN.fullmatch(text.strip())
     if match is None:
         raise PermissionRefused(
@@ -222,12 +232,12 @@ class ApiWords:
         return f"{API_PREFIX}_{self.id}_{self.secret}"
 
     def __repr__(self) -> str:
-        """Leave out the secret, which has no place in logs and traces."""
+        """Leave out the secret, which must not appear in logs and traces."""
         return f"ApiWords(id={self.id!r})"
 
 
 def read_api_token(text: str) -> ApiWords:
-    """Raises PermissionRefused."""
+    """Read an API token. Raises PermissionRefused."""
     match = _API.fullmatch(text.strip())
     if match is None:
         raise PermissionRefused(

@@ -1,4 +1,4 @@
-"""Join all of a coordinator's trust: its own certificate, its guard of links, its tokens."""
+"""Join all parts of a coordinator's trust: its own certificate, its guard of links, its tokens."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ CA_FOLDER = "ca"
 LOOK_SECONDS = 10.0
 SHOWN = 5
 REISSUE_SECONDS = 10 * 24 * 3600
-"""A third of a certificate's life."""
+"""Reissue the certificate after a third of its life."""
 
 
 async def nobody_told(_: NodeName, __: tuple[str, ...]) -> None:
-    """Ignore new members, if nobody needs to know of them."""
+    """Ignore new members, for pools without a store of members."""
 
 
 class PoolTrust:
-    """``people`` is asked at each call, so that a reload counts at once.
+    """Join the parts. Each call reads ``people`` again, so that a reload takes effect at once.
 
-    ``store``: where tokens are kept; ``epoch``: of the coordinator, which must lead before ``load``.
+    ``store`` keeps the tokens. ``epoch`` returns the coordinator's epoch; the coordinator must lead before
+    ``running`` begins.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PoolTrust:
         audit: CallAudit | None = None,
         node_seconds: int = NODE_SECONDS,
     ) -> None:
-        """Raises ConfigError where there is no authority, or it cannot be read."""
+        """Raises ConfigError if the authority is missing or cannot be read."""
         folder = state_dir / CA_FOLDER
         self.now = now
         self.people = people
@@ -87,10 +88,10 @@ class PoolTrust:
         )
         self.identity = ServerIdentity(self.authority, hosts, now())
         self.anchors_changed: Callable[[], None] = lambda: None
-        """Told when nodes are to be told whom to trust (``guard.trust``)."""
+        """This is called when nodes must receive the trusted anchors (``guard.trust``)."""
 
     def on_fall(self, tell: Callable[[NodeName, GpushareError], None]) -> None:
-        """Have a node's stream ended (``LinkService.drop``) when its certificate no longer counts."""
+        """Set the callback (``LinkService.drop``) that ends a node's stream when its certificate becomes invalid."""
         self.certificate_status.fallen = tell
 
     @property
@@ -98,12 +99,12 @@ class PoolTrust:
         return self.authority.pool
 
     def members(self) -> dict[NodeName, LedgerMember]:
-        """All nodes that were enrolled and not shut out since, also where the store has forgotten them."""
+        """Return all enrolled nodes that were not expelled, also nodes that the store has forgotten."""
         return self.ledger.members()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Tokens are known, and what time makes old is made anew, as long as the block runs."""
+        """Load the tokens, and keep the certificate and the checks current while the block runs."""
         await self.api_tokens.load()
         keeper = asyncio.create_task(self._keep())
         try:
@@ -129,7 +130,7 @@ class PoolTrust:
     # --- replacing the authority -----------------------------------------------------------------------
 
     async def begin_rotation(self) -> tuple[str, ...]:
-        """Trust a new anchor beside the old one, and have all nodes get certificates of it."""
+        """Trust a new anchor beside the old one, and request that all nodes renew their certificates."""
         await self.enlisting.change_anchors(self.authority.begin_rotation)
         self._tell_anchors()
         members = self.members()
@@ -154,7 +155,7 @@ class PoolTrust:
         return ("the old authority is no longer trusted, and join tokens made before are void",)
 
     def nodes_behind(self) -> list[NodeName]:
-        """The members whose newest certificate is of an anchor that is being dropped."""
+        """Return the members whose newest certificate is of an anchor that is being dropped."""
         signing = self.authority.signing
         return sorted(node for node, one in self.members().items() if one.authority != signing)
 
@@ -164,7 +165,7 @@ class PoolTrust:
 
 
 class LinkGuard:
-    """For ``LinkService``; a node counts as the one whose certificate it showed last."""
+    """Identify nodes for ``LinkService``; a node counts by the certificate that it presented last."""
 
     def __init__(
         self,
@@ -185,13 +186,13 @@ class LinkGuard:
         return self._authority.pool
 
     def node_of(self, auth: Mapping[str, Iterable[bytes]]) -> NodeName:
-        """The node that connects. Raises PermissionRefused."""
+        """Return the node that connects. Raises PermissionRefused."""
         certificate = self._callers.certificate_of(auth)
         self._certificate_status.note(certificate)
         return certificate.node
 
     def owner_of(self, node: NodeName, assertion: bytes, digest: bytes) -> Owner:
-        """The user for whom a connected node gives its word. Raises PermissionRefused, LimitReached."""
+        """Return the user whom a connected node asserts. Raises PermissionRefused, LimitReached."""
         certificate = self._certificate_status.noted(node)
         if certificate is None:
             raise PermissionRefused(
@@ -201,13 +202,13 @@ class LinkGuard:
         return self._callers.asserted(certificate, assertion, digest).owner
 
     def owner_named(self, principal: str) -> Owner:
-        """The user of that name, for whom nobody gave their word. Raises RequestError."""
+        """Return the user of that name, whom no node has asserted. Raises RequestError."""
         return self._callers.owner_named(principal)
 
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
-        """Return the newer anchors for a node, and if it is to renew its certificate now.
+        """Return the newer anchors for a node, and state if the node must renew its certificate now.
 
-        None = nothing new.
+        Return None if the node has the newest of both.
         """
         member = self._ledger.member(node)
         outdated = member is None or member.authority != self._authority.signing
@@ -225,7 +226,10 @@ class LinkGuard:
 
 
 class ServerIdentity:
-    """Its key never leaves the process; the certificate is signed at each start, as the authority is here."""
+    """Hold the server's key and certificate. The key never leaves the process.
+
+    The authority is on this machine, so that each start can sign a new certificate.
+    """
 
     def __init__(self, authority: Authority, hosts: Sequence[str], now: float) -> None:
         self._authority = authority
@@ -235,12 +239,12 @@ class ServerIdentity:
         self._configuration = self._made(now)
 
     def refresh(self, now: float) -> None:
-        """A new certificate where the old one is no longer young; before its time where the clock jumped."""
+        """Replace an old certificate; replace it also if the clock jumped to before its start."""
         if not 0 <= now - self._made_at < REISSUE_SECONDS:
             self.replace(now)
 
     def replace(self, now: float) -> None:
-        """A new certificate, and whom the authority trusts now, for all new connections."""
+        """Sign a new certificate, and use it and the now trusted anchors for all new connections."""
         self._configuration = self._made(now)
         self._made_at = now
         self._version += 1
@@ -259,7 +263,7 @@ class ServerIdentity:
     def for_nodes(self) -> grpc.ServerCredentials:
         """Return credentials for the port where clients need a certificate that the pool's authority signed.
 
-        The port is one of its own, because grpc's servers ask either all clients for a certificate or none.
+        The port is separate, because grpc's servers require a certificate of all clients or of none.
         """
         return self._credentials(asks_clients=True)
 
@@ -271,7 +275,7 @@ class ServerIdentity:
         )
 
     def _newer_than_given(self) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-        """Return the function that grpc calls at each handshake, in a thread of its own: None = as before."""
+        """Return the function that grpc calls at each handshake in its own thread; None means no change."""
         given = self._version
 
         def newer() -> grpc.ServerCertificateConfiguration | None:

@@ -1,8 +1,8 @@
 """Move bytes between a socket and the messages of a tunnel, without parsing messages that are only bytes.
 
-``TunnelChunk`` and ``TunnelData`` have their bytes in the same field. So a message with that field alone is
-the same in both, and can be passed from one call to the other as it came. Protobuf copies what it holds
-four times on such a way; at hundreds of megabytes a second that is what a coordinator's time goes to.
+``TunnelChunk`` and ``TunnelData`` have their bytes in the same field. A message with that field alone is
+therefore the same in both, and can pass from one call to the other unchanged. Protobuf would copy the content
+four times on the way; at hundreds of megabytes a second a coordinator spends its time on that.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from google.protobuf.message import DecodeError
 from gpushared.api.v1 import jobs_pb2, link_pb2
 
 DATA_TAG = 0x12
-"""This is the tag of the field ``data`` of both messages: number 2, with a length before it (protobuf's
-wire format)."""
+"""This is the tag of the field ``data`` of both messages: number 2, with a length before the bytes
+(protobuf's wire format)."""
 _MORE = 0x80
-"""Set in each byte of a length but the last, which have seven bits of it each, the lowest first."""
+"""Each byte of a length but the last has this bit; its other bits are the length's, the lowest first."""
 _MAX_LENGTH_BYTES = 5
 
 _Message = TypeVar("_Message", jobs_pb2.TunnelChunk, link_pb2.TunnelData)
 CHUNK_BYTES = 512 * 1024
-"""Of one message at most. Each costs the same in every process on the way, whatever its size."""
+"""Bound one message. Each costs the same in every process on the way, whatever its size."""
 MUCH_BYTES = 16 * 1024
 GATHER_SECONDS = 0.001
-"""After so much at once there is likely to be more: it gathers in the socket for a moment, so that it goes in
-few large messages. What people type and programs answer is never so much."""
+"""After this many bytes at once more bytes are likely to follow: they gather in the socket for a moment, so
+that they leave in few large messages. Typed input and programs' short answers never reach this size."""
 SOCKET_BYTES = 1 << 20
 
 Receive = Callable[[], Awaitable[bytes | memoryview | None]]
-"""The next bytes from the other end, which may be none of them; None when it sends no more."""
+"""Return the next bytes from the other end, possibly empty, or None after the last."""
 Send = Callable[[bytes, bool], Awaitable[None]]
-"""Bytes to the other end, and whether they are the last."""
+"""Send bytes to the other end; the flag marks the last bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A message that has ``data`` and no other field. ``data_at``: where in ``wire`` its bytes begin."""
+    """Hold a message that has only ``data``. ``data_at`` is where its bytes begin in ``wire``."""
 
     wire: bytes
     data_at: int
@@ -51,24 +51,24 @@ class Frame:
 
     @property
     def data(self) -> memoryview:
-        """Not a copy."""
+        """Return a view of the bytes, not a copy."""
         return memoryview(self.wire)[self.data_at :]
 
 
 Chunk = Frame | jobs_pb2.TunnelChunk
-"""Between whoever opens a tunnel and the coordinator."""
+"""These messages pass between the opener of a tunnel and the coordinator."""
 Data = Frame | link_pb2.TunnelData
-"""Between the coordinator and the node that was asked to call."""
+"""These messages pass between the coordinator and the node that it requested to call."""
 
 
 def frame(data: bytes) -> Frame:
-    """Some bytes as a message."""
+    """Return some bytes as a message."""
     head = bytes([DATA_TAG]) + _length(len(data))
     return Frame(head + data, len(head))
 
 
 def to_wire(message: type[_Message]) -> Callable[[Frame | _Message], bytes]:
-    """A serializer for calls of such messages."""
+    """Return a serializer for calls with these messages."""
 
     def write(one: Frame | _Message) -> bytes:
         return one.wire if isinstance(one, Frame) else message.SerializeToString(one)
@@ -77,7 +77,7 @@ def to_wire(message: type[_Message]) -> Callable[[Frame | _Message], bytes]:
 
 
 def from_wire(message: type[_Message]) -> Callable[[bytes], Frame | _Message]:
-    """The deserializer for them; it raises DecodeError."""
+    """Return a deserializer for calls with these messages; it raises DecodeError."""
 
     def read(wire: bytes) -> Frame | _Message:
         data_at = _data_at(wire)
@@ -109,16 +109,16 @@ def _length(number: int) -> bytes:
 
 
 def widen(sock: socket.socket) -> None:
-    """Let a unix socket hold more of what is written to it, as far as the system allows it."""
+    """Let a unix socket buffer more of the written bytes, as far as the system allows."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
 
 
 async def pump(sock: socket.socket, receive: Receive, send: Send) -> None:
-    """Until the other end sends no more, or the socket's peer has gone.
+    """Pass bytes until the other end sends no more, or the socket's peer has gone.
 
-    The socket's half-close is passed on, and what the other end still answers to it comes back. Whoever
-    calls closes the socket, and may say on it before why there is no more.
+    The pump passes the socket's half-close on, and the other end's later answers still come back. The caller
+    closes the socket, and may first write a reason on it.
     """
     loop = asyncio.get_running_loop()
     widen(sock)
@@ -128,14 +128,14 @@ async def pump(sock: socket.socket, receive: Receive, send: Send) -> None:
             if data:
                 await loop.sock_sendall(sock, data)
     except ConnectionError:
-        pass  # whoever reads the socket has gone
+        pass  # the socket's reader has gone
     finally:
         upwards.cancel()
         await asyncio.gather(upwards, return_exceptions=True)
 
 
 async def _from_socket(loop: asyncio.AbstractEventLoop, sock: socket.socket, send: Send) -> None:
-    """A unix socket reports a reset where its peer left without reading all: that is an end as well."""
+    """Send the socket's bytes, then an end. A reset also is an end: the peer left without reading all."""
     while True:
         try:
             data = await loop.sock_recv(sock, CHUNK_BYTES)
@@ -144,5 +144,5 @@ async def _from_socket(loop: asyncio.AbstractEventLoop, sock: socket.socket, sen
         await send(data, not data)
         if not data:
             return
-        # Also a socket that always has data must let others have a turn.
+        # A socket that always has data must still let other tasks run.
         await asyncio.sleep(GATHER_SECONDS if len(data) >= MUCH_BYTES else 0)

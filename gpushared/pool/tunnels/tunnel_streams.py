@@ -1,8 +1,8 @@
-"""One end of a tunnel's connection, which outlives the calls that carry it.
+"""Run one end of a tunnel's connection, which outlives the calls that carry it.
 
-A tunnel runs over two calls by way of the coordinator, and breaks with either. So each end counts what has
-come from the other, and keeps what it sent until the other end says that it came. When there is a call
-again, the two tell each other their counts and go on from there: no byte is lost, and none comes twice.
+A tunnel runs over two calls by way of the coordinator, and breaks with either. Each end therefore counts the
+bytes received from the other, and keeps its sent bytes until the other end acknowledges them. Over the next
+call the two ends exchange their counts and go on from there: no byte is lost, and none comes twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gpushared.pool.tunnels.tunnel_frames import (
 )
 
 WINDOW_BYTES = 4 << 20
-"""One end keeps so much at most: then it does not read its socket until the other end has told what came."""
+"""Bound the bytes that one end keeps. At the bound it stops reading its socket until an acknowledgement."""
 TELL_BYTES = 512 * 1024
-"""An end tells what came after so much. Terminals, which have less, cost no messages beside their bytes."""
+"""Acknowledge after this many bytes. Terminals, which have fewer, cost no messages beside their bytes."""
 MAX_KEPT_BYTES = 256 << 20
-"""All connections of a node that wait for a call keep no more than this together."""
+"""Bound the bytes that all connections of a node without a call keep together."""
 PARTING_SECONDS = 10.0
-"""The other end may take this long to acknowledge the end."""
+"""Give the other end this long to acknowledge the end."""
 LOOK_SECONDS = 1.0
-"""An end looks this often if its client has hung up, while it reads nothing from the client."""
+"""Check this often if the client has hung up, while reading nothing from the client."""
 
 Message = Chunk | Data
 Kind = type[jobs_pb2.TunnelChunk | link_pb2.TunnelData]
@@ -45,19 +45,19 @@ CALL_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 
 
 class Carrier(Protocol):
-    """A call that carries a connection. Its methods raise CALL_ERRORS."""
+    """Carry a connection over a call. The methods raise CALL_ERRORS."""
 
     async def read(self) -> Message | None:
-        """None when the call brings no more."""
+        """Return the next message, or None after the last."""
         ...
 
     async def write(self, data: bytes = b"", **fields: Any) -> None:
-        """``fields``: those of TunnelChunk that stand beside the bytes."""
+        """Write bytes. ``fields`` are fields of TunnelChunk beside the bytes."""
         ...
 
 
 class CallCarrier:
-    """A call of messages of the type ``kind``."""
+    """Carry a connection over a call with messages of the type ``kind``."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class KeptBytes:
 
 
 class TunnelStream:
-    """Reads its socket from the start, whether a call carries it or not.
+    """Read the socket from the start, whether a call carries the connection or not.
 
     Attributes:
-        received: so many bytes of the other end have been written to the socket.
-        is_over: nobody takes the connection up again, and the other end knows it.
-        is_kept_there: the other end keeps what it sends, so that the connection can be taken up again.
-        stuck: set while no call carries the connection and it keeps as much as it may.
+        received: this many bytes of the other end have been written to the socket.
+        is_over: nobody resumes the connection, and the other end knows that.
+        is_kept_there: the other end keeps its sent bytes, so that the connection can be resumed.
+        stuck: is set while no call carries the connection and it keeps as many bytes as it may.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TunnelStream:
         is_kept_there: bool = False,
         kept: KeptBytes | None = None,
     ) -> None:
-        """``opened_here``: whoever wanted the tunnel is behind this socket, and decides when it is over."""
+        """``opened_here`` means that the tunnel's opener is behind this socket and decides on its end."""
         widen(sock)
         self.received = 0
         self.is_over = False
@@ -116,15 +116,15 @@ class TunnelStream:
         self._counted = kept or KeptBytes()
         self._kept = bytearray()
         self._kept_from = 0
-        """The number of the first byte that is kept; earlier ones have come to the other end."""
+        """This is the number of the first kept byte; the other end has acknowledged earlier ones."""
         self._has_forgotten = False
-        """Bytes that may not have come are kept no more, as the other end seems to be of an old version."""
+        """The stream dropped unacknowledged bytes, because the other end seems to be of an old version."""
         self._told = 0
         self._has_read_all = False
         self._takes_no_more = False
-        """Nobody reads the socket any more."""
+        """The socket has no reader any more."""
         self._done = asyncio.Event()
-        """Whoever wanted the tunnel has gone, or has all that there is."""
+        """This event is set when the opener of the tunnel has gone, or has all bytes."""
         self._is_carried = False
         self._alone_since = asyncio.get_running_loop().time()
         self._wake = asyncio.Event()
@@ -133,7 +133,7 @@ class TunnelStream:
 
     @property
     def is_done(self) -> bool:
-        """Return True if whoever wanted the tunnel needs it no more, whether or not the other end knows."""
+        """Return True if the opener needs the tunnel no more, whether or not the other end knows."""
         return self._done.is_set()
 
     def seconds_alone(self) -> float:
@@ -143,9 +143,9 @@ class TunnelStream:
     async def carry(self, call: Carrier, sent_from: int = 0) -> None:
         """Pass bytes on until the connection is over, or the call ends. Raises CALL_ERRORS.
 
-        ``sent_from``: so many bytes the other end has; it was told what came here. One call at a time. Where
-        the connection is done and not over afterwards, the other end has to be told by another call: this
-        one may be full of bytes that nobody reads.
+        ``sent_from`` is how many bytes the other end has; it already knows this end's count. The stream
+        carries one call at a time. If the connection is done and not over afterwards, another call must tell
+        the other end: this call may be full of bytes that nobody reads.
         """
         self._forget(sent_from)
         self._told = self.received
@@ -156,8 +156,8 @@ class TunnelStream:
         downwards = asyncio.create_task(self._receive(call))
         done = asyncio.create_task(self._done.wait())
         try:
-            # Whether or not the call can still be written to, what it brought is still to be read. A read
-            # that is cancelled would cancel the call, and with it the word that the connection is over.
+            # Read the messages that came, whether or not the call can still be written to. A cancelled read
+            # would cancel the call, and with it the message that the connection is over.
             await asyncio.wait({downwards, done}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({downwards}, timeout=PARTING_SECONDS)
             if downwards.done() and not self.is_over:
@@ -171,20 +171,21 @@ class TunnelStream:
             self._room.set()
 
     async def close(self) -> None:
-        """Forget everything, and close the socket."""
+        """Drop all kept bytes, and close the socket."""
         self._reading.cancel()
         try:
             await asyncio.gather(self._reading, return_exceptions=True)
         finally:
             self._forget(self._kept_from + len(self._kept))
-            # Else the event loop would take the next socket of this number for one that it looks at already.
+            # Otherwise the event loop would take the next socket of this number for one that it watches
+            # already.
             asyncio.get_running_loop().remove_reader(self._sock)
             self._sock.close()
 
     # --- from the socket to the call -----------------------------------------------------------------------
 
     async def _read_socket(self) -> None:
-        """Read until there is an end, and then look for a hang-up: a client that half-closes may still go."""
+        """Read until there is an end, then watch for a hang-up: a half-closed client may still leave."""
         loop = asyncio.get_running_loop()
         while not self._has_read_all and await self._has_room():
             try:
@@ -196,7 +197,7 @@ class TunnelStream:
             self._has_read_all = not data
             self._wake.set()
             if data:
-                # Also a socket that always has data must let others have a turn.
+                # A socket that always has data must still let other tasks run.
                 await asyncio.sleep(GATHER_SECONDS if len(data) >= MUCH_BYTES else 0)
         if self._opened_here:
             while not _has_hung_up(self._sock):  # noqa: ASYNC110 - the event loop tells of no hang-up
@@ -204,7 +205,7 @@ class TunnelStream:
             self._finish()
 
     async def _has_room(self) -> bool:
-        """Wait until more may be read; False where the client has hung up before."""
+        """Wait until more may be read; return False if the client hangs up first."""
         while len(self._kept) >= WINDOW_BYTES or (not self._is_carried and self._counted.is_full):
             if self._opened_here and _has_hung_up(self._sock):
                 return False
@@ -241,13 +242,13 @@ class TunnelStream:
             return bytes(piece)
 
     def _forget_for_old_versions(self, place: int) -> None:
-        """A peer that keeps what it sends says so before it takes anything."""
+        """Drop kept bytes for an old peer: a newer peer announces early that it keeps its bytes."""
         if not self.is_kept_there and len(self._kept) >= WINDOW_BYTES:
             self._has_forgotten = True
             self._forget(place)
 
     def _forget(self, place: int) -> None:
-        """The other end has all bytes before this one."""
+        """Drop all bytes before this one, which the other end has."""
         size = max(0, min(place - self._kept_from, len(self._kept)))
         del self._kept[:size]
         self._kept_from += size
@@ -257,7 +258,7 @@ class TunnelStream:
     # --- from the call to the socket -----------------------------------------------------------------------
 
     async def _receive(self, call: Carrier) -> None:
-        """Until the call ends, or the other end says that all is over."""
+        """Receive until the call ends, or the other end reports that the connection is over."""
         while (message := await call.read()) is not None:
             if isinstance(message, Frame):
                 await self._deliver(message.data)
@@ -273,7 +274,7 @@ class TunnelStream:
                 return
 
     async def _deliver(self, data: memoryview) -> None:
-        """Cancelled on its way, it has counted what the socket took, and no more."""
+        """Write to the socket. If cancelled on its way, count exactly the bytes that the socket accepted."""
         while data:
             try:
                 size = len(data) if self._takes_no_more else self._sock.send(data)
@@ -289,7 +290,7 @@ class TunnelStream:
             self._wake.set()
 
     def _end(self) -> None:
-        """The other end has said all. Whoever wanted the tunnel has all that there is then."""
+        """Close the writing side: the other end has sent all, so that the opener has all bytes."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:

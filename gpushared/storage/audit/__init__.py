@@ -1,1 +1,1 @@
-"""Keep the audit: who changed what, and who was refused what, in a file of its own and in journald."""
+"""Keep the audit of changes and refusals, in a file of its own and in journald."""

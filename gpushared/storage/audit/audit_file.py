@@ -57,30 +57,30 @@ VERSION = SCHEMA.version
 MAX_PAGE = 1000
 PRUNE_EVERY = 500
 PRUNE_STEP = 2000
-"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+"""Prune more than ``PRUNE_EVERY`` lines, so that a lowered limit is reached in time, in some milliseconds."""
 DAY_SECONDS = 86400.0
 
 _COLUMNS = f"number, at, uid, user, pid, executable, {', '.join(FACTS)}"
-# A line whose write answered too late is written again by the next call.
+# If a write answered too late, the next call writes its line again.
 _PUT = f"INSERT OR IGNORE INTO line ({_COLUMNS}) VALUES ({', '.join('?' * 15)})"  # noqa: S608 - constants
 _FULLEST = "SELECT uid FROM line GROUP BY uid ORDER BY count(*) DESC, uid LIMIT 1"
 _PRUNE_UID = (
     "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE uid = ? ORDER BY number LIMIT ?)"
 )
-# Callers without a uid here are told apart by name; the table has no index for it, and hardly ever has many
-# of them.
+# Names tell callers without a uid on this machine apart. The table has no index for the names, and hardly
+# ever has many such callers.
 _FULLEST_USER = "SELECT user FROM line WHERE uid = ? GROUP BY user ORDER BY count(*) DESC, user LIMIT 1"
 _PRUNE_USER = """DELETE FROM line WHERE number IN
     (SELECT number FROM line WHERE uid = ? AND user = ? ORDER BY number LIMIT ?)"""
 _PRUNE_OLD = "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE at < ? ORDER BY at LIMIT ?)"
 
 Numbered = tuple[int, AuditLine]
-"""Lines are numbered as they come, over restarts."""
+"""Lines have numbers in the order of their arrival, over restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Bound the lines that stay, by age and number."""
+    """Bound the kept lines by age and number."""
 
     days: int
     rows: int
@@ -92,11 +92,11 @@ class Search:
 
     uid: int | None = None
     user: str = ""
-    """A name, or a uid in digits."""
+    """Select by a name, or by a uid in digits."""
     since: float | None = None
     refused: bool = False
     container: str = ""
-    """A container's name or (beginning of an) id, or another name in a line."""
+    """Select by a container's name or (beginning of an) id, or by another name in a line."""
     after: int | None = None
     before: int | None = None
     limit: int = 100
@@ -108,7 +108,7 @@ class Search:
 class AuditFile(SqliteFile):
     """Keep lines in the file.
 
-    Raises AuditUnavailable (nothing happened), or ConfigError for another version.
+    Raises AuditUnavailable (then nothing happened), or ConfigError for another version.
     """
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
@@ -132,7 +132,7 @@ class AuditFile(SqliteFile):
             self._since_prune = 0
 
     def prune(self, keep: Keep, now: float) -> None:
-        """Forget lines that are too old or too many, some of them at a time."""
+        """Delete lines that are too old or too many, some of them at a time."""
         with self._writing() as db:
             _prune(db, keep, now)
 
@@ -147,9 +147,9 @@ class AuditFile(SqliteFile):
 
 
 def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
-    """Forget old lines first, then lines of the user with the most.
+    """Delete old lines first, then lines of the user with the most lines.
 
-    So no user can push out other users' lines.
+    No user can therefore push out other users' lines.
     """
     db.execute(_PRUNE_OLD, (now - keep.days * DAY_SECONDS, PRUNE_STEP))
     (count,) = db.execute("SELECT count(*) FROM line").fetchone()
@@ -207,8 +207,9 @@ def _line(row: tuple[object, ...]) -> Numbered:
 class SqliteAudit(Calls):
     """Keep the audit in the file ``path``, opened by the first call.
 
-    Errors of every call: ``AuditUnavailable`` (nothing of it happened), ``TimedOut`` (nobody knows; writing
-    the same numbers again is right in both cases), ``ConfigError`` (the file is not for this version).
+    Every call raises ``AuditUnavailable`` (then nothing happened), ``TimedOut`` (the outcome is unknown;
+    writing the same numbers again is right in both cases), or ``ConfigError`` (the file is not for this
+    version).
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
@@ -231,5 +232,5 @@ class SqliteAudit(Calls):
         return await self._read(lambda: self._store.search(wanted))
 
     async def close(self) -> None:
-        """Finish the earlier calls, then let go of the file. Later calls are refused."""
+        """Finish the earlier calls, then release the file. Later calls are refused."""
         await self._close(self._store.close)

@@ -1,7 +1,8 @@
-"""Carry the audit's lines to their stores without ever holding up the writer; fold a flood into few lines.
+"""Carry the audit's lines to their stores without ever blocking the writer; fold a flood into few lines.
 
 A line goes to journald at once, or to the ordinary log if there is no journald, and within a second to the
-file. While the file cannot be written, lines wait, and then are lost and counted; nothing else depends on it.
+file. While the file cannot be written, lines wait. At a bound they are lost and counted; nothing else depends
+on the file.
 
 A user's flood does not fold other users' lines, as long as all together stay below the audit's own bound.
 """
@@ -24,7 +25,7 @@ from gpushared.storage.audit.line import FACTS, AuditLine, line_now
 
 WINDOW_SECONDS = 60.0
 MAX_FOLDS = 1000
-"""So many kinds of lines are counted at once; a user of many uids (user namespaces) may have many."""
+"""Count at most this many kinds of lines at once; a user of many uids (user namespaces) may have many."""
 MAX_BUCKETS = 4096
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CALL", "ORDER"})
 _User = tuple[int, str]
@@ -36,17 +37,17 @@ log = logging.getLogger("gpushared.storage.audit")
 
 WRITE_SECONDS = 1.0
 BATCH = 100
-"""So many lines are written at once, before the second has passed."""
+"""Write after this many lines, before the second has passed."""
 MAX_BATCH = 1000
 MAX_WAITING = 20_000
-"""So many lines, about 20 MB, may wait; further ones are lost."""
+"""Let this many lines wait, about 20 MB; further lines are lost."""
 PRUNE_SECONDS = 3600.0
 PART = "audit"
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Allow so many lines at once, and so many a second after that."""
+    """Allow ``burst`` lines at once, and ``per_second`` a second after that."""
 
     burst: float
     per_second: float
@@ -83,17 +84,17 @@ class _Fold:
 
 
 class Folding:
-    """Fold lines. Times are of a clock that nobody sets, in seconds."""
+    """Fold lines. Times are in seconds, of a clock that nobody sets."""
 
     def __init__(self, now: float) -> None:
         self._all = _Bucket(ALL, ALL.burst, now)
         self._buckets: dict[tuple[_User, bool], _Bucket] = {}
         self._folds: dict[_Key, _Fold] = {}
         self.lost = 0
-        """Lines of which not even the number was told."""
+        """Count lines that no other line counts."""
 
     def passes(self, line: AuditLine, now: float) -> bool:
-        """Return True if the line is written by itself; else count it."""
+        """Return True if the line must be written by itself; otherwise count the line."""
         if self._bucket(line, now).take(now) and self._all.take(now):
             return True
         method = line.method if line.method in METHODS else ""
@@ -110,7 +111,7 @@ class Folding:
     def due(self, now: float, *, all_of_them: bool = False) -> Iterator[AuditLine]:
         """Yield a line for each kind that was counted for long enough.
 
-        The line is the newest of its kind, with the number of the rest.
+        The line is the newest of its kind, with the number of the other lines.
         """
         for key, fold in list(self._folds.items()):
             if all_of_them or now - fold.since >= WINDOW_SECONDS:
@@ -128,7 +129,7 @@ class Folding:
 
 
 def sentence(line: AuditLine) -> str:
-    """Write the line for people."""
+    """Return the line as a sentence for people."""
     about = f" name={line.name!r}" if line.name else ""
     about += f" container={line.container[:12]}" if line.container else ""
     said = f"{line.user} (uid {line.uid}, pid {line.origin.pid} {line.origin.executable or '-'})"
@@ -138,14 +139,14 @@ def sentence(line: AuditLine) -> str:
 
 
 def more(line: AuditLine) -> str:
-    """Word the number of other lines that this line stands for."""
+    """Return words on the number of other lines that this line stands for."""
     if not line.more:
         return ""
     return f" (and {line.more} more like it by uid {line.uid} within {WINDOW_SECONDS:.0f} s)"
 
 
 def fields_of(line: AuditLine) -> dict[str, str]:
-    """Return the line as journald's fields; an empty field is left out."""
+    """Return the line as journald's fields; leave out empty fields."""
     fields = {
         "MESSAGE": sentence(line),
         "MESSAGE_ID": MESSAGE_ID,
@@ -188,7 +189,7 @@ class AuditLog:
         self._prune_at = 0.0
 
     def take(self, line: AuditLine) -> None:
-        """Take a line as it happens; many alike from one user are written together later."""
+        """Accept a line; many similar lines of one user are written together later."""
         if self._folding.passes(line, time.monotonic()):
             self._keep(line)
 
@@ -197,9 +198,10 @@ class AuditLog:
         self.take(line_now(uid, user, "FOUND", what, container=container, status=0, code=what, text=text))
 
     def told_of_reload(self, error: GpushareError | None = None) -> None:
-        """The configuration, and with it who may do what, was read anew, or is not as it should be.
+        """Write a line on a reload of the configuration, or on its failure.
 
-        A signal does not tell its sender, who is root, or the user as whom the daemon runs.
+        The configuration decides on rights. A signal does not name its sender, who is root or the daemon's
+        own user.
         """
         text = "reloaded" if error is None else f"not reloaded, the old one stays: {error}"
         self.take(line_now(0, "root", "SIGHUP", "configuration", text=text, error=error))
@@ -214,7 +216,7 @@ class AuditLog:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what waits; a file that cannot be written is a trouble, and not an error."""
+        """Write the waiting lines; a file that cannot be written raises a trouble, not an error."""
         async with self._writing:
             for line in self._folding.due(time.monotonic()):
                 self._keep(line)
@@ -236,7 +238,7 @@ class AuditLog:
         return self._troubles.of(PART)
 
     async def close(self) -> None:
-        """Write the rest, also what is still counted."""
+        """Write the waiting lines and the counted ones, and close."""
         for line in self._folding.due(0.0, all_of_them=True):
             self._keep(line)
         await self.flush()
@@ -264,7 +266,7 @@ class AuditLog:
             self._waiting.append(line_now(0, "gpushared", "LOST", "audit", status=0, text=text))
             self._lost = self._folding.lost = 0
         while self._in_doubt or self._waiting:
-            # Numbers are given once: a batch that may or may not be there is written again as it was.
+            # Each line gets its number once: a batch with an unknown outcome is written again unchanged.
             batch = self._in_doubt or self._numbered()
             self._in_doubt = batch
             await self._file.write(batch, self._kept(), time.time())

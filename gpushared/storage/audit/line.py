@@ -20,24 +20,24 @@ _LENGTHS = {
     "text": MAX_TEXT,
 }
 DIGESTED_BYTES = 4 * 1024 * 1024
-"""So many bytes of a body are digested; a longer body is a stream, which nobody judges, without a digest."""
+"""Digest bodies up to this many bytes; a longer body is a stream, which nobody checks, without a digest."""
 FACTS = ("method", "endpoint", "container", "name", "digest", "status", "code", "text", "more")
 """These fields of a line follow its origin; journald, the file and the API have them under these names."""
 CUT = "..."
 OK = 200
 NOBODY_HERE = -1
-"""The uid stands for a caller without one on this machine: a person of a pool, a node, an address."""
+"""This uid stands for a caller without one on this machine: a person of a pool, a node, an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Identify the process that opened a connection; 0 and empty if it cannot be known any more."""
+    """Identify the process that opened a connection; fields are 0 and empty if it is unknown."""
 
     pid: int = 0
     executable: str = ""
-    """``/proc/PID/exe`` when the connection was opened."""
+    """This is the target of ``/proc/PID/exe`` when the connection was opened."""
     started_ticks: int = field(default=0, compare=False)
-    """The start of the process, in clock ticks since the boot; 0 if it is not certain to be the one."""
+    """The process started at this time, in clock ticks since the boot; 0 if the process is not certain."""
 
 
 UNKNOWN = Origin()
@@ -47,34 +47,37 @@ UNKNOWN = Origin()
 class AuditLine:
     """Record a request that changes something, or that was refused.
 
-    A line makes its texts printable and cuts them, whatever they come from. No field holds a body, a header or a query.
+    A line makes its texts printable and cuts them, whatever their source. No field holds a body, a header or
+    a query.
     """
 
     at: float
-    """Epoch seconds."""
+    """This is the time in epoch seconds."""
     uid: int
-    """The caller's uid; -1 for a caller without one on this machine."""
+    """This is the caller's uid; -1 for a caller without one on this machine."""
     user: str
-    """A name here; of a pool ``ada@ws1``, ``node ws1``, or the address of an unknown caller."""
+    """This is a user's name here; in a pool ``ada@ws1``, ``node ws1``, or the address of an unknown caller.
+    """
     origin: Origin
     method: str
     endpoint: str
-    """The judged path without its version and query, or the name of a call of the daemon's own API."""
+    """This is the checked path without version and query, or the name of a call of the daemon's own API."""
     container: str = ""
-    """The container's full id."""
+    """This is the container's full id."""
     name: str = ""
-    """The object that the request named: a container, image, network, volume, lease, GPU, job, node, person
-    or token."""
+    """The request named this object: a container, image, network, volume, lease, GPU, job, node, person or
+    token."""
     digest: str = ""
-    """SHA-256 of the body as it went on, or as it was read if it was refused; empty without a body."""
+    """This is SHA-256 of the body as sent on, or as read if the request was refused; empty without a body."""
     status: int = 0
-    """The status of the answer; 0 if there was none."""
+    """This is the status of the answer; 0 if there was none."""
     code: str = ""
-    """The error's code, if the daemon itself refused; empty if the engine answered, or for a success."""
+    """This is the error's code if the daemon itself refused; empty if the engine answered, or for a success.
+    """
     text: str = ""
-    """The error's sentence, or another remark."""
+    """This is the error's sentence, or another remark."""
     more: int = 0
-    """The line stands for so many more that are like it."""
+    """The line stands for this many further similar lines."""
 
     def __post_init__(self) -> None:
         for name, length in _LENGTHS.items():
@@ -101,7 +104,7 @@ def line_now(
     text: str = "",
     error: GpushareError | None = None,
 ) -> AuditLine:
-    """Return a line of this moment. An error gives the status and the code, and its sentence if ``text`` is empty."""
+    """Return a line of this moment. An error gives status and code, and its sentence if ``text`` is empty."""
     if error is not None:
         status, code, text = http_status(error), error.code, text or error.message
     return AuditLine(
@@ -110,7 +113,7 @@ def line_now(
 
 
 Sink = Callable[[AuditLine], None]
-"""A sink takes a line over at once; it never raises, never waits."""
+"""A sink accepts a line at once; it never raises and never waits."""
 
 
 def ignore(_: AuditLine) -> None:
@@ -130,12 +133,12 @@ class CallRecord:
     """Hold the facts that handlers give about one request, until the answer begins."""
 
     digest: str | None = None
-    """The digest of the body that went to the engine (``digest_of``); None if the body is passed on."""
+    """This is the digest of the body sent to the engine (``digest_of``); None if the body is passed on."""
     container: str = ""
-    """The full id of the request's container."""
+    """This is the full id of the request's container."""
     name: str = ""
     note: str = ""
-    """A further fact for the line's reader, in one sentence; no part of a body, header or query."""
+    """This sentence has a further fact for the line's reader, and no part of a body, header or query."""
 
 
 def digest_of(body: bytes) -> str:

@@ -72,7 +72,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             sick INTEGER NOT NULL
         ) WITHOUT ROWID""",
     ),
-    # 3: what projects used, their turns, and those that were set at run time
+    # 3: projects' use, their turns, and projects that were set at run time
     (
         """CREATE TABLE usage (
             project TEXT NOT NULL,
@@ -83,7 +83,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE turn (project TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
         "CREATE TABLE project (name TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
     ),
-    # 4: attempts to run jobs, and the coordinators by whose orders
+    # 4: attempts to run jobs, and the coordinators that ordered them
     (
         """CREATE TABLE attempt (
             coordinator TEXT NOT NULL,
@@ -102,13 +102,14 @@ SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
 
 KEEP_ENDED = 100_000
-"""So many leases that are over are still listed: about 150 MB with stories of ten lines."""
+"""Keep this many finished leases for lists: about 150 MB with stories of ten lines."""
 PRUNE_EVERY = 10
 PRUNE_STEP = 20
-"""More than ``PRUNE_EVERY``, so that a lowered limit is reached in time, few enough for some milliseconds."""
+"""Prune more than ``PRUNE_EVERY`` leases, so that a lowered limit is reached in time, in some milliseconds.
+"""
 
 PAST_STEP = 2000
-"""So many rows of leases that are over are looked through before a commit may come in between."""
+"""Read this many rows of finished leases before a commit may come in between."""
 
 _PUT_LEASE = """
     INSERT INTO lease (sequence, id, owner_uid, state, ended_at, body) VALUES (?, ?, ?, ?, ?, ?)
@@ -133,7 +134,7 @@ _PRUNE = """
 class JournalFile(SqliteFile):
     """Keep leases in the file.
 
-    Raises JournalUnavailable (nothing happened), or ConfigError for another version.
+    Raises JournalUnavailable (then nothing happened), or ConfigError for another version.
     """
 
     def __init__(self, path: Path, *, keep_ended: int, busy_seconds: float) -> None:
@@ -142,7 +143,8 @@ class JournalFile(SqliteFile):
             SCHEMA,
             WORDS,
             busy_seconds=busy_seconds,
-            # Two daemons on one journal would sell the same GPU twice. Before WAL: then no shared memory.
+            # Two daemons on one journal would lease the same GPU twice. Set before WAL, this needs no shared
+            # memory.
             before_wal=("locking_mode = EXCLUSIVE",),
             after_wal=("foreign_keys = ON",),
         )
@@ -169,7 +171,7 @@ class JournalFile(SqliteFile):
     def commit(self, writes: Sequence[JournalWrite]) -> None:
         if not writes:
             return
-        # A lease that changes twice in one transaction is written once, as it is at the end.
+        # A lease that changes twice in one transaction is written once, in its last state.
         leases = {lease.id: lease for write in writes for lease in write.leases}
         with self._writing() as db:
             db.executemany(_PUT_LEASE, [_lease_row(lease) for lease in leases.values()])
@@ -201,7 +203,7 @@ class JournalFile(SqliteFile):
             return tuple(lease_from_json(body) for (body,) in rows)
 
     def past_step(self, which: PastLeases, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
-        """Return the next rows of past leases: those that match, how many more do, and where to go on."""
+        """Return matching leases of the next rows, how many more match, and where to continue."""
         at, sequence = which.before or (sys.float_info.max, sys.maxsize)
         outcomes = json.dumps(sorted(which.outcomes))
         wanted = (_storable(which.owner), outcomes, outcomes)
@@ -280,7 +282,7 @@ def _storable(text: str) -> str:
 def lease_to_json(lease: Lease) -> str:
     """Return the lease without its story, as ASCII. Raises RecordError for a time that is no number.
 
-    The story has a table of its own: a lease that changes state must not rewrite all of it.
+    The story has its own table: a lease that changes state must not rewrite its whole story.
     """
     return to_json(Lease, lease)
 
@@ -293,12 +295,13 @@ def lease_from_json(text: str) -> Lease:
 class SqliteJournal(Calls):
     """Keep the journal in the file ``path``, opened by the first call.
 
-    Errors of every call:
-    ``JournalUnavailable``: nothing of it happened, and nothing of it will.
-    ``TimedOut``: a call that had begun did not come back in ``timeout_seconds`` (a disk that hangs), so
-    nobody knows whether a commit happened. Going on as if it had not is wrong: commit the same leases again
-    before anything else (at worst a line of a story then stands twice), or end and load.
-    ``ConfigError``: the file is no journal that this version can use; trying again is of no use.
+    Every call may raise three errors:
+
+    - ``JournalUnavailable``: nothing of the call happened, and nothing of it will.
+    - ``TimedOut``: a call did not return in ``timeout_seconds`` (a disk that hangs), so that the outcome of a
+      commit is unknown. To go on as if the commit had not happened is wrong: commit the same leases again
+      before anything else (at worst a line of a story then stands twice), or end and load.
+    - ``ConfigError``: the file is no journal that this version can use; trying again is of no use.
     """
 
     def __init__(
@@ -313,7 +316,7 @@ class SqliteJournal(Calls):
         self._store = JournalFile(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
 
     async def load(self) -> JournalSnapshot:
-        """Return leases that are not over, by sequence, each with the newest part of its story."""
+        """Return unfinished leases, by sequence, each with the newest part of its story."""
         return await self._call(self._store.load)
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
@@ -331,7 +334,7 @@ class SqliteJournal(Calls):
         return await self._read(lambda: self._store.ended(limit))
 
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
-        """Return past leases, read a few thousand rows at a time, so that no commit waits for a long look."""
+        """Return past leases, read a few thousand rows at a time, so that no commit waits for a long read."""
         leases: list[Lease] = []
         more, before = 0, which.before
         while True:
@@ -343,5 +346,5 @@ class SqliteJournal(Calls):
                 return tuple(leases), more
 
     async def close(self) -> None:
-        """Finish the earlier calls, then let go of the file. Later calls are refused."""
+        """Finish the earlier calls, then release the file. Later calls are refused."""
         await self._close(self._store.close)

@@ -21,14 +21,14 @@ _PUT_USAGE = """
 _PUT_TURN = "INSERT OR REPLACE INTO turn (project, at) VALUES (?, ?)"
 _PUT_PROJECT = "INSERT INTO project (name, body) VALUES (?, ?)"
 _KEPT_BUCKETS = 24 * 400
-"""The unit is hours; older use than a year counts for no half-life that anybody chose."""
+"""The unit is hours; use older than a year matters for no half-life that anybody chose."""
 _PUT_ATTEMPT = """
     INSERT OR REPLACE INTO attempt (coordinator, job, number, final_at, body) VALUES (?, ?, ?, ?, ?)"""
 _PUT_CONTACT = "INSERT OR REPLACE INTO contact (coordinator, body) VALUES (?, ?)"
 
 
 def load_projects(db: sqlite3.Connection) -> ProjectAccounts:
-    """Return the whole standing."""
+    """Return the accounts of all projects."""
     usage = db.execute("SELECT project, bucket, amount FROM usage ORDER BY project, bucket").fetchall()
     turns = db.execute("SELECT project, at FROM turn ORDER BY project").fetchall()
     projects = db.execute("SELECT name, body FROM project ORDER BY name").fetchall()
@@ -82,7 +82,7 @@ def load_contacts(db: sqlite3.Connection) -> dict[str, Contact]:
 
 def save_attempts(db: sqlite3.Connection, writes: Sequence[JournalWrite]) -> None:
     """Write the changes, in order."""
-    # A record that changes twice in one transaction is written once, as it is at the end.
+    # A record that changes twice in one transaction is written once, in its last state.
     attempts = {(one.coordinator, one.key): one for write in writes for one in write.attempts}
     db.executemany(_PUT_ATTEMPT, map(_row, attempts.values()))
     db.executemany(_PUT_CONTACT, _contact_rows(writes))

@@ -1,4 +1,4 @@
-"""Keep a database in one file, migrate older files, and put SQLite's result codes into our words.
+"""Keep a database in one file, migrate older files, and translate SQLite's result codes into our words.
 
 ``PRAGMA user_version`` is the number of migrations a file has seen. A released migration is never changed;
 the next one is appended.
@@ -33,7 +33,7 @@ _BEYOND_THE_CONNECTION = frozenset(
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MAYBE_NO_ROOM = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 PROBE_BYTES = 64 * 1024
-"""The size is more than SQLite's file of shared memory has at first."""
+"""Write more than the first size of SQLite's file of shared memory."""
 _DAMAGED = "is damaged"
 _UNKNOWN = ("is not usable", "see the log")
 
@@ -43,9 +43,9 @@ class FileSchema:
     """Define the tables of one kind of file."""
 
     application_id: int
-    """The number tells our files from other SQLite files: four letters in ASCII."""
+    """This number distinguishes our files from other SQLite files: four letters in ASCII."""
     migrations: tuple[tuple[str, ...], ...]
-    """The statements of each migration, oldest first."""
+    """These are the statements of each migration, oldest first."""
 
     @property
     def version(self) -> int:
@@ -90,9 +90,9 @@ def checked_version(connection: sqlite3.Connection, path: Path, schema: FileSche
 class SqliteFile:
     """Hold one connection, opened when first needed and again after trouble that is tied to it.
 
-    Reads and writes inside ``_reading`` and ``_writing`` raise the error of the file's words (nothing
-    happened) or, if the file is not for this version, ConfigError. ``before_wal``, ``after_wal``: pragmas of
-    the connection, besides those that every file has.
+    Reads and writes inside ``_reading`` and ``_writing`` raise the error of the file's words (then nothing
+    happened) or, if the file is not for this version, ConfigError. ``before_wal`` and ``after_wal`` are
+    pragmas of the connection, besides the pragmas that every file has.
 
     If a file cannot be opened because its disk is full, a copy of it in memory is read; each write tries to
     open the file again.
@@ -119,7 +119,7 @@ class SqliteFile:
         self._file: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Let go of the file; errors do not matter any more, everything committed is safe."""
+        """Close the file; errors do not matter any more, because every commit is durable."""
         self._disconnect()
 
     # --- transactions ----------------------------------------------------------------------------------
@@ -149,8 +149,8 @@ class SqliteFile:
     def _guarded(self) -> Iterator[None]:
         """Translate errors of SQLite and of the file system, and close a connection that cannot recover.
 
-        After a full disk or a failed write the connection is kept: the uncommitted part is then overwritten
-        in the log, while reopening could find that part whole and bring it back to life.
+        After a full disk or a failed write the connection stays open: the uncommitted part is then
+        overwritten in the log, while reopening could find that part whole and restore it.
         """
         try:
             with translated(self._path, self._words):
@@ -188,7 +188,7 @@ class SqliteFile:
     def _copied(self) -> sqlite3.Connection | None:
         """Return a copy of the file, migrated to this schema; None if the file holds nothing yet.
 
-        Alone with the file SQLite needs no shared memory, which would need room on the disk.
+        A process that has the file alone needs no shared memory of SQLite, which would need room on the disk.
         """
         source = self._raw_connection()
         try:
@@ -249,7 +249,7 @@ class SqliteFile:
                 connection.close()
 
     def _check_same_file(self) -> None:
-        """Raise if the file was moved or deleted: writing on would be writing into nothing."""
+        """Raise an error if the file was moved or deleted: later writes would be lost."""
         try:
             same = _identity(self._path) == self._file
         except FileNotFoundError:
@@ -276,17 +276,17 @@ def _identity(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class FileWords:
-    """Name one kind of file in messages: ``the journal /var/...
+    """Name one kind of file in messages (``the journal /var/...
 
-    is damaged``, with a hint for each trouble.
+    Is damaged``), with a hint for each trouble.
     """
 
     noun: str
-    """The noun with its article: ``the journal``."""
+    """This is the noun with its article: ``the journal``."""
     program: str
-    """The program that holds the file: ``the daemon``."""
+    """This is the program that holds the file: ``the daemon``."""
     error: type[Unavailable]
-    """The error that is raised when the file cannot be used now."""
+    """This error is raised when the file cannot be used now."""
     if_busy: str
     if_damaged: str
     if_newer: str
@@ -317,7 +317,7 @@ def translated(path: Path, words: FileWords) -> Iterator[None]:
 
 
 def is_for_want_of_room(error: BaseException | None, path: Path) -> bool:
-    """Return True if a full disk is behind a file's error. SQLite mostly calls that an I/O error."""
+    """Return True if a full disk causes a file's error, which SQLite mostly reports as an I/O error."""
     if isinstance(error, OSError):
         return error.errno in _NO_ROOM
     if not isinstance(error, sqlite3.Error):

@@ -1,4 +1,4 @@
-"""Call a file that lives on a thread of its own, without ever blocking the event loop."""
+"""Call a file that a separate thread owns, without ever blocking the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 MAX_WAITING_CALLS = 256
 MAX_READS = 64
-"""So many reads wait in the thread's queue; more wait before it, so that a flood leaves room for commits."""
+"""Let this many reads wait in the thread's queue; others wait before it, so that a flood leaves room for
+commits."""
 
 
 class Worker:
@@ -41,7 +42,7 @@ class Worker:
         return future
 
     def finish(self) -> None:
-        """Let the thread end after the queued jobs; does not wait. Raises ``queue.Full``."""
+        """Let the thread end after the queued jobs, without waiting. Raises ``queue.Full``."""
         self._jobs.put_nowait(None)
 
     def _work(self) -> None:
@@ -58,7 +59,7 @@ class Worker:
 class Calls:
     """Offer a file's methods as coroutines.
 
-    ``open_seconds``: how long the first call may take, if that is more than ``timeout_seconds``.
+    ``open_seconds`` bounds the first call, if that is more than ``timeout_seconds``.
     """
 
     def __init__(
@@ -74,12 +75,13 @@ class Calls:
         self._closed = False
 
     async def _close(self, close: Callable[[], None]) -> None:
-        """Finish the earlier calls, then let go of the file. Later calls are refused."""
+        """Finish the earlier calls, then release the file. Later calls are refused."""
         if self._closed:
             return
         self._closed = True
         await self._in_thread(close)
-        # Full: as many calls came back late as the queue holds; the thread is a daemon and ends with us.
+        # The queue is full if as many calls came back late as it holds; the daemon thread ends with the
+        # process.
         with suppress(queue.Full):
             self._worker.finish()
 

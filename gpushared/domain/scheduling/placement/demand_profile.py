@@ -1,6 +1,6 @@
 """Learn from the fleet's requests so far what a leftover part of a GPU is worth.
 
-The mix is learned while deciding: no size is known beforehand but for a weak prior of halves.
+The demand profile is learned while deciding: no size is known beforehand but for a weak prior of halves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATIENCE = 50.0
 FIRST_LESSON = 16
 LESSON_GROWTH = 2.0
 MEMORY = 20_000.0
-"""When so many requests are counted, old ones count half: the mix follows the users' habits."""
+"""When so many requests are counted, old ones count half: the demand profile follows the users' habits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class DemandProfile:
     """The part of all demand, in GPUs, that only GPUs of a model can serve."""
 
     def copy(self) -> DemandProfile:
-        """Return a mix with its own counts.
+        """Return a demand profile with its own counts.
 
         The tables are shared, since they are made anew and never changed.
         """

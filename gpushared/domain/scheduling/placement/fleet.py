@@ -101,18 +101,18 @@ class Fleet:
         policy: PolicyName | PlacementPolicy = PolicyName.FRAGMENTATION,
         *,
         rooms: Rooms | None = None,
-        mix: DemandProfile | None = None,
+        demand_profile: DemandProfile | None = None,
         together: Together = Together.OFF,
     ) -> None:
         """Make a fleet of these hosts.
 
-        ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere. ``mix``:
-        the lessons learned elsewhere, which the fleet goes on learning. ``together``: a request goes where
-        leases with the same ``project`` are, if that costs little.
+        ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere.
+        ``demand_profile``: the demand that was learned elsewhere, which the fleet goes on learning. ``together``:
+        a request goes where leases with the same ``project`` are, if that costs little.
         """
         self.hosts = tuple(hosts)
         self.policy = policy
-        self.mix = mix or DemandProfile()
+        self.demand_profile = demand_profile or DemandProfile()
         self._at = {host.name: at for at, host in enumerate(self.hosts)}
         self._home = {
             gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
@@ -125,7 +125,7 @@ class Fleet:
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
         self._supply = _supply(self.hosts)
-        self._policies = (self.mix.lessons, self._made_now())
+        self._policies = (self.demand_profile.lessons, self._made_now())
 
     def copy(self) -> Fleet:
         """Return the same fleet, to try decisions on.
@@ -137,7 +137,7 @@ class Fleet:
         return twin
 
     def _detach(self) -> None:
-        self.mix = self.mix.copy()
+        self.demand_profile = self.demand_profile.copy()
         self._free, self._leases = list(self._free), dict(self._leases)
         self._kin = None if self._kin is None else self._kin.copy()
         self._undo, self._log, self._rankings = [], _Log(), {}
@@ -151,7 +151,7 @@ class Fleet:
         """
         size = size_of(request)
         if size is not None:
-            self.mix.see(size)
+            self.demand_profile.see(size)
 
     def place(
         self, request: Request, *, closed: Collection[GpuId] = NOTHING, host: str | None = None
@@ -176,9 +176,9 @@ class Fleet:
                 best = answer, at
         if best is None:
             return NoPlace(ranking.refusals + Counter(refused))
-        kin = self._kin_of(request)
-        at = self._nearest_kin(ranking, best, closed, kin) if kin else best[1]
-        return self._placement(ranking.need, at, ranking.policy, closed, kin)
+        project_affinity = self._kin_of(request)
+        at = self._nearest_kin(ranking, best, closed, project_affinity) if project_affinity else best[1]
+        return self._placement(ranking.need, at, ranking.policy, closed, project_affinity)
 
     def refusals(self, request: Request) -> Counter[Reason]:
         """Count the GPUs that refuse their part, by reason; this looks at each GPU, for answers to people."""
@@ -313,53 +313,58 @@ class Fleet:
     def _place_on(
         self, request: Request, only: Collection[int], closed: Collection[GpuId]
     ) -> Placement | NoPlace:
-        need, policy, kin = Need.of(request), self._policy(), self._kin_of(request)
+        need, policy, project_affinity = Need.of(request), self._policy(), self._kin_of(request)
         refusals = Counter({HostReason.OTHER_HOST: len(self.hosts) - len(only)})
         found: list[tuple[Score, int]] = []
         for at in only:
-            answer = rate(need, self._free[at], policy, closed, kin)
+            answer = rate(need, self._free[at], policy, closed, project_affinity)
             if isinstance(answer, tuple):
                 found.append((answer, at))
             else:
                 refusals[answer] += 1
         if not found:
             return NoPlace(+refusals)
-        return self._placement(need, min(found)[1], policy, closed, kin)
+        return self._placement(need, min(found)[1], policy, closed, project_affinity)
 
     def _kin_of(self, request: Request) -> Collection[GpuId]:
         return NOTHING if self._kin is None else self._kin.gpus(request.project)
 
     def _nearest_kin(
-        self, ranking: Ranking, best: Entry, closed: Collection[GpuId], kin: Collection[GpuId]
+        self, ranking: Ranking, best: Entry, closed: Collection[GpuId], project_affinity: Collection[GpuId]
     ) -> int:
         """Return the host of the best place when nearness to the request's project counts."""
         need, policy = ranking.need, ranking.policy
-        hosts = {self._home[gpu][0] for gpu in kin}
+        hosts = {self._home[gpu][0] for gpu in project_affinity}
         costs = {at: cost for at in hosts if (cost := ranking.cost(at)) is not None}
         found = [(best[0], best[1] not in hosts, best[1])]
         for at in worth_rating(costs, best[0], need.count * policy.kin_worth):
-            answer = rate(need, self._free[at], policy, closed, kin)
+            answer = rate(need, self._free[at], policy, closed, project_affinity)
             if isinstance(answer, tuple):
                 found.append((answer, False, at))
         return min(found)[2]
 
     def _placement(
-        self, need: Need, at: int, policy: PlacementPolicy, closed: Collection[GpuId], kin: Collection[GpuId]
+        self,
+        need: Need,
+        at: int,
+        policy: PlacementPolicy,
+        closed: Collection[GpuId],
+        project_affinity: Collection[GpuId],
     ) -> Placement:
         free = self._free[at]
-        chosen = choose(need, free, policy, closed, kin)
+        chosen = choose(need, free, policy, closed, project_affinity)
         grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
         return Placement(self.hosts[at].name, grants)
 
     def _policy(self) -> PlacementPolicy:
-        if self._policies[0] != self.mix.lessons:
-            self._policies = (self.mix.lessons, self._made_now())
+        if self._policies[0] != self.demand_profile.lessons:
+            self._policies = (self.demand_profile.lessons, self._made_now())
         return self._policies[1]
 
     def _made_now(self) -> PlacementPolicy:
         if not isinstance(self.policy, PolicyName):
             return self.policy
-        return policy_for(self.policy, self.mix, self._supply)
+        return policy_for(self.policy, self.demand_profile, self._supply)
 
     def _ranking(self, request: Request) -> Ranking:
         kind = kind_of(request)

@@ -21,17 +21,17 @@ def fleet_with(
     leases: Iterable[Lease],
     stray_bytes: Mapping[GpuId, int],
     policy: PolicyName,
-    mix: DemandProfile | None = None,
+    demand_profile: DemandProfile | None = None,
     together: Together = Together.OFF,
 ) -> Fleet:
     """Return a fleet as it stands. ``stray_bytes``: bytes held on each GPU by processes without a lease.
 
-    ``mix``: the lessons learned before; a fleet that is made anew for each pass would know nothing.
+    ``demand_profile``: the lessons learned before; a fleet that is made anew for each pass would know nothing.
     ``together``: the setting of ``Fleet``; the leases' requests name their projects then.
     """
     hosts = tuple(hosts)
     rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
-    fleet = Fleet(hosts, policy, rooms=rooms, mix=mix, together=together)
+    fleet = Fleet(hosts, policy, rooms=rooms, demand_profile=demand_profile, together=together)
     here = ((lease, [grant for grant in lease.grants if grant.gpu in rooms]) for lease in leases)
     fleet.find([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
     return fleet

@@ -35,20 +35,21 @@ def rate(
     free: Free,
     policy: PlacementPolicy,
     closed: Collection[GpuId] = (),
-    kin: Collection[GpuId] = (),
+    project_affinity: Collection[GpuId] = (),
 ) -> Score | HostReason:
-    """Return the cost of the best GPUs of this host, or why it has none. ``kin``: the preferred GPUs."""
+    """Return the cost of the best GPUs of this host, or why it has none. ``project_affinity``: the preferred GPUs."""
     if need.models and need.count and need.models.isdisjoint(free.models):
         return HostReason.MODEL
     if need.least_permille > free.top_permille:
         return _lack(need, free)
-    if need.cpu_milli > free.cpu_milli:
+    # A host may have less than none left; a paused lease, which asks for no more, comes back nevertheless.
+    if need.cpu_milli > max(0, free.cpu_milli):
         return HostReason.HOST_CPU
-    if need.memory_bytes > free.memory_bytes:
+    if need.memory_bytes > max(0, free.memory_bytes):
         return HostReason.HOST_MEMORY
     if need.count == 0:
         return 0.0, 0.0, policy.host(need, free, 0, 0)
-    ranks = _ranks(need, free, policy, closed, kin)
+    ranks = _ranks(need, free, policy, closed, project_affinity)
     if len(ranks) < need.count:
         return _lack(need, free)
     chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
@@ -60,32 +61,38 @@ def choose(
     free: Free,
     policy: PlacementPolicy,
     closed: Collection[GpuId] = (),
-    kin: Collection[GpuId] = (),
+    project_affinity: Collection[GpuId] = (),
 ) -> tuple[int, ...]:
     """Return the positions of the best GPUs of a host on which ``rate`` found some."""
     if need.count == 0:
         return ()
-    chosen = _together(need, free, _ranks(need, free, policy, closed, kin))
+    chosen = _together(need, free, _ranks(need, free, policy, closed, project_affinity))
     return tuple(rank[3] for rank in chosen)
 
 
 def _ranks(
-    need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId], kin: Collection[GpuId]
+    need: Need,
+    free: Free,
+    policy: PlacementPolicy,
+    closed: Collection[GpuId],
+    project_affinity: Collection[GpuId],
 ) -> list[Rank]:
     """Return the rank of each GPU that can take its part."""
     if wants_instances(need.request):
         return _instance_ranks(need, free, closed)
     plain = need.plain and free.uniform
     ranks = (_plain_ranks if plain else _ordinary_ranks)(need, free, policy, closed)
-    return _drawn_to(kin, ranks, free, policy) if kin else ranks
+    return _drawn_to(project_affinity, ranks, free, policy) if project_affinity else ranks
 
 
 def _drawn_to(
-    kin: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: PlacementPolicy
+    project_affinity: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: PlacementPolicy
 ) -> list[Rank]:
     """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
     return [
-        (rank[0], rank[1] - policy.kin_worth, *rank[2:]) if free.rooms[rank[3]].gpu.id in kin else rank
+        (rank[0], rank[1] - policy.kin_worth, *rank[2:])
+        if free.rooms[rank[3]].gpu.id in project_affinity
+        else rank
         for rank in ranks
     ]
 

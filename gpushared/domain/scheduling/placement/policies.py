@@ -114,15 +114,15 @@ class Fragmentation:
     whole_gpus_last = True
     kin_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
 
-    def __init__(self, mix: DemandProfile, supply: Mapping[str, float] | None = None) -> None:
+    def __init__(self, demand_profile: DemandProfile, supply: Mapping[str, float] | None = None) -> None:
         """Take ``supply``: the part of the fleet's GPUs that each model makes."""
-        self._leftover = mix.leftover
-        self._cpu = mix.cpu
-        self._memory = mix.memory
-        self._too_few = mix.too_few
+        self._leftover = demand_profile.leftover
+        self._cpu = demand_profile.cpu
+        self._memory = demand_profile.memory
+        self._too_few = demand_profile.too_few
         self._wanted = {
             model: MODEL_WEIGHT * min(1.0, share / supply[model])
-            for model, share in mix.bound.items()
+            for model, share in demand_profile.bound.items()
             if supply and supply.get(model)
         }
 
@@ -152,9 +152,9 @@ def _growth(stranded: Stranded, amount: int, less: int, permille: int, taken: in
 
 
 def policy_for(
-    name: PolicyName, mix: DemandProfile, supply: Mapping[str, float] | None = None
+    name: PolicyName, demand_profile: DemandProfile, supply: Mapping[str, float] | None = None
 ) -> PlacementPolicy:
-    """Return the policy for the mix as it is now; a later lesson needs a new policy.
+    """Return the policy for the demand profile as it is now; a later lesson needs a new policy.
 
     ``supply``: the part of the fleet's GPUs that each model makes.
     """
@@ -164,4 +164,4 @@ def policy_for(
         case PolicyName.SPREAD:
             return Spread()
         case PolicyName.FRAGMENTATION:
-            return Fragmentation(mix, supply)
+            return Fragmentation(demand_profile, supply)

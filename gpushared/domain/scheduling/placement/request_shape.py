@@ -87,7 +87,7 @@ class Need:
 
     @property
     def permille(self) -> int:
-        """Return the request's size on one GPU, as far as it is the same on all; the mix counts this size."""
+        """Return the request's size on one GPU, the same on all; the demand profile counts it."""
         if self.whole:
             return WHOLE_PERMILLE
         share = max(self.request.compute_permille or 0, self.request.memory_permille or 0)
@@ -99,7 +99,7 @@ class Need:
 
 
 def size_of(request: Request, gpus: Iterable[Gpu] = ()) -> Size | None:
-    """Return the size of such a request for the mix; None for a request without GPUs.
+    """Return the size of such a request for the demand profile; None for a request without GPUs.
 
     ``gpus``: a size in bytes is a share of the smallest of these.
     """
