@@ -38,7 +38,7 @@ def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
 
 
 def _asked(joined: Joined, handle: Handle, other: Handle) -> bool | None:
-    """Return if two GPUs are joined; None if one of them is lost.
+    """Return True if two GPUs are joined; None if the driver does not report it or a GPU is lost.
 
     The next call to the lost GPU reports the loss.
     """

@@ -53,7 +53,7 @@ Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
 
 def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
-    """Run a pass over the queue, if anything changed since the last pass."""
+    """Run a pass over the queue if one is due: something changed, or time alone may let a job start."""
     state = draft.state
     due = state.stale or state.plan_again_at <= draft.now
     if not due or draft.now < state.plan_at:
