@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.attempt_log import Attempt, AttemptLog
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle, restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
@@ -156,6 +157,7 @@ class Search:
         self._by_coordinator: dict[tuple[int, Event], Step] = {}
         self._by_node: dict[tuple[int, NodeName, str, int], Step] = {}
         self._running: list[tuple[AttemptKey, ...]] = []
+        self._snapshot = ClusterSnapshot()
         self.worlds: dict[World, tuple[World, str] | None] = {}
         self.edges: dict[World, list[World]] = {}
 
@@ -395,7 +397,7 @@ class Search:
         """The step of an event, and what follows by itself. ``written``: the job as the store has it."""
         sent = 0
         for one in (event, m.PoolTick()):
-            step = handle(state, one, NOW)
+            step = handle(state, one, NOW, self._snapshot)
             state = step.state
             written = next((job for job in step.jobs if job.id == JOB), written)
             for instruction in step.instructions:
@@ -403,7 +405,7 @@ class Search:
                     sent |= self._message(instruction.node, instruction.order, to_node=True)
             if step.epoch is not None:
                 for name in self.names:
-                    state = handle(state, m.NodeDisconnected(name), NOW).state
+                    state = handle(state, m.NodeDisconnected(name), NOW, self._snapshot).state
         return self._coordinator(state, written), sent
 
     def _event(self, what: str, node: NodeName | None, number: int) -> m.PoolEvent:

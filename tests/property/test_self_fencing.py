@@ -14,6 +14,7 @@ import pytest
 from gpushared.domain.jobs import attempt_log
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.attempt_log import AttemptLog
+from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle, restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
@@ -41,6 +42,8 @@ FIRST, SECOND = NodeName("n0"), NodeName("n1")
 KEY = AttemptKey(JOB, 1)
 SPEC = JobSpec(HALF, ADA, image="x", stop_after_seconds=STOP_AFTER_SECONDS)
 RULES = PoolRules(settle_seconds=0.0, plan_seconds=0.0)
+SNAPSHOT = ClusterSnapshot()
+"""All worlds share it; it spares work, and changes no decision."""
 UP, DOWN, BOTH, LATE, NONE, AWAY = "up", "down", "both", "late", "none", "away"
 """Which direction of the first node's link works in a step: up is to the coordinator. Late: a step later.
 Away: the daemon of the first node does nothing."""
@@ -112,16 +115,16 @@ class Fencing:
         """The job runs on the first node, which was just heard of."""
         state = restore(self.rules, epoch=1, now=NOW)
         for name in (FIRST, SECOND):
-            state = handle(state, m.NodeEnrolled(name), NOW).state
+            state = handle(state, m.NodeEnrolled(name), NOW, SNAPSHOT).state
             hello = m.NodeRegistered(name, inventory(name), HeartbeatReport())
-            state = handle(state, hello, NOW).state
-        step = handle(state, m.JobSubmitted(JOB, SPEC), NOW)
+            state = handle(state, hello, NOW, SNAPSHOT).state
+        step = handle(state, m.JobSubmitted(JOB, SPEC), NOW, SNAPSHOT)
         (send,) = (one for one in step.instructions if isinstance(one, m.Send))
         assert send.node == FIRST
         book = attempt_log.take(AttemptLog(), send.order, ACCOUNT, None, NOW).attempt_log
         book = attempt_log.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
         report = attempt_log.report_of(book.records[KEY])
-        return World(handle(step.state, m.AttemptReported(FIRST, report), NOW).state, book)
+        return World(handle(step.state, m.AttemptReported(FIRST, report), NOW, SNAPSHOT).state, book)
 
     def stepped(self, world: World, link: str) -> World:
         """A step later: the coordinator's beat, then the node, then its guard, then the coordinator."""
@@ -130,15 +133,15 @@ class Fencing:
         world = self._beaten(world, link)
         world = self._looked(world, link)
         world = self._guarded(world)
-        state = handle(world.state, m.NodeHeartbeat(SECOND), now).state
-        return replace(world, state=handle(state, m.PoolTick(), now).state)
+        state = handle(world.state, m.NodeHeartbeat(SECOND), now, SNAPSHOT).state
+        return replace(world, state=handle(state, m.PoolTick(), now, SNAPSHOT).state)
 
     def _beaten(self, world: World, link: str) -> World:
         clock = world.elapsed * self.rate
         arrives = world.late if world.late is not None else clock if link in (UP, BOTH) else None
         world = replace(world, late=clock if link == LATE else None)
         if arrives is not None:
-            state = handle(world.state, m.NodeHeartbeat(FIRST), world.now).state
+            state = handle(world.state, m.NodeHeartbeat(FIRST), world.now, SNAPSHOT).state
             world = replace(world, state=state)
             if link in (BOTH, DOWN, LATE):
                 world = replace(world, contact_at=max(world.contact_at, arrives))
@@ -215,7 +218,7 @@ def test_an_attempt_that_no_guard_watches_is_never_replaced() -> None:
     state = handle(
         state, m.NodeRegistered(SECOND, inventory(SECOND), HeartbeatReport(), seen_epoch=1), NOW
     ).state
-    later = handle(state, m.PoolTick(), NOW + 1e6).state
+    later = handle(state, m.PoolTick(), NOW + 1e6, SNAPSHOT).state
     assert _is_running(later.jobs[JOB])
     assert later.jobs[JOB].attempts == 1
 
@@ -245,7 +248,7 @@ def test_an_order_without_an_answer_is_never_replaced(stop_after_seconds: int | 
     state = handle(
         state, m.NodeRegistered(SECOND, inventory(SECOND), HeartbeatReport(), seen_epoch=1), NOW
     ).state
-    later = handle(state, m.PoolTick(), NOW + 1e6).state
+    later = handle(state, m.PoolTick(), NOW + 1e6, SNAPSHOT).state
     assert isinstance(later.jobs[JOB].state, Placing)
     assert later.jobs[JOB].attempts == 1
 
@@ -255,7 +258,7 @@ def test_a_silent_job_that_is_kept_is_kept() -> None:
     job = replace(Fencing().first().state.jobs[JOB], spec=replace(SPEC, stop_after_seconds=None))
     members = list(Fencing().first().state.members.values())
     state = restore(RULES, epoch=2, jobs=[job], members=members, now=NOW)
-    later = handle(state, m.PoolTick(), NOW + 1e9).state
+    later = handle(state, m.PoolTick(), NOW + 1e9, SNAPSHOT).state
     assert _is_running(later.jobs[JOB])
 
 
