@@ -26,7 +26,6 @@ from gpushared.domain.model.lease import (
     LeaseState,
     NoticeKind,
     Preempted,
-    Promised,
     Requeued,
     Reserved,
     Resuming,
@@ -65,10 +64,9 @@ def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Ma
     known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
     state = replace(state, leases=known)
     found: dict[LeaseId, Start] = {}
-    promised: dict[LeaseId, str] = {}
     at, given_way = now, _given_way(state)
     for _ in range(STEPS):
-        state, look_again_at = _passed(state, at, sought, found, promised)
+        state, look_again_at = _passed(state, at, sought, found)
         ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
         if not later or sought <= found.keys():
@@ -95,11 +93,7 @@ def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start
 
 
 def _passed(
-    state: NodeState,
-    at: float,
-    sought: Collection[LeaseId],
-    found: dict[LeaseId, Start],
-    promised: dict[LeaseId, str],
+    state: NodeState, at: float, sought: Collection[LeaseId], found: dict[LeaseId, Start]
 ) -> tuple[NodeState, float]:
     """Return the state after one moment, and when time alone may change it.
 
@@ -114,7 +108,7 @@ def _passed(
         draft = Draft(state, at)
         _leave(draft)
         look_again_at = grant_what_fits(draft)
-        _start(draft, sought, found, promised)
+        _start(draft, sought, found)
         step = draft.finish()
         state = step.state
         if not step.changed:
@@ -122,18 +116,11 @@ def _passed(
     return state, look_again_at
 
 
-def _start(
-    draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start], promised: dict[LeaseId, str]
-) -> None:
-    """Let granted leases run at once, and wait again after a preemption, as most leases do.
-
-    ``promised`` keeps the clauses on the leases that give way from the promise to the start.
-    """
+def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start]) -> None:
+    """Let granted leases run at once, and wait again after a preemption, as most leases do."""
     for lease in list(draft.leases.values()):
-        if lease.id in sought and lease.preemption.promised is not None:
-            promised[lease.id] = _given_way_to(lease.preemption.promised, draft)
-        if lease.grants and lease.id in sought:
-            found.setdefault(lease.id, Start(draft.now, lease.grants, promised.get(lease.id, "")))
+        if lease.grants and lease.id in sought and lease.id not in found:
+            found[lease.id] = Start(draft.now, lease.grants, _given_way_to(lease.id, draft))
         if isinstance(lease.state, Reserved):
             said = replace(lease.preemption, requeues=lease.request.requeue is not False)
             lease = replace(lease, preemption=said)  # noqa: PLW2901 - the same lease
@@ -142,8 +129,12 @@ def _start(
             draft.leases[lease.id] = replace(lease, state=active)
 
 
-def _given_way_to(promised: Promised, draft: Draft) -> str:
-    names = ", ".join(f"{name} of {draft.leases[name].owner_name}" for name in promised.victims)
+def _given_way_to(lease: LeaseId, draft: Draft) -> str:
+    """Return a clause on the leases that gave way to a lease before this draft granted its request."""
+    promised = draft.base.find(lease).preemption.promised
+    if promised is None:
+        return ""
+    names = ", ".join(f"{name} of {draft.find(name).owner_name}" for name in promised.victims)
     return f"{names} {'gives' if len(promised.victims) == 1 else 'give'} way then, because {promised.why}"
 
 
