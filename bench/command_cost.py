@@ -66,7 +66,7 @@ def measure(name: str, commands: dict[str, list[str | Path]], environ: dict[str,
 
 
 def modules(command: list[str | Path], environ: dict[str, str]) -> int:
-    """How many modules the command imports; -X importtime says each in a line."""
+    """Return the number of modules that the command imports; -X importtime says each in a line."""
     words = [sys.executable, *command] if command[0] != sys.executable else command
     if str(command[0]).endswith("local/bin/gpushare"):
         words.insert(1, "-IS")

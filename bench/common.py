@@ -1,4 +1,4 @@
-"""What the measurements share: a daemon of their own on simulated GPUs, percentiles, a table."""
+"""Hold what the measurements share: a daemon of their own on simulated GPUs, percentiles, a table."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def installed() -> Iterator[Path]:
 
 
 def print_conditions() -> None:
-    """What else the machine does: timings of a busy machine say little."""
+    """Describe the machine's other work: timings of a busy machine say little."""
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, Python {sys.version.split()[0]}")
 
 

@@ -1,4 +1,4 @@
-"""How true the estimates of ``gpushare offer`` and ``queue`` are: told at the request, held against the start.
+"""Compare the estimates of ``gpushare offer`` and ``queue`` at the request with the start.
 
 The leases of the trace are replayed on one node of 8 GPUs with nothing configured. When a request has to wait,
 the node's own forecast is asked, which knows the state of the moment and no durations. With ``limits`` each
@@ -41,7 +41,7 @@ LONG_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a request was told: the earliest and the latest start, None = unknown."""
+    """Hold the estimate for a request: the earliest and the latest start, None = unknown."""
 
     at: float
     earliest: float | None

@@ -1,4 +1,4 @@
-"""What one pass over a node's queue takes: it runs at every event while somebody waits.
+"""Measure one pass over a node's queue: a pass runs at every event while somebody waits.
 
 Eight GPUs are full of quarters, and 1, 10 and 1000 requests of twenty kinds wait.
 """

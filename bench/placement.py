@@ -1,4 +1,4 @@
-"""How much of a fleet's GPUs the placement policies fill, and how long a decision takes.
+"""Measure how much of a fleet's GPUs the placement policies fill, and how long a decision takes.
 
 Reads a folder with ``nodes.csv.gz`` and ``tasks.csv.gz`` in the columns of Alibaba's cluster-trace-gpu-v2023.
 All tasks come in random order, then are drawn again until they ask for 1.3 times the GPUs there are. Each is
@@ -77,7 +77,7 @@ def by_fleet(fleet: Fleet, request: Request) -> Placement | NoPlace:
 
 @dataclass
 class Run:
-    """What one run over one sequence gave; seconds of CPU time, since machines have other work too."""
+    """Hold the result of one run over one sequence; seconds of CPU time, since machines have other work too."""
 
     placed_percent: float
     seconds: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Run:
 
 
 def fits(need: Need, free: Free) -> bool:
-    """Whether this host can take it, looked at afresh, without any of the fleet's short cuts."""
+    """Return True if the host can take the request, without any of the fleet's short cuts."""
     if max((room.free_permille for room in free.rooms), default=0) < (need.request.compute_permille or 0):
         return False
     if need.cpu_milli > free.cpu_milli or need.memory_bytes > free.memory_bytes:

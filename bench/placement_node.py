@@ -1,4 +1,4 @@
-"""How much of one host each placement policy fills, since a node places on its own GPUs only.
+"""Measure how much of one host each placement policy fills, since a node places on its own GPUs only.
 
 Reads what ``placement.py`` reads. Hosts of 8 GPUs are drawn, each gets random tasks of a list, offered once,
 until 1.3 times its GPUs have been asked for. The policies see the same hosts and tasks, and the learning ones

@@ -1,4 +1,4 @@
-"""What the queue promises: equal shares over a week, guarantees within the notice, and a pass in time."""
+"""Measure what the queue promises: equal shares over a week, guarantees within the notice, and a pass in time."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _queue(chance: random.Random) -> list[PendingRequest]:
 
 
 def _full(hosts: list[Host], each: int, chance: random.Random) -> list[RunningLease]:
-    """So many leases on every GPU, which fill it together."""
+    """Put so many leases on every GPU that the GPU is full."""
     gpus = [gpu.id for host in hosts for gpu in host.gpus for _ in range(each)]
     return [_held(20_000 + number, gpu, 1000 // each, chance) for number, gpu in enumerate(gpus)]
 

@@ -1,4 +1,4 @@
-"""Who waits how long: a real trace of leases replayed on hosts of 8 GPUs, under the project's core and others."""
+"""Replay a real trace of leases on hosts of 8 GPUs, under the project's core and others."""
 
 from __future__ import annotations
 

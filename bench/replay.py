@@ -104,7 +104,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a scheduler wants: these give way now, those start now; and when it wants to be asked again."""
+    """Hold a scheduler's orders: the jobs that give way now, those that start now, and when to ask again."""
 
     starts: Sequence[tuple[Job, tuple[Grant, ...]]]
     victims: Sequence[Job] = ()
@@ -166,7 +166,7 @@ def _gpu(host: str, index: int) -> Gpu:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a replay came to."""
+    """Hold the result of a replay."""
 
     jobs: list[Job]
     preemptions: int

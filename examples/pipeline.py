@@ -43,7 +43,7 @@ def work_on(pool: Pool, name: str, numbers: str, gpu: str) -> list[Job]:
 
 
 def failed_ones(jobs: Sequence[Job]) -> list[Job]:
-    """Those that did not succeed, each with its reason told."""
+    """Return the jobs that did not succeed, and print the reason of each."""
     failed = [job for job in jobs if job.state != "succeeded"]
     for job in failed:
         print(f"{job.id} {job.state}: {job.reason}")
@@ -51,7 +51,7 @@ def failed_ones(jobs: Sequence[Job]) -> list[Job]:
 
 
 def show_where(jobs: Sequence[Job]) -> None:
-    """Which node did how much."""
+    """Print how many jobs each node ran."""
     nodes = Counter(part.node for job in jobs for part in job.parts)
     print("done:", ", ".join(f"{count} on {node}" for node, count in sorted(nodes.items())))
 

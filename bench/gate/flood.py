@@ -1,4 +1,4 @@
-"""What one user's flood does to another's containers: create, start and wait through the gate, in turns.
+"""Measure what one user's flood does to another's containers: create, start and wait through the gate, in turns.
 
     .venv/bin/python bench/gate/flood.py [--rounds 15] [--engine SOCKET] [--image IMAGE] [FLOOD...]
 

@@ -1,4 +1,4 @@
-"""What it costs to hold a container's mounts: creates and runs with them, in turns with the bare engine.
+"""Measure what it costs to hold a container's mounts: creates and runs with them, in turns with the bare engine.
 
     .venv/bin/python bench/gate/mounts.py [--pairs 10] [--mounts 0 1 10 64] [--docker CLI] [--image IMAGE]
 

@@ -1,4 +1,4 @@
-"""What NVML says of the GPU in CUDA_VISIBLE_DEVICES, as one line of JSON.
+"""Print NVML's figures of the GPU in CUDA_VISIBLE_DEVICES as one line of JSON.
 
 A process of its own, because NVML's calls may hang.
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What sharing buys: the same clients one by one, time-sliced, under MPS set up by hand, and under gpushared.
+"""Measure what sharing buys: the same clients one by one, time-sliced, under MPS set up by hand, and under gpushared.
 
 One line of JSON a round, and a table at the end.
 """

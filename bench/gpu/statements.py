@@ -1,4 +1,4 @@
-"""What gpushared's promises rest on: each statement in full, and the case that settles it."""
+"""List what gpushared's promises rest on: each statement in full, and the case that settles it."""
 
 from __future__ import annotations
 

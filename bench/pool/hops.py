@@ -1,4 +1,4 @@
-"""From a submit to the answer of the node that was chosen, on an idle pool, everything durable on the way.
+"""Measure the time from a submit to the answer of the chosen node, on an idle pool, everything durable on the way.
 
 A program submits to the coordinator over TLS; the coordinator writes the job, places it, writes that, and
 tells a real node over its link, which writes its record and answers; the program hears of it over a stream.

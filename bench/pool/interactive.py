@@ -56,7 +56,7 @@ def run(where: list[str], container: list[str]) -> list[str | Path]:
 
 
 def throughput(a: RealNode, b: RealNode, image: str, mib: int) -> None:
-    """What a container writes, read by docker: from the engine, through the gate, through gate and tunnel."""
+    """Measure how fast docker reads a container's output from the engine, through the gate, and through a tunnel."""
     docker, name = need("docker"), f"gpushared-bench-{b.process.pid}"
     started = [*NOBODY, BIN / "gpushare", "run", "--node", "b", *LEASE, "-d", "--rm", "--network=none"]
     timed([*started, "--name", name, image, "sleep", "600"], a.environ)

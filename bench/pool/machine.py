@@ -1,4 +1,4 @@
-"""What the coordinator's rules cost by themselves: no links, no store, no waiting, only processor time.
+"""Measure what the coordinator's rules cost by themselves: no links, no store, no waiting, only processor time.
 
 A pool whose GPUs are all busy and whose queue is long; jobs end at a steady rate of the pool's own time,
 their nodes say so, and others are placed. Other programs on the machine disturb it through its caches only.

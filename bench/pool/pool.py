@@ -1,4 +1,4 @@
-"""What the measurements of a pool share: a real coordinator, and members that speak real streams to it."""
+"""Hold what the measurements of a pool share: a real coordinator, and members that speak real streams to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator costs while its nodes only beat, and how they come back after it was away."""
+"""Measure what a coordinator costs while its nodes only beat, and how they come back after it was away."""
 
 from __future__ import annotations
 
