@@ -46,6 +46,9 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         super().__init__(state, clock, "the daemon")
         self.perform: Callable[[Instruction], None] = _nothing_yet
         self.after_recovery: Callable[[], None] = lambda: None
+        self.observers: list[Callable[[NodeState, Step], None]] = []
+        """Each is called with every step after it is on disk, and with the state before it. An observer
+        returns at once and raises nothing."""
         self._journal = journal
         self._troubles = troubles
         self._outlook: tuple[NodeState, Outlook] | None = None
@@ -81,7 +84,8 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         return step, step.state
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
-        done, state = self._steps(self.state, batch)
+        before = self.state
+        done, state = self._steps(before, batch)
         try:
             await self._write([step for _, step in done])
         except JournalUnavailable as error:
@@ -95,6 +99,9 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             raise
         self._publish(state)
         for sent, step in done:
+            for observe in self.observers:
+                observe(before, step)
+            before = step.state
             self._conclude(sent, step)
 
     async def _write(self, steps: Sequence[Step]) -> None:

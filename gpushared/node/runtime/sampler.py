@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -41,12 +42,26 @@ class Stranger:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseUse:
+    """Hold what a lease's processes use of one GPU; a figure is None if it is unknown.
+
+    ``utilization_ratio`` is the part of the time in which kernels of the lease ran, 0-1, as the driver tells
+    it for processes; a lease that is alone on its GPU has the GPU's.
+    """
+
+    memory_bytes: int | None
+    utilization_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Hold the newest look at all GPUs, sorted by lease and stranger."""
 
     at: float = 0.0
     readings: Mapping[GpuId, GpuReading] = field(default_factory=dict)
     used_bytes: Mapping[LeaseId, int] = field(default_factory=dict)
+    uses: Mapping[tuple[LeaseId, GpuId], LeaseUse] = field(default_factory=dict)
+    """The field has an entry for each GPU of each lease that holds one."""
     strangers: tuple[Stranger, ...] = ()
     sharing: Mapping[GpuId, SharingStatus] = field(default_factory=dict)
 
@@ -267,7 +282,14 @@ class Sampler:
         strays = {gpu: stray.get(gpu, 0) for gpu in readable}
         by_gpu = {one.gpu: one for one in status}
         sums = {lease: sum(on_gpus.values()) for lease, on_gpus in used.items()}
-        sample = Sample(at, {reading.gpu: reading for reading in readings}, sums, tuple(strangers), by_gpu)
+        sample = Sample(
+            at,
+            {reading.gpu: reading for reading in readings},
+            sums,
+            lease_uses(readings, leases, self._loop.state.holders()),
+            tuple(strangers),
+            by_gpu,
+        )
         return sample, GpusSampled(at, frozenset(used), strays, readable, troubles, used)
 
     def _find_leavers(
@@ -372,6 +394,39 @@ def activity(
             elif signs == {Sign.RESTS}:
                 resting.add(lease.id)
     return frozenset(working), frozenset(resting)
+
+
+def lease_uses(
+    readings: Iterable[GpuReading], lease_of: Mapping[int, LeaseId], holders: Iterable[Lease]
+) -> dict[tuple[LeaseId, GpuId], LeaseUse]:
+    """Return the use of each GPU by each lease that holds a part of the GPU.
+
+    ``lease_of`` has the lease of each process, by host PID.
+    """
+    holders = tuple(holders)
+    on_gpu = Counter(grant.gpu for lease in holders for grant in lease.grants)
+    by_gpu = {reading.gpu: reading for reading in readings}
+    return {
+        (lease.id, grant.gpu): _use(by_gpu.get(grant.gpu), lease.id, lease_of, alone=on_gpu[grant.gpu] == 1)
+        for lease in holders
+        for grant in lease.grants
+    }
+
+
+def _use(
+    reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId], *, alone: bool
+) -> LeaseUse:
+    if reading is None or reading.lost or not _tells(reading):
+        return LeaseUse(None, None)
+    own = [process for process in reading.processes if lease_of.get(process.pid) == lease]
+    sizes = [process.memory_bytes for process in own]
+    memory_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+    ratios = [process.utilization_ratio for process in own]
+    if own and None not in ratios:
+        return LeaseUse(memory_bytes, min(1.0, sum(ratio or 0.0 for ratio in ratios)))
+    if reading.utilization_ratio == 0 or _is_known_to_rest(own, reading, lease_of):
+        return LeaseUse(memory_bytes, 0.0)
+    return LeaseUse(memory_bytes, reading.utilization_ratio if alone else None)
 
 
 def _sign(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> Sign:
