@@ -18,6 +18,7 @@ from gpushared.domain.model.lease import (
     LeaseId,
     StoryEntry,
 )
+from gpushared.domain.model.span import Span
 from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
@@ -45,6 +46,8 @@ class MemoryJournal(Failing):
         self._projects: Mapping[str, Project] = {}
         self._attempts: dict[tuple[str, AttemptKey], Attempt] = {}
         self._contacts: dict[str, Contact] = {}
+        self._spans: dict[int, Span] = {}
+        self._span_count = 0
 
     def snapshot_after(self, commits: int) -> Self:
         """Return a new journal that holds the first ``commits`` commits; 0 is an empty one."""
@@ -92,6 +95,14 @@ class MemoryJournal(Failing):
         over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
         return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
 
+    async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
+        self._may_fail()
+        return tuple(self._spans.items())[:limit]
+
+    async def forget_spans(self, newest: int) -> None:
+        self._may_fail()
+        self._spans = {number: span for number, span in self._spans.items() if number > newest}
+
     async def close(self) -> None:
         self.closed = True
 
@@ -120,7 +131,9 @@ class MemoryJournal(Failing):
                 self._drained = dict(write.drained)
             if write.accounts is not None:
                 self._apply_accounts(write.accounts)
-
+            for span in write.spans:
+                self._span_count += 1
+                self._spans[self._span_count] = span
             self._apply_attempts(write)
 
     def _apply_attempts(self, write: JournalWrite) -> None:
