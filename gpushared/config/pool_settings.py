@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpushared.config.history_settings import PoolHistoryConfig, PrivacyConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.job_settings import AuditConfig
 from gpushared.config.kinds import (
@@ -208,6 +209,8 @@ class CoordinatorConfig:
     classes_infer: InferConfig = field(default_factory=InferConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    history: PoolHistoryConfig = field(default_factory=PoolHistoryConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     users: Mapping[str, UserConfig] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
+from gpushared.node.pool.pool_answers import HistoryAnswers
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, policy_of, remembered, rules_of
@@ -57,6 +58,7 @@ from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
+from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 
 log = logging.getLogger(__name__)
@@ -369,8 +371,17 @@ class Daemon:
             self._audit.take,
             runtime_dir=self._runtime_dir,
             simulated=self._parts.gpus.simulated,
+            answerers=self._answerers(),
         )
         return jobs
+
+    def _answerers(self) -> Mapping[str, Answerer]:
+        history = HistoryAnswers(self._parts.history, self._recorder.flush, self._pool_name, self._realm)
+        return history.answerers()
+
+    def _pool_name(self) -> str:
+        membership = self._enrolment.membership
+        return "" if membership is None else membership.pool
 
     def _realm(self) -> str:
         return self._config.pool.realm or self._node_name()

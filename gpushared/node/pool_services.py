@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls, Metadata
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.node_ports import Answerer
 from gpushared.pool.member.outbox import OUTBOX, Outbox
 from gpushared.pool.member.tunnel_endpoints import TunnelEndpoints
 from gpushared.pool.member.tunnel_ends import TunnelEnds
@@ -60,11 +61,20 @@ class PoolServices:
         *,
         runtime_dir: Path,
         simulated: bool,
+        answerers: Mapping[str, Answerer],
     ) -> None:
         """Take an open ``room`` and a loaded ``enrolment``."""
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
-            config, enrolment, host.order_handler, loop, room.outbox, troubles, orders, simulated=simulated
+            config,
+            enrolment,
+            host.order_handler,
+            loop,
+            room.outbox,
+            troubles,
+            orders,
+            simulated=simulated,
+            answerers=answerers,
         )
         self._loop = loop
         self._enrolment = enrolment

@@ -39,6 +39,7 @@ from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.node_ports import Answerer
 from gpushared.pool.trust.pool_init import found_pool
 from gpushared.storage.audit.line import AuditLine
 from gpushared.testing.fake_gpus import fake_gpu
@@ -74,6 +75,7 @@ class Machine:
         self.enrolment = Enrolment(folder / name, time.time)
         self.troubles = Troubles()
         self.coordinator = ""
+        self.answerers: dict[str, Answerer] = {}
         self.lines: list[AuditLine] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop.perform = self._perform
@@ -91,6 +93,7 @@ class Machine:
             self.troubles,
             orders,
             simulated=True,
+            answerers=self.answerers,
         )
 
     def record(self, key: AttemptKey) -> Attempt | None:
