@@ -24,6 +24,7 @@ from gpushared.storage.history.records import (
     LeaseWait,
     Point,
     Resumption,
+    SeriesName,
     SourceName,
 )
 from gpushared.storage.sqlite.file import SqliteFile
@@ -173,9 +174,11 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.leases(db, wanted, limit)
 
-    def points(self, node: str, lease: str, gpu: str, since_ms: int, until_ms: int) -> list[Point]:
+    def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
         with self._reading() as db:
-            return queries.points(db, node, lease, gpu, since_ms, until_ms)
+            return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
 
 
 def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None:
@@ -238,8 +241,10 @@ class SqliteHistory(Calls):
     async def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
         return await self._read(lambda: self._store.leases(wanted, limit))
 
-    async def points(self, node: str, lease: str, gpu: str, since_ms: int, until_ms: int) -> list[Point]:
-        return await self._read(lambda: self._store.points(node, lease, gpu, since_ms, until_ms))
+    async def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
+        return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
 
     async def close(self) -> None:
         """Finish the earlier calls, then release the file. Later calls are refused."""
