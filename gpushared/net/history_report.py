@@ -6,9 +6,12 @@ from gpushared.api.v1 import history_pb2
 from gpushared.domain.accounting.advice import Course, notes
 from gpushared.domain.accounting.curve import CurvePoint, UseSample, curve, idle_at_end_ms
 from gpushared.storage.history.history_file import SqliteHistory
-from gpushared.storage.history.records import HistoryFilter, LeaseHistory
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
+from gpushared.storage.history.records import HistoryFilter, LeaseHistory, SeriesName
 
 BY_ITSELF = "finished"
+LONG_RUN_MS = 3 * 24 * HOUR_MS
+"""The curve of a longer run is read by hours."""
 
 
 async def lease_report(
@@ -35,12 +38,16 @@ async def lease_report(
     )
     if one.started_ms is not None:
         found = curve(samples, one.started_ms, until_ms, points)
-        report.curve.extend(_point(point) for point in found)
+        each_mib = (one.held_mib or 0) / max(1, len(one.gpus))
+        report.curve.extend(_point(point, each_mib) for point in found)
     return report
 
 
 async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms: int) -> list[UseSample]:
-    found = await history.points(one.node, one.summary.lease, gpu, 0, until_ms)
+    name = SeriesName(one.node, gpu, one.summary.lease)
+    since_ms = one.started_ms or one.created_ms
+    by_hour = until_ms - since_ms > LONG_RUN_MS
+    found = await history.points(name, since_ms - MINUTE_MS, until_ms, by_hour=by_hour)
     return [
         UseSample(
             point.at_ms,
@@ -48,7 +55,6 @@ async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms
             point.minute.use_mean_ratio,
             point.minute.use_max_ratio,
             point.minute.memory_mean_mib,
-            point.minute.held_mib,
         )
         for point in found
     ]
@@ -73,10 +79,10 @@ async def _course(
     )
 
 
-def _point(point: CurvePoint) -> history_pb2.UsePoint:
+def _point(point: CurvePoint, held_mib: float) -> history_pb2.UsePoint:
     return history_pb2.UsePoint(
         at=point.at_ms / 1000,
         use_ratio=point.use_ratio,
         use_max_ratio=point.use_max_ratio,
-        memory_ratio=point.memory_ratio,
+        memory_ratio=None if point.memory_mib is None or not held_mib else point.memory_mib / held_mib,
     )

@@ -8,24 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UseSample:
-    """Hold a minute of a lease on a GPU; None was not seen."""
+    """Hold a minute or an hour of a lease on a GPU; None was not seen."""
 
     at_ms: int
     seen_seconds: int
     use_mean_ratio: float | None
     use_max_ratio: float | None
     memory_mean_mib: int | None
-    held_mib: int
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Hold a piece of a curve: the mean and the greatest use, and the part of the held memory that was used."""
+    """Hold a piece of a curve: the mean and the greatest use, and the memory in use on a GPU on average."""
 
     at_ms: int
     use_ratio: float | None
     use_max_ratio: float | None
-    memory_ratio: float | None
+    memory_mib: float | None
 
 
 def curve(samples: Iterable[UseSample], since_ms: int, until_ms: int, count: int) -> list[CurvePoint]:
@@ -41,13 +40,12 @@ def curve(samples: Iterable[UseSample], since_ms: int, until_ms: int, count: int
 def _point(at_ms: int, samples: Sequence[UseSample]) -> CurvePoint:
     used = [(one.use_mean_ratio, one.seen_seconds) for one in samples if one.use_mean_ratio is not None]
     seen = sum(seconds for _, seconds in used)
-    memory = [one for one in samples if one.memory_mean_mib is not None and one.held_mib]
-    held = sum(one.held_mib for one in memory)
+    memory = [one.memory_mean_mib for one in samples if one.memory_mean_mib is not None]
     return CurvePoint(
         at_ms,
         sum(ratio * seconds for ratio, seconds in used) / seen if seen else None,
         max((one.use_max_ratio for one in samples if one.use_max_ratio is not None), default=None),
-        sum(one.memory_mean_mib or 0 for one in memory) / held if held else None,
+        sum(memory) / len(memory) if memory else None,
     )
 
 

@@ -51,8 +51,6 @@ class _MinuteSums:
             use_max_ratio=self.use_max_ratio if seen else None,
             memory_mean_mib=round(self.memory_mib_ms / memory) if memory else None,
             memory_max_mib=self.memory_max_mib if memory else None,
-            held_permille=self.held_permille,
-            held_mib=self.held_mib,
             power_watts=round(self.energy_mj / self.power_ms) if self.power_ms else None,
         )
 

@@ -26,6 +26,7 @@ from gpushared.storage.history.records import (
     LeaseWait,
     Point,
     Resumption,
+    SeriesName,
     SourceName,
 )
 from gpushared.storage.sqlite.file import SqliteFile
@@ -158,9 +159,11 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.leases(db, wanted, limit)
 
-    def points(self, node: str, lease: str, gpu: str, since_ms: int, until_ms: int) -> list[Point]:
+    def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
         with self._reading() as db:
-            return queries.points(db, node, lease, gpu, since_ms, until_ms)
+            return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
 
     def queue_then(self, node: str, lease: str) -> QueueThen | None:
         with self._reading() as db:
@@ -224,8 +227,10 @@ class SqliteHistory(Calls):
     async def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
         return await self._read(lambda: self._store.leases(wanted, limit))
 
-    async def points(self, node: str, lease: str, gpu: str, since_ms: int, until_ms: int) -> list[Point]:
-        return await self._read(lambda: self._store.points(node, lease, gpu, since_ms, until_ms))
+    async def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
+        return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
 
     async def queue_then(self, node: str, lease: str) -> QueueThen | None:
         return await self._read(lambda: self._store.queue_then(node, lease))

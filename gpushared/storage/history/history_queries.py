@@ -25,11 +25,13 @@ from gpushared.storage.history.records import (
     Point,
     Resumption,
     SeriesKey,
+    SeriesName,
     SourceName,
 )
 
 SUMMARY = ", ".join(f"l.{one.name}" for one in fields(LeaseSummary))
 USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
+_USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
 _SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 0 AS open FROM span
     WHERE source = :source AND end_ms > :since
     UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
@@ -172,22 +174,24 @@ def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Le
 
 
 def points(
-    db: sqlite3.Connection, node: str, lease: str, gpu: str, since_ms: int, until_ms: int
+    db: sqlite3.Connection, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool
 ) -> list[Point]:
-    """Return the minutes of a series; an hour whose minutes were dropped is one point."""
+    """Return the minutes of a series, or its hours; an hour whose minutes were dropped is one point."""
     found: list[Point] = []
-    for source in sources(db, HistoryFilter(since_ms, until_ms, node=node)):
+    for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node)):
+        minutes = "x''" if by_hour else "u.minutes"
         rows = db.execute(
-            f"""SELECT {USE} FROM series JOIN use_hour u ON u.series = series.number
+            f"""SELECT {_USE_SUMS}, {minutes} FROM series JOIN use_hour u ON u.series = series.number
                 WHERE series.source = ? AND series.lease = ? AND series.gpu = ?
                 AND u.hour >= ? AND u.hour * {HOUR_MS} < ? ORDER BY u.hour""",  # noqa: S608 - constants
-            (source.number, lease, gpu, source.since_ms // HOUR_MS, source.until_ms),
+            (source.number, series.lease, series.gpu, source.since_ms // HOUR_MS, source.until_ms),
         )
-        for row in rows:
-            hour = hour_of(row)
-            for at_ms, minute in _points_of(hour):
-                if source.since_ms <= at_ms < source.until_ms:
-                    found.append(Point(source.day(at_ms), minute))
+        found += [
+            Point(source.day(at_ms), minute)
+            for row in rows
+            for at_ms, minute in _points_of(hour_of(row))
+            if by_hour or source.since_ms <= at_ms < source.until_ms
+        ]
     return found
 
 
@@ -334,21 +338,23 @@ class _Life(NamedTuple):
 
 
 def _life(db: sqlite3.Connection, source: Source, lease: LeaseId) -> _Life:
-    account, peaks, greatest = Account(), list[int](), list[float]()
-    rows = db.execute(
-        """SELECT series.peak_mib, sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
-                  sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille), sum(seen_permille_ms)
-           FROM series JOIN (SELECT * FROM dropped_hours UNION ALL
-               SELECT series, seen_permille_ms, active_permille_ms, idle_permille_ms, used_permille_ms,
-                      use_max_permille, memory_seen_mib_ms, memory_used_mib_ms FROM use_hour) u
-               ON u.series = series.number
-           WHERE series.source = ? AND series.lease = ? GROUP BY series.number""",
-        (source.number, lease),
-    )
-    for peak, active, idle, used, seen_mib, used_mib, max_permille, seen in rows:
-        account += _used(active, idle, used, seen_mib, used_mib)
-        peaks += [] if peak is None else [peak]
-        greatest += [max_permille / 1000] if seen else []
+    account, greatest = Account(), list[float]()
+    series = db.execute(
+        "SELECT number, peak_mib FROM series WHERE source = ? AND lease = ?", (source.number, lease)
+    ).fetchall()
+    for number, _ in series:
+        for table in ("use_hour", "dropped_hours"):
+            row = db.execute(
+                f"""SELECT sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
+                           sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille),
+                           sum(seen_permille_ms)
+                    FROM {table} WHERE series = ?""",  # noqa: S608 - constants
+                (number,),
+            ).fetchone()
+            *sums, max_permille, seen = (figure or 0 for figure in row)
+            account += _used(*sums)
+            greatest += [max_permille / 1000] if seen else []
+    peaks = [peak for _, peak in series if peak is not None]
     return _Life(account, max(greatest, default=None), sum(peaks) if peaks else None)
 
 
@@ -373,10 +379,8 @@ def _points_of(hour: HourUse) -> Iterator[tuple[int, Minute]]:
             seen_seconds=60,
             use_mean_ratio=hour.used_permille_ms / seen if seen else None,
             use_max_ratio=hour.use_max_permille / 1000 if seen else None,
-            memory_mean_mib=None,
+            memory_mean_mib=hour.memory_used_mib_ms // known if known else None,
             memory_max_mib=hour.memory_max_mib if known else None,
-            held_permille=0,
-            held_mib=hour.memory_seen_mib_ms // known if known else 0,
             power_watts=None,
         ),
     )

@@ -154,6 +154,15 @@ class LeaseHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesName:
+    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole."""
+
+    node: str
+    gpu: str
+    lease: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """Hold one point of a series: an hour or a minute, at its beginning in milliseconds of the time of day."""
 

@@ -20,6 +20,7 @@ from gpushared.storage.history.records import (
     HistoryBatch,
     HistoryFilter,
     KeepHistory,
+    SeriesName,
     SourceName,
 )
 from gpushared.testing import fake_lease
@@ -28,6 +29,7 @@ GPU, LEASE = GpuId("GPU-0"), LeaseId("l-1")
 HOME = SourceName("box", 7)
 BEGIN = 500_000 * HOUR_MS
 NEW = HistoryFilter()
+SERIES = SeriesName("box", GPU, LEASE)
 
 
 @pytest.fixture
@@ -121,12 +123,12 @@ def test_old_minutes_and_hours_go_and_the_figures_of_a_lease_stay(history: Histo
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (before,) = history.leases(NEW, 9)
-    assert len(history.points("box", LEASE, GPU, 0, 2**60)) == 30
+    assert len(history.points(SERIES, 0, 2**60)) == 30
     history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 3 * 24 * HOUR_MS)
-    (point,) = history.points("box", LEASE, GPU, 0, 2**60)
+    (point,) = history.points(SERIES, 0, 2**60)
     assert point.minute.use_mean_ratio == pytest.approx(0.5)
     history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 30 * 24 * HOUR_MS)
-    assert history.points("box", LEASE, GPU, 0, 2**60) == []
+    assert history.points(SERIES, 0, 2**60) == []
     (after,) = history.leases(NEW, 9)
     assert after == before
     assert (after.peak_mib, after.held_mib, after.use_max_ratio) == (5_000, 20_000, 0.5)
@@ -153,4 +155,4 @@ def test_a_series_goes_on_after_a_restart_within_its_hour(history: HistoryFile) 
     history.write(batch(leases=leases, spans=((1, held((0, 60))),), uses=uses))
     account = account_of(history)
     assert account.active_permille_ms == account.idle_permille_ms == 250 * 10 * MINUTE_MS
-    assert len(history.points("box", LEASE, GPU, 0, 2**60)) == 20
+    assert len(history.points(SERIES, 0, 2**60)) == 20
