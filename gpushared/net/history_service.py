@@ -89,7 +89,9 @@ class Rights:
 class HistoryApi:
     """Answer from the history. ``flush`` writes what is not yet in it, so that answers are of now."""
 
-    def __init__(self, history: SqliteHistory, flush: Flush, rights: Rights, *, simulated: bool) -> None:
+    def __init__(
+        self, history: SqliteHistory, flush: Flush, rights: Rights, *, simulated: Callable[[], bool]
+    ) -> None:
         self._history = history
         self._flush = flush
         self._rights = rights
@@ -116,7 +118,7 @@ class HistoryApi:
         return history_pb2.EndedResponse(
             leases=[self._view(one, caller) for one in found[:limit]],
             more=len(found) > limit,
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
 
     async def report(self, message: history_pb2.ReportRequest, caller: Caller) -> history_pb2.ReportResponse:
@@ -130,7 +132,7 @@ class HistoryApi:
         return history_pb2.ReportResponse(
             leases=reports,
             account=account_view(sum((one.account for one in found), Account())),
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
 
     async def _named(self, message: history_pb2.ReportRequest, caller: Caller) -> list[LeaseHistory]:
@@ -176,7 +178,7 @@ class HistoryApi:
             total=usage_row(summed(rows)),
             waited_requests=len(waits),
             waited_ms=sum(waits),
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
 
     async def waits(self, message: history_pb2.WaitsRequest, caller: Caller) -> history_pb2.WaitsResponse:
@@ -186,7 +188,7 @@ class HistoryApi:
         await self._flush()
         found = await self._history.waits(wanted)
         answer = history_pb2.WaitsResponse(
-            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated
+            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated()
         )
         if by is not WaitGrouping.REASON:
             total = wait_group("", ((one.waited_ms, one.waits_still) for one in found))
@@ -209,7 +211,7 @@ class HistoryApi:
             columns=list(rows[0]) if rows else (),
             rows=[json.dumps(row) for row in rows],
             next_page_token=page.after,
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
 
     def _view(self, one: LeaseHistory, caller: Caller) -> history_pb2.PastLease:

@@ -337,7 +337,8 @@ class Daemon:
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         policy = PolicyApi(gate)
-        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
+        history = self._pool.with_pool(self._make_history_api().calls())
+        json.add(policy.calls() | self._pool.calls() | history)
         front = Front(inner, self._identities, routes)
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
@@ -405,7 +406,7 @@ class Daemon:
     def _make_history_api(self) -> HistoryApi:
         rights = Rights(lambda: self._config.privacy.others)
         simulated = self._parts.gpus.simulated
-        return HistoryApi(self._parts.history, self._recorder.flush, rights, simulated=simulated)
+        return HistoryApi(self._parts.history, self._recorder.flush, rights, simulated=lambda: simulated)
 
     def _node_name(self) -> str:
         return self._config.node.name or socket.gethostname()

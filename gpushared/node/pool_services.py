@@ -22,6 +22,7 @@ from gpushared.net.call_checks import error_of
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.jobs.local_jobs import LocalJobs
+from gpushared.node.pool.calls_for_pool import calls_for_pool
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
@@ -112,6 +113,10 @@ class PoolServices:
     def calls(self) -> dict[str, Unary]:
         """Return the calls, besides those about jobs, that go to the coordinator unchanged."""
         return admin_calls(self._calls)
+
+    def with_pool(self, own: Mapping[str, Unary]) -> dict[str, Unary]:
+        """Return this node's own calls, which the coordinator answers where a message asks for the pool."""
+        return calls_for_pool(own, self._calls)
 
     def view(self, realm: str) -> PoolView | None:
         """Return the membership's state for the doctor, None without a pool. ``realm``: its users' realm."""

@@ -30,6 +30,7 @@ class HistoryWindow(_message.Message):
     PROJECT_FIELD_NUMBER: _builtins.int
     CLASS_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     since: _builtins.float
     """Unix seconds; 0 = from the beginning."""
     until: _builtins.float
@@ -38,6 +39,8 @@ class HistoryWindow(_message.Message):
     """A name, or a uid in digits."""
     project: _builtins.str
     node: _builtins.str
+    pool: _builtins.bool
+    """A node answers for all nodes of its pool, by asking the coordinator."""
     def __init__(
         self,
         *,
@@ -46,10 +49,11 @@ class HistoryWindow(_message.Message):
         user: _builtins.str = ...,
         project: _builtins.str = ...,
         node: _builtins.str = ...,
+        pool: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "node", b"node", "project", b"project", "since", b"since", "until", b"until", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "node", b"node", "pool", b"pool", "project", b"project", "since", b"since", "until", b"until", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,21 +320,25 @@ class ReportRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A lease's or a job's id."""
     node: _builtins.str
     points: _builtins.int
     """The points of the curve of each lease; 0 = 60, up to 500."""
+    pool: _builtins.bool
+    """As of HistoryWindow."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         node: _builtins.str = ...,
         points: _builtins.int = ...,
+        pool: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node", "points", b"points"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node", "points", b"points", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

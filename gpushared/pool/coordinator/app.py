@@ -52,6 +52,7 @@ from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
     admin_services,
     audit_services,
+    history_services,
     jobs_services,
     link_services,
 )
@@ -76,7 +77,7 @@ INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
 PRUNE_SECONDS = 300.0
-ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services)
+ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services, history_services)
 
 
 @dataclass(frozen=True, slots=True)

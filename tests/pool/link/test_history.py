@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpushared.api.v1 import history_pb2, history_pb2_grpc
+from gpushared.config.history_settings import Others, PrivacyConfig
+from gpushared.config.queue_rules import UserConfig
 from gpushared.domain.accounting.account import Account
 from gpushared.domain.accounting.summary import summary_of
-from gpushared.domain.model.errors import RequestError, StateConflict
+from gpushared.domain.model.errors import PermissionRefused, RequestError, StateConflict
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import Caller
 from gpushared.domain.model.span import Span
 from gpushared.node.pool.pool_answers import HistoryAnswers
 from gpushared.pool.coordinator import history_gatherer
 from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import MAX_PART_BYTES, part_bytes, read_part
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 from gpushared.storage.history.records import HistoryBatch, HistoryFilter, LeaseAccount, SourceName
@@ -178,6 +184,70 @@ async def test_a_history_that_cannot_be_written_is_told_of_and_jobs_go_on(
         await world.submit()
         await world.until(lambda job: job.attempts == 1)
 
+
+# --- who sees what -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def asking(
+    world: World, machine: Machine, folder: Path
+) -> AsyncIterator[Callable[..., Awaitable[history_pb2.EndedResponse]]]:
+    """Leases of ada and bob in the pool's history, and a way to ask for them as a user of the node."""
+    async with recorded(machine, folder) as node, AsyncExitStack() as stack:
+        await node.lease()
+        await node.lease(owner="bob")
+        link = await linked(machine, stack)
+        await until_hours(world, 1.0)
+        calls = CoordinatorCalls(
+            link.channel,
+            machine.enrolment.asserter,
+            lambda caller: f"{caller.name}@n1",
+            lambda _: (),
+            time.time,
+        )
+
+        async def ask(name: str, **window: object) -> history_pb2.EndedResponse:
+            asked = history_pb2.EndedRequest(window=history_pb2.HistoryWindow(**window))  # type: ignore[arg-type]
+            caller = Caller(1000, 1000, name)
+            answer: history_pb2.EndedResponse = await calls.call(
+                "Ended", asked, caller, WAIT_SECONDS, stub=history_pb2_grpc.HistoryStub
+            )
+            return answer
+
+        yield ask
+
+
+async def again(world: World, others: Others) -> None:
+    await world.stop()
+    world.privacy = PrivacyConfig(others)
+    world.users = {"boss": UserConfig(principals=("boss@n1",), admin=True)}
+    await world.start()
+
+
+@pytest.mark.parametrize("others", [Others.NOTHING, Others.TOTALS])
+async def test_users_see_their_own_leases_and_administrators_see_all(
+    world: World, machine: Machine, tmp_path: Path, others: Others
+) -> None:
+    await again(world, others)
+    async with asking(world, machine, tmp_path) as ask:
+        assert [one.owner for one in (await ask("ada")).leases] == ["ada@n1"]
+        assert {one.owner for one in (await ask("boss")).leases} == {"ada@n1", "bob@n1"}
+        assert not (await ask("root")).leases
+        with pytest.raises(PermissionRefused):
+            await ask("ada", user="bob@n1")
+
+
+async def test_users_see_the_leases_of_others_where_the_site_says_so(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    await again(world, Others.LEASES)
+    async with asking(world, machine, tmp_path) as ask:
+        assert {one.owner for one in (await ask("ada")).leases} == {"ada@n1", "bob@n1"}
+        assert [one.owner for one in (await ask("ada", user="bob@n1")).leases] == ["bob@n1"]
+        assert not (await ask("ada", node="n2")).leases
+
+
+# --- lies --------------------------------------------------------------------------------------------
 
 PART = HistoryPart(1, NOW_MS, 0, HistoryPosition(1), more=False)
 SPAN = Span(LeaseId("l-1"), "vision", NOW_MS - 1000, NOW_MS, GpuId("GPU-0"), 500, MIB)
