@@ -88,6 +88,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self._troubles = troubles
         self._epoch = state.epoch
         self._rest_until = 0.0
+        self.observers: list[Callable[[PoolStep], None]] = []
+        """Each is called with every step after it is in the store. An observer returns at once and raises nothing."""
         self._writer = StepWriter(state)
         self._subscribers: list[Subscriber] = []
         self._on_new_epoch: list[Callable[[], None]] = []
@@ -389,6 +391,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             for renew in self._on_new_epoch:
                 renew()
         for sent, step in done:
+            for observe in self.observers:
+                observe(step)
             for instruction in step.instructions:
                 self._tell(instruction)
             if not sent.answer.done():

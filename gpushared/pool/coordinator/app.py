@@ -34,6 +34,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.span import milliseconds
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews
 from gpushared.jobs.restore import HighWater, read_high_water, restored, write_high_water
 from gpushared.net.call_audit import CallAudit
@@ -178,7 +179,8 @@ class PoolDaemon:
             await stack.enter_async_context(trust.running())
             coordinator = self._coordinator(loop, trust)
             connections = await self._serve(coordinator, front, stack)
-            await self._live(loop, connections, coordinator.gatherer)
+            stack.push_async_callback(coordinator.recorder.close)
+            await self._live(loop, connections, coordinator)
 
     # --- parts -----------------------------------------------------------------------------------------
 
@@ -269,6 +271,7 @@ class PoolDaemon:
             link=link,
             history=self._parts.history,
             gatherer=gatherer,
+            recorder=JobRecorder(loop, self._parts.history, self._troubles),
             troubles=self._troubles,
             audit=self._audit,
             of_calls=self._of_calls,
@@ -323,7 +326,7 @@ class PoolDaemon:
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_status)
 
-    async def _live(self, loop: PoolLoop, connections: Connections, gatherer: HistoryGatherer) -> None:
+    async def _live(self, loop: PoolLoop, connections: Connections, coordinator: CoordinatorParts) -> None:
         """Serve until the stop. Raises Deposed if this coordinator must not go on."""
         self._notifier.ready(self._status(loop))
         log.info(
@@ -337,7 +340,8 @@ class PoolDaemon:
             self._tick(loop),
             self._keep_mark(loop),
             self._prune(loop),
-            gatherer.run(),
+            coordinator.gatherer.run(),
+            coordinator.recorder.run(),
             connections.run(),
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),

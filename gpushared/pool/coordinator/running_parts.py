@@ -16,6 +16,7 @@ from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
@@ -63,6 +64,7 @@ class CoordinatorParts:
     link: LinkService
     history: SqliteHistory
     gatherer: HistoryGatherer
+    recorder: JobRecorder
     troubles: Troubles
     audit: AuditLog
     of_calls: CallAudit

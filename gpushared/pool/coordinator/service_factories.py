@@ -269,9 +269,14 @@ def audit_services(coordinator: CoordinatorParts) -> Sequence[Service]:
 
 def history_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the service of the history of all nodes, for persons by their names in the pool."""
+
+    async def refresh() -> None:
+        await coordinator.gatherer.refresh()
+        await coordinator.recorder.flush()
+
     api = HistoryApi(
         coordinator.history,
-        coordinator.gatherer.refresh,
+        refresh,
         Rights(lambda: coordinator.config().privacy.others, by_name=True),
         simulated=lambda: has_simulated(coordinator.loop.state),
     )

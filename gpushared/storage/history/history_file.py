@@ -14,6 +14,7 @@ from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import Span
 from gpushared.storage.history import history_queries as queries
 from gpushared.storage.history.history_export import ExportKind, ExportPage, export
+from gpushared.storage.history.history_jobs import jobs, put_jobs, resumption_of_jobs, with_waits_of_jobs
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, part_after, position_of
 from gpushared.storage.history.history_replay import queue_then
 from gpushared.storage.history.history_schema import SCHEMA, WORDS
@@ -21,6 +22,9 @@ from gpushared.storage.history.hour_use import HOUR_MS, HourUse
 from gpushared.storage.history.records import (
     HistoryBatch,
     HistoryFilter,
+    JobBatch,
+    JobHistory,
+    JobResumption,
     KeepHistory,
     LeaseAccount,
     LeaseHistory,
@@ -132,6 +136,11 @@ class HistoryFile(SqliteFile):
                 (max(peaks), series),
             )
 
+    def write_jobs(self, batch: JobBatch) -> None:
+        """Write jobs durably, or none of them. Writing a batch again changes nothing."""
+        with self._writing() as db:
+            put_jobs(db, batch)
+
     def prune(self, keep: KeepHistory, now_ms: int) -> None:
         """Drop the minutes and the hours that are too old."""
         hour = now_ms // HOUR_MS
@@ -161,6 +170,14 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return position_of(db, node)
 
+    def resume_jobs(self) -> JobResumption:
+        with self._reading() as db:
+            return resumption_of_jobs(db)
+
+    def jobs(self, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+        with self._reading() as db:
+            return jobs(db, wanted, limit)
+
     def resume(self, name: SourceName, now_ms: int) -> Resumption:
         with self._reading() as db:
             return queries.resumption(db, name, now_ms // HOUR_MS)
@@ -171,7 +188,7 @@ class HistoryFile(SqliteFile):
 
     def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
         with self._reading() as db:
-            return queries.waits(db, wanted)
+            return with_waits_of_jobs(db, wanted, queries.waits(db, wanted))
 
     def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
         with self._reading() as db:
@@ -230,6 +247,15 @@ class SqliteHistory(Calls):
 
     async def write(self, batch: HistoryBatch) -> None:
         await self._call(lambda: self._store.write(batch))
+
+    async def write_jobs(self, batch: JobBatch) -> None:
+        await self._call(lambda: self._store.write_jobs(batch))
+
+    async def resume_jobs(self) -> JobResumption:
+        return await self._read(self._store.resume_jobs)
+
+    async def jobs(self, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+        return await self._read(lambda: self._store.jobs(wanted, limit))
 
     async def prune(self, keep: KeepHistory, now_ms: int) -> None:
         await self._call(lambda: self._store.prune(keep, now_ms))

@@ -115,7 +115,8 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
     found = []
     for source in sources(db, wanted):
         where, values = conditions(source, wanted)
-        asked = "l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes, l.memory_permille, l.compute_permille"
+        asked = """l.job, l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes, l.memory_permille,
+            l.compute_permille"""
         rows = db.execute(
             f"""SELECT s.lease, {asked}, min(s.start_ms), sum({_CLIPPED}), max(s.open)
                 FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
@@ -131,7 +132,20 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
                                 AND s.gpu IS NULL) {where}""",  # noqa: S608 - constants
             values,
         ).fetchall()
-        for lease, owner, project, lease_class, count, memory, share, compute, began, waited, still in rows:
+        for (
+            lease,
+            job,
+            owner,
+            project,
+            lease_class,
+            count,
+            memory,
+            share,
+            compute,
+            began,
+            waited,
+            still,
+        ) in rows:
             reasons = _reasons(db, source, lease) if waited else {}
             found.append(
                 LeaseWait(
@@ -147,6 +161,7 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
                     waited,
                     bool(still),
                     reasons,
+                    job,
                 )
             )
     return found

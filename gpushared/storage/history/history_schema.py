@@ -128,13 +128,14 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (hour, series)
         ) WITHOUT ROWID""",
         "CREATE INDEX use_hour_series ON use_hour (series, hour)",
-        # A job of whoever keeps this file: the pool's, or the node's own. Times as in source number 0, that is
-        # the clock of the coordinator, with its own column for the time of day.
+        # The jobs of the coordinator that keeps this file: the pool's, or the node's own. Their times are of its
+        # clock that counts time; the time of day is ahead of that by ahead_ms of the only row of job_clock.
         """CREATE TABLE job (
             job TEXT PRIMARY KEY,
+            owner_uid INTEGER NOT NULL,
             owner TEXT NOT NULL,
             project TEXT NOT NULL,
-            job_class TEXT NOT NULL,
+            lease_class TEXT NOT NULL,
             name TEXT NOT NULL,
             image TEXT NOT NULL,
             node_count INTEGER NOT NULL,
@@ -153,9 +154,11 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             preemptions INTEGER NOT NULL,
             nodes TEXT NOT NULL,
             waited_ms INTEGER NOT NULL,
-            ahead_ms INTEGER NOT NULL
+            queued_since REAL
         ) WITHOUT ROWID""",
-        "CREATE INDEX job_submitted ON job (submitted_at)",
+        "CREATE INDEX job_ended ON job (ended_at)",
+        "CREATE TABLE job_clock (at_ms INTEGER NOT NULL, ahead_ms INTEGER NOT NULL)",
+        "INSERT INTO job_clock VALUES (0, 0)",
         """CREATE TABLE job_wait (
             job TEXT NOT NULL,
             reason TEXT NOT NULL,
