@@ -10,6 +10,7 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.model.gpu import Drained, GpuId
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
+from gpushared.domain.model.span import Span
 from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 
 
@@ -44,6 +45,8 @@ class JournalWrite:
     """The field has the new contacts with coordinators."""
     forgotten_before: float | None = None
     """Final records of attempts before this time are deleted; None deletes none."""
+    spans: tuple[Span, ...] = ()
+    """The field has the spans that are over; the journal keeps them until ``forget_spans``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,18 @@ class Journal(Protocol):
 
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         """Return finished leases, newest first, and how many more there are beyond the limit."""
+        ...
+
+    async def identity(self) -> int:
+        """Return a number that distinguishes this journal from others that the node had or will have."""
+        ...
+
+    async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
+        """Return the oldest spans that are not forgotten, each with its number; numbers are never used twice."""
+        ...
+
+    async def forget_spans(self, newest: int) -> None:
+        """Forget the spans up to this number, because the history has them."""
         ...
 
     async def close(self) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Self
 
 from gpushared.domain.jobs.attempt_log import Attempt
@@ -18,11 +19,14 @@ from gpushared.domain.model.lease import (
     LeaseId,
     StoryEntry,
 )
+from gpushared.domain.model.span import Span
 from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.records import kind_of
 from gpushared.testing.fake_clock import Failing
+
+_IDENTITIES = count(1)
 
 
 class MemoryJournal(Failing):
@@ -45,10 +49,14 @@ class MemoryJournal(Failing):
         self._projects: Mapping[str, Project] = {}
         self._attempts: dict[tuple[str, AttemptKey], Attempt] = {}
         self._contacts: dict[str, Contact] = {}
+        self._spans: dict[int, Span] = {}
+        self._span_count = 0
+        self._identity = next(_IDENTITIES)
 
     def snapshot_after(self, commits: int) -> Self:
         """Return a new journal that holds the first ``commits`` commits; 0 is an empty one."""
         twin = type(self)()
+        twin._identity = self._identity  # noqa: SLF001 - its own class
         for writes in self.commits[:commits]:
             twin._apply(writes)  # noqa: SLF001 - its own class
         return twin
@@ -92,6 +100,18 @@ class MemoryJournal(Failing):
         over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
         return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
 
+    async def identity(self) -> int:
+        self._may_fail()
+        return self._identity
+
+    async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
+        self._may_fail()
+        return tuple(self._spans.items())[:limit]
+
+    async def forget_spans(self, newest: int) -> None:
+        self._may_fail()
+        self._spans = {number: span for number, span in self._spans.items() if number > newest}
+
     async def close(self) -> None:
         self.closed = True
 
@@ -120,7 +140,9 @@ class MemoryJournal(Failing):
                 self._drained = dict(write.drained)
             if write.accounts is not None:
                 self._apply_accounts(write.accounts)
-
+            for span in write.spans:
+                self._span_count += 1
+                self._spans[self._span_count] = span
             self._apply_attempts(write)
 
     def _apply_attempts(self, write: JournalWrite) -> None:

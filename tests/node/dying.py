@@ -19,6 +19,7 @@ from unittest import mock
 
 from gpushared.config.model import Config
 from gpushared.domain.model.lease import Lease, LeaseId, StoryEntry
+from gpushared.domain.model.span import Span
 from gpushared.node.main import main
 from gpushared.node.parts import Parts, real_parts
 from gpushared.ports import Journal, JournalSnapshot, JournalWrite, PastLeases
@@ -73,6 +74,15 @@ class DyingJournal:
 
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         return await self._inner.past(which, limit)
+
+    async def identity(self) -> int:
+        return await self._inner.identity()
+
+    async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
+        return await self._inner.spans(limit)
+
+    async def forget_spans(self, newest: int) -> None:
+        await self._inner.forget_spans(newest)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,7 +16,7 @@ from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.instructions import DropEdits, MakeEdits
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import Rules
-from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.leases.node_state import NodeState, Step, open_spans
 from gpushared.domain.model.elastic import is_elastic, least, most
 from gpushared.domain.model.errors import GpushareError, InvalidTransition
 from gpushared.domain.model.gpu import (
@@ -45,7 +46,12 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Caller, Isolation, Request
 from gpushared.domain.model.request_spec import NewSize, read_size
+from gpushared.domain.model.span import Span, milliseconds
+from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.placement.free_capacity import need_on
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, changed_rows
+from gpushared.domain.scheduling.projects import DAY
+from gpushared.domain.scheduling.use_over_time import Interval, Usage
 from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
 
 PICK = st.integers(0, 40)
@@ -90,6 +96,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.committed = self.state
         self.journal: dict[LeaseId, Lease] = {}
         self.batch: list[Step] | None = None
+        self.spans: list[Span] = []
         self.looked_after = False
 
     @initialize(gpus=gpu_sets())
@@ -306,8 +313,9 @@ class NodeMachine(RuleBasedStateMachine):
         kept = [replace(lease, created_grants=()) if older else lease for lease in kept]
         empty = NodeState(rules=self.committed.rules)
         drained = dict(self.committed.drained)
+        accounts = ProjectAccounts(changed_rows(empty.usage, self.committed.usage))
         self.state = self.committed = restore(
-            empty, reversed(kept), self.committed.next_sequence, drained=drained
+            empty, reversed(kept), self.committed.next_sequence, drained=drained, accounts=accounts
         )
         assert {one.id: one.grants for one in kept if one.grants} == {
             one.id: one.grants for one in self.state.holders()
@@ -385,6 +393,34 @@ class NodeMachine(RuleBasedStateMachine):
             if lease.container is not None and not (isinstance(lease.state, Draining) and not lease.grants):
                 assert lease.created_grants
                 assert {grant.gpu for grant in (*lease.created_grants, *lease.grants)} <= lease.given
+
+    @invariant()
+    def the_history_and_the_accounts_of_fair_share_agree_to_the_millisecond(self) -> None:
+        """The spans that were written, with those that are open, say what the projects' accounts say."""
+        if self.batch is not None:
+            return
+        known = [*self.spans, *open_spans(self.state, self.now)]
+        found = Usage(DAY).record(
+            Interval(span.project, span.permille, span.start_ms / 1000, span.end_ms / 1000)
+            for span in known
+            if span.gpu is not None
+        )
+        running = [
+            Interval(lease.payer, permille_of(lease.grants, self.state.gpus), lease.holds_since, self.now)
+            for lease in self.state.holders()
+            if lease.holds_since is not None
+        ]
+        assert found.prune(self.now).books == self.state.usage.record(running).prune(self.now).books
+
+    @invariant()
+    def a_lease_waits_and_holds_one_after_the_other(self) -> None:
+        for lease in self.journal.values():
+            spans = sorted(
+                {(s.start_ms, s.end_ms) for s in self.spans if s.lease == lease.id},
+            )
+            assert all(start < end for start, end in spans)
+            assert all(one[1] <= two[0] for one, two in pairwise(spans))
+            assert not spans or spans[0][0] >= milliseconds(lease.created_at)
 
     @invariant()
     def the_queue_keeps_its_order(self) -> None:
@@ -477,6 +513,7 @@ class NodeMachine(RuleBasedStateMachine):
             assert known is None or known.sequence == lease.sequence
             self.journal[lease.id] = lease
         self.committed = step.state
+        self.spans += step.spans
         numbers = [lease.sequence for lease in self.journal.values()]
         assert len(set(numbers)) == len(numbers)
 

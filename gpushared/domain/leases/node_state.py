@@ -33,6 +33,7 @@ from gpushared.domain.model.lease import (
     Suspended,
 )
 from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.model.span import Span, milliseconds
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
@@ -241,6 +242,8 @@ class Step:
     """Older final records are not needed any more."""
     report: Report | StaleEpoch | None = None
     """The answer to an order."""
+    spans: tuple[Span, ...] = ()
+    """What leases held, and how long they waited, until their present change."""
 
     @property
     def is_to_write(self) -> bool:
@@ -289,6 +292,7 @@ class Draft:
         self._changed: dict[LeaseId, Lease] = {}
         self._entries: list[tuple[LeaseId, StoryEntry]] = []
         self._ended: dict[LeaseId, Lease] = {}
+        self._spans: list[Span] = []
         self.answer: LeaseId | None = None
 
     def view(self) -> NodeState:
@@ -336,7 +340,8 @@ class Draft:
 
     def put(self, lease: Lease) -> Lease:
         """Store a lease whose fields changed, with the newest line of its story."""
-        lease = self._booked(lease)
+        before = self.leases.get(lease.id)
+        lease = self._with_wait(before, self._booked(before, lease))
         if isinstance(lease.state, Ended):
             self.leases.pop(lease.id, None)
             self._ended[lease.id] = lease
@@ -346,9 +351,24 @@ class Draft:
         self._entries.append((lease.id, lease.story[-1]))
         return lease
 
-    def _booked(self, lease: Lease) -> Lease:
+    def _with_wait(self, before: Lease | None, lease: Lease) -> Lease:
+        """Return the lease with the time since which it waits, and record the wait that is over."""
+        waited = before is not None and _waits(before)
+        if _waits(lease):
+            since = before.waits_since if before is not None and waited else self.now
+            return replace(lease, waiting_since=since)
+        if before is not None and waited and before.waits_since is not None:
+            self._record(
+                Span(lease.id, before.payer, milliseconds(before.waits_since), milliseconds(self.now))
+            )
+        return replace(lease, waiting_since=None)
+
+    def _record(self, span: Span) -> None:
+        if span.end_ms > span.start_ms:
+            self._spans.append(span)
+
+    def _booked(self, before: Lease | None, lease: Lease) -> Lease:
         """Book the use of the grants that the lease held until now, if they changed."""
-        before = self.leases.get(lease.id)
         held = before.grants if before is not None else ()
         since = before.holds_since if before is not None else None
         if lease.grants == held:
@@ -356,6 +376,8 @@ class Draft:
         if before is not None and since is not None:
             used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
             self.usage = self.usage.record([used]).prune(self.now)
+            for span in held_spans(before, since, self.now, self.gpus):
+                self._record(span)
             served = before.preemption.served_seconds + max(0.0, self.now - since)
             lease = replace(lease, preemption=replace(lease.preemption, served_seconds=served))
         return replace(lease, held_since=self.now if lease.grants else None)
@@ -403,6 +425,7 @@ class Draft:
             drained=None if self.drained == self.base.drained else self.drained,
             accounts=self._accounts(),
             lease=lease,
+            spans=tuple(self._spans),
         )
 
     def _changed_attempts(self) -> tuple[Attempt, ...]:
@@ -432,6 +455,26 @@ class Draft:
             None if self.projects == base.projects else self.projects,
         )
         return None if change.is_empty else change
+
+
+def held_spans(lease: Lease, since: float, until: float, gpus: Mapping[GpuId, Gpu]) -> list[Span]:
+    """Return a span for each of the lease's present grants."""
+    start, end = milliseconds(since), milliseconds(until)
+    return [
+        Span(lease.id, lease.payer, start, end, grant.gpu, permille_of([grant], gpus), grant.memory_bytes)
+        for grant in lease.grants
+    ]
+
+
+def open_spans(state: NodeState, now: float) -> list[Span]:
+    """Return the spans up to now of all leases that hold something or wait."""
+    found = []
+    for lease in state.leases.values():
+        if (since := lease.holds_since) is not None:
+            found += held_spans(lease, since, now, state.gpus)
+        elif _waits(lease) and (since := lease.waits_since) is not None:
+            found.append(Span(lease.id, lease.payer, milliseconds(since), milliseconds(now)))
+    return [span for span in found if span.end_ms > span.start_ms]
 
 
 def _newest(ended: dict[LeaseId, Lease]) -> dict[LeaseId, Lease]:

@@ -13,6 +13,7 @@
     │   ├── DaemonUnavailable
     │   ├── EngineUnavailable
     │   ├── GpusUnavailable
+    │   ├── HistoryUnavailable
     │   ├── JournalUnavailable
     │   └── SharingUnavailable
     ├── TimedOut                  no answer in time                    deadline_exceeded    125
@@ -125,6 +126,10 @@ class AuditUnavailable(Unavailable):
 
 class EngineUnavailable(Unavailable):
     """The Docker engine does not answer."""
+
+
+class HistoryUnavailable(Unavailable):
+    """The history cannot be written or read; no lease depends on it."""
 
 
 class GpusUnavailable(Unavailable):

@@ -484,6 +484,8 @@ class Lease:
     """The project whose quota the lease counts against; empty in old journals, which mean the owner's own."""
     held_since: float | None = None
     """The recorded value of ``holds_since``; None in old journals too."""
+    waiting_since: float | None = None
+    """The recorded value of ``waits_since``; None in old journals too."""
     health: Health = field(default=Health(), metadata=BESIDE)
     idleness: Idleness = field(default=Idleness(), metadata=BESIDE)
     preemption: LeasePreemption = field(default=LeasePreemption(), metadata=BESIDE)
@@ -544,6 +546,16 @@ class Lease:
         if not isinstance(self.state, Holding) or not self.state.grants:
             return None
         return self.state.since if self.held_since is None else self.held_since
+
+    @property
+    def waits_since(self) -> float | None:
+        """Return since when the lease waits in the queue, if it does; None if it holds or is over.
+
+        Old journals do not record this; then the time since the last change of state stands for it.
+        """
+        if not isinstance(self.state, Waiting):
+            return None
+        return self.state.since if self.waiting_since is None else self.waiting_since
 
     @property
     def container(self) -> ContainerId | None:

@@ -131,6 +131,7 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
                 step.attempts,
                 step.contacts,
                 step.forgotten_before,
+                step.spans,
             )
             for step in steps
             if step.is_to_write

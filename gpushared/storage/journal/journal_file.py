@@ -14,6 +14,7 @@ from pathlib import Path
 from gpushared.domain.model.errors import JournalUnavailable
 from gpushared.domain.model.gpu import Drained, GpuId
 from gpushared.domain.model.lease import STORY_KEPT_IN_MEMORY, Ended, Lease, LeaseId, StoryEntry, state_name
+from gpushared.domain.model.span import Span
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.journal.rows import (
     load_attempts,
@@ -96,6 +97,20 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX attempt_final ON attempt (final_at) WHERE final_at IS NOT NULL",
         "CREATE TABLE contact (coordinator TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID",
     ),
+    # 5: spans of holding and waiting that the history has not taken yet
+    (
+        """CREATE TABLE span (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            lease TEXT NOT NULL,
+            project TEXT NOT NULL,
+            start_ms INTEGER NOT NULL,
+            end_ms INTEGER NOT NULL,
+            gpu TEXT,
+            permille INTEGER NOT NULL,
+            memory_bytes INTEGER NOT NULL
+        )""",
+        "INSERT INTO meta VALUES ('identity', abs(random() % 9007199254740992))",
+    ),
 )
 
 SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
@@ -108,6 +123,8 @@ PRUNE_STEP = 20
 """Prune more than ``PRUNE_EVERY`` leases, so that a lowered limit is reached in time, in some milliseconds.
 """
 
+KEEP_SPANS = 200_000
+"""A history that takes no spans must not fill the disk: about 20 MB."""
 PAST_STEP = 2000
 """Read this many rows of finished leases before a commit may come in between."""
 
@@ -119,6 +136,10 @@ _PUT_ENTRY = """
     INSERT INTO story (lease, at, state, text) VALUES ((SELECT sequence FROM lease WHERE id = ?), ?, ?, ?)"""
 _PUT_SEQUENCE = "UPDATE meta SET value = ? WHERE key = 'next_sequence'"
 _PUT_DRAINED = "INSERT INTO drained (gpu, reason, since, by, sick) VALUES (?, ?, ?, ?, ?)"
+_PUT_SPAN = """
+    INSERT INTO span (lease, project, start_ms, end_ms, gpu, permille, memory_bytes)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_PRUNE_SPANS = "DELETE FROM span WHERE number <= (SELECT max(number) FROM span) - ?"
 _PAST = """
     SELECT ended_at, sequence, CASE
         WHEN ? NOT IN ('', json_extract(body, '$.owner_name')) THEN NULL
@@ -182,6 +203,7 @@ class JournalFile(SqliteFile):
                 db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
             save_projects(db, [write.accounts for write in writes if write.accounts is not None])
             save_attempts(db, writes)
+            db.executemany(_PUT_SPAN, [_span_row(span) for write in writes for span in write.spans])
             self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
 
     def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
@@ -214,6 +236,24 @@ class JournalFile(SqliteFile):
         last = (rows[-1][0], rows[-1][1]) if len(rows) == PAST_STEP else None
         return [lease_from_json(body) for body in found], len(bodies) - len(found), last
 
+    def identity(self) -> int:
+        with self._reading() as db:
+            (number,) = db.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
+            return int(number)
+
+    def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
+        with self._reading() as db:
+            rows = db.execute(
+                """SELECT number, lease, project, start_ms, end_ms, gpu, permille, memory_bytes
+                   FROM span ORDER BY number LIMIT ?""",
+                (limit,),
+            )
+            return tuple((number, Span(*span)) for number, *span in rows)
+
+    def forget_spans(self, newest: int) -> None:
+        with self._writing() as db:
+            db.execute("DELETE FROM span WHERE number <= ?", (newest,))
+
     # --- pieces ----------------------------------------------------------------------------------------
 
     @contextmanager
@@ -235,6 +275,7 @@ class JournalFile(SqliteFile):
         self._ended_since_prune = 0
         (count,) = db.execute("SELECT count(*) FROM lease WHERE ended_at IS NOT NULL").fetchone()
         db.execute(_PRUNE, (min(PRUNE_STEP, max(0, count - self._keep_ended)),))
+        db.execute(_PRUNE_SPANS, (KEEP_SPANS,))
 
 
 def _drained(db: sqlite3.Connection) -> dict[GpuId, Drained]:
@@ -269,6 +310,11 @@ def _lease_row(lease: Lease) -> tuple[int, str, int, str, float | None, str]:
 
 def _entry_row(lease: LeaseId, entry: StoryEntry) -> tuple[str, float, str, str]:
     return lease, entry.at, entry.state, _storable(entry.text)
+
+
+def _span_row(span: Span) -> tuple[str, str, int, int, str | None, int, int]:
+    where = (span.gpu, span.permille, span.memory_bytes)
+    return span.lease, _storable(span.project), span.start_ms, span.end_ms, *where
 
 
 def _storable(text: str) -> str:
@@ -332,6 +378,15 @@ class SqliteJournal(Calls):
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._read(lambda: self._store.ended(limit))
+
+    async def identity(self) -> int:
+        return await self._read(self._store.identity)
+
+    async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
+        return await self._read(lambda: self._store.spans(limit))
+
+    async def forget_spans(self, newest: int) -> None:
+        await self._call(lambda: self._store.forget_spans(newest))
 
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         """Return past leases, read a few thousand rows at a time, so that no commit waits for a long read."""

@@ -52,6 +52,7 @@ from gpushared.domain.model.lease import (
     Walls,
 )
 from gpushared.domain.model.request import Caller, Isolation, LeaseClass, Request
+from gpushared.domain.model.span import Span
 from gpushared.domain.scheduling.project_accounts import AccountsChange, ProjectAccounts
 from gpushared.domain.scheduling.projects import Project, Quota
 from gpushared.ports import JournalWrite
@@ -194,6 +195,11 @@ ATTEMPTS = (
 """In the order in which they are loaded."""
 CONTACTS = {"lab": Contact(epoch=3, revision=99, boot_id="b1", at=1234.5)}
 """These came with version 4."""
+SPANS = (
+    Span(LeaseId("l-3"), "vision", 1000, 61_000),
+    Span(LeaseId("l-3"), "vision", 61_000, 99_000, GpuId("GPU-1"), 250, 20 * 1024 * MIB),
+)
+"""These came with version 5."""
 
 
 async def make(path: Path) -> None:
@@ -203,7 +209,7 @@ async def make(path: Path) -> None:
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
     change = AccountsChange(STANDING.usage, STANDING.turns, STANDING.projects)
-    write = JournalWrite(leases, entries, 50, DRAINED, change, ATTEMPTS, CONTACTS)
+    write = JournalWrite(leases, entries, 50, DRAINED, change, ATTEMPTS, CONTACTS, spans=SPANS)
     await journal.commit([write])
     await journal.close()
 

@@ -27,6 +27,7 @@ from gpushared.domain.model.lease import (
     Outcome,
     StoryEntry,
 )
+from gpushared.domain.model.span import Span
 from gpushared.ports import Journal, JournalWrite, PastLeases
 from gpushared.storage.journal import SqliteJournal, journal_file
 from gpushared.testing import MemoryJournal, fake_lease
@@ -243,3 +244,23 @@ async def test_a_commit_that_is_refused_leaves_nothing_behind(
         await journal.commit(writes)
     snapshot = await journal.load()
     assert (snapshot.leases, snapshot.next_sequence) == ((fake_lease(1),), 2)
+
+
+async def test_spans_stay_until_they_are_forgotten_and_their_numbers_are_used_once(journal: Journal) -> None:
+    waited = Span(LeaseId("l-1"), "vision", 1000, 5000)
+    held = Span(LeaseId("l-1"), "vision", 5000, 9000, GpuId("GPU-1"), 250, 1 << 30)
+    await journal.commit([replace(write(fake_lease(1)), spans=(waited, held))])
+    (first, found), (second, other) = await journal.spans(10)
+    assert (found, other) == (waited, held)
+    assert await journal.spans(1) == ((first, waited),)
+    await journal.forget_spans(second)
+    await journal.commit([replace(write(fake_lease(1)), spans=(held,))])
+    ((third, found),) = await journal.spans(10)
+    assert found == held
+    assert first < second < third
+
+
+async def test_a_journal_is_told_from_every_other(journal: Journal, tmp_path: Path) -> None:
+    other = SqliteJournal(tmp_path / "other.db")
+    assert await journal.identity() == await journal.identity() != await other.identity()
+    await other.close()

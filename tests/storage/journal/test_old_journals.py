@@ -29,6 +29,7 @@ from tests.storage.journal.make_journal import (
     DRAINED,
     GRANTS,
     NEWER_STATES,
+    SPANS,
     STANDING,
     full_lease,
 )
@@ -37,7 +38,7 @@ JOURNALS = Path(__file__).with_name("journals")
 VERSIONS = range(1, journal_file.VERSION + 1)
 
 
-DRAINING, GIVING_WAY, JOBS = 2, 3, 4
+DRAINING, GIVING_WAY, JOBS, SPANNING = 2, 3, 4, 5
 """The versions with which these came."""
 
 
@@ -100,7 +101,8 @@ async def test_leases_that_gave_way_are_as_they_were(old: Path) -> None:
     suspending, suspended, _, requeued = (await journal.load()).leases[-4:]
     await journal.close()
     full = full_lease(suspending.sequence, NEWER_STATES[0])
-    full = replace(full, preemption=replace(full.preemption, served_seconds=0.0))
+    if version_of(old) < SPANNING:
+        full = replace(full, preemption=replace(full.preemption, served_seconds=0.0))
     assert suspending == (full if version_of(old) >= JOBS else replace(full, attempt=None, coordinator=""))
     assert isinstance(suspended.state, Suspended)
     assert (suspended.state.held, suspended.state.left_seconds, suspended.state.wanted) == (
@@ -129,6 +131,13 @@ async def test_attempts_and_coordinators_are_as_they_were(old: Path) -> None:
     await journal.close()
     expected = (ATTEMPTS, CONTACTS) if version_of(old) >= JOBS else ((), {})
     assert (snapshot.attempts, snapshot.contacts) == expected
+
+
+async def test_what_the_history_has_not_taken_is_there(old: Path) -> None:
+    journal = SqliteJournal(old)
+    spans = await journal.spans(100)
+    await journal.close()
+    assert [span for _, span in spans] == list(SPANS if version_of(old) >= SPANNING else ())
 
 
 async def test_the_history_and_the_stories_are_there(old: Path) -> None:
