@@ -28,6 +28,7 @@ from gpushared.config.kinds import (
     Whole,
     setting,
 )
+from gpushared.config.metrics_settings import MetricsConfig
 from gpushared.config.queue_rules import (
     BuildConfig,
     InferConfig,
@@ -302,6 +303,7 @@ class Config:
     audit: AuditConfig = field(default_factory=AuditConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)

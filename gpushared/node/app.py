@@ -54,6 +54,7 @@ from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
+from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
@@ -116,6 +117,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
+        self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
 
     def stop(self) -> None:
         """End serving; containers and their resources stay."""
@@ -198,6 +200,15 @@ class Daemon:
             self._troubles,
             self._node_name(),
             lambda: self._config.history,
+        )
+        self._metrics = NodeMetrics(
+            loop,
+            self._sampler,
+            self._reconciler,
+            self._troubles,
+            self._audit,
+            self._nvml,
+            lambda: self._config,
         )
 
     def _job_host(self, loop: Loop, executor: Executor) -> JobHost:
@@ -317,7 +328,7 @@ class Daemon:
             config.engine.socket,
             self._order_handler,
             policy_of(config),
-            audit.take,
+            self._metrics.take_audit,
             name=gate_name(config.node.state_dir),
             pins=self._pins,
             walls=self._limits.cgroups,
@@ -329,7 +340,13 @@ class Daemon:
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
         json = JsonApi(self._calls() | lines.calls(), of_calls)
-        routes = Routes(json=json.answer, docker=gate.handle, refused=gate.refused, shares=self._shares)
+        routes = Routes(
+            json.answer,
+            gate.handle,
+            refused=gate.refused,
+            shares=self._shares,
+            metrics=self._metrics.page,
+        )
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
@@ -394,12 +411,11 @@ class Daemon:
         return self._config.node.name or socket.gethostname()
 
     def _make_examination(self, loop: Loop) -> Examination:
-        gpus = self._parts.gpus
         return Examination(
             loop,
             self._sampler,
             self._troubles,
-            driver=gpus if isinstance(gpus, NvmlGpus) else None,
+            driver=self._nvml,
             wall=self._parts.wall,
             modes=self._parts.modes,
             pins=lambda: self._pins.trouble,
@@ -438,6 +454,7 @@ class Daemon:
             self._pool.run(),
             self._audit.run(),
             self._recorder.run(),
+            self._metrics.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -463,6 +480,7 @@ class Daemon:
         self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()
+        self._metrics.reload()
         self._set_defaults()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
