@@ -27,6 +27,7 @@ from gpushared.config.kinds import (
     Whole,
     setting,
 )
+from gpushared.config.notify import NotifyConfig
 from gpushared.config.queue_rules import (
     BuildConfig,
     InferConfig,
@@ -299,6 +300,7 @@ class Config:
     jobs: JobsConfig = field(default_factory=JobsConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)

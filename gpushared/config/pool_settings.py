@@ -35,6 +35,7 @@ from gpushared.config.load import (
     sections_of,
 )
 from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
+from gpushared.config.notify import PoolNotifyConfig
 from gpushared.config.queue_rules import (
     EVERYBODY,
     USERS,
@@ -208,6 +209,7 @@ class CoordinatorConfig:
     classes_infer: InferConfig = field(default_factory=InferConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    notify: PoolNotifyConfig = field(default_factory=PoolNotifyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     users: Mapping[str, UserConfig] = field(default_factory=dict)

@@ -43,10 +43,11 @@ from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.configured import limits_of, policy_of, remembered, rules_of
+from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, remembered, rules_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
 from gpushared.node.runtime.executor import Executor
+from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import grpc_services
@@ -56,7 +57,10 @@ from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
+from gpushared.notify.outbox import Outbox
+from gpushared.notify.payload import Origin
 from gpushared.storage.audit.audit_log import AuditLog
+from gpushared.storage.notification_file import SqliteNotifications
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
 GUARD_DIRECTORY = "guard"
+NOTIFICATIONS_NAME = "notifications.db"
 
 
 class Daemon:
@@ -141,6 +146,7 @@ class Daemon:
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._make_observers(loop)
+        self._make_notifier(loop, stack)
         executor = Executor(
             loop,
             self._parts.sharing,
@@ -187,6 +193,22 @@ class Daemon:
             self._troubles,
             self._config.gpus.sample_seconds,
             self._config.gpus.exclusive_process,
+        )
+
+    def _make_notifier(self, loop: Loop, stack: AsyncExitStack) -> None:
+        def day(at: float) -> float:
+            return loop.state.day(at)
+
+        self._outbox = Outbox(
+            SqliteNotifications(Path(self._config.node.state_dir) / NOTIFICATIONS_NAME),
+            self._troubles,
+            lambda: notify_routes(self._config),
+            self._parts.clock,
+            Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
+        )
+        stack.push_async_callback(self._outbox.close)
+        self._lease_notifier = LeaseNotifier(
+            loop, self._outbox, lambda: self._config.notify.ends_soon_seconds
         )
 
     def _job_host(self, loop: Loop, executor: Executor) -> JobHost:
@@ -426,6 +448,8 @@ class Daemon:
             self._limits.run(),
             self._pool.run(),
             self._audit.run(),
+            self._outbox.run(),
+            self._lease_notifier.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -451,6 +475,7 @@ class Daemon:
         self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()
+        self._outbox.reload()
         self._set_defaults()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")

@@ -14,6 +14,7 @@
     │   ├── EngineUnavailable
     │   ├── GpusUnavailable
     │   ├── JournalUnavailable
+    │   ├── OutboxUnavailable
     │   └── SharingUnavailable
     ├── TimedOut                  no answer in time                    deadline_exceeded    125
     ├── Unimplemented             another version has no such call     unimplemented        125
@@ -133,6 +134,10 @@ class GpusUnavailable(Unavailable):
 
 class JournalUnavailable(Unavailable):
     """The journal cannot be written, so nothing may be granted."""
+
+
+class OutboxUnavailable(Unavailable):
+    """The notifications that wait cannot be written or read; nothing else depends on them."""
 
 
 class SharingUnavailable(Unavailable):
