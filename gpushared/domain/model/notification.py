@@ -16,7 +16,8 @@ MAX_TARGETS = 4
 MAX_URL = 1000
 _URL = re.compile(r"(?P<site>https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?)(?P<path>/[!-~]*)?", re.ASCII)
 _STEPS = re.compile(r"(^|/)\.{1,2}(/|$)")
-"""Servers read these steps of a path as a way out of the folder that the site allowed."""
+_ENCODED = re.compile(r"%(2[ef]|5c)", re.IGNORECASE)
+"""Servers read these steps of a path, and these signs in it, as a way out of the folder that the site allowed."""
 
 
 class NotificationKind(StrEnum):
@@ -109,7 +110,7 @@ def is_url(text: str) -> bool:
     if match is None or len(text) > MAX_URL:
         return False
     path = (match["path"] or "").partition("?")[0]
-    return "#" not in text and "\\" not in text and "%2e" not in path.lower() and not _STEPS.search(path)
+    return not set(text) & set("#\\") and not _ENCODED.search(path) and not _STEPS.search(path)
 
 
 def is_allowed(target: str, allowed: Iterable[str]) -> bool:
