@@ -105,6 +105,7 @@ class NotifiedNode(RuleBasedStateMachine):
         self.notifier.begin(Remembered(0.0, {}, tuple(self.file), ()))
 
     def send(self, event: m.Event) -> None:
+        self.now += 0.01
         try:
             step = handle(self.state, event, self.now)
         except GpushareError:
@@ -172,10 +173,18 @@ class NotifiedNode(RuleBasedStateMachine):
         self.send(m.MeansKnown(ABLE if able else m.Means(binds_late=True)))
         self.send(m.PreemptAsked(self.pick(number, Active), ROOT))
 
-    @rule(number=PICK)
-    def it_is_paused(self, number: int) -> None:
+    @rule(number=PICK, deeds=st.integers(1, 4))
+    def it_is_paused(self, number: int, deeds: int) -> None:
         self.send(m.MeansKnown(ABLE))
-        self.send(m.PauseAsked(self.pick(number, Active), ALICE))
+        lease = self.pick(number, Active)
+        way = (
+            m.PauseAsked(lease, ALICE),
+            m.ContainerSuspended(lease),
+            m.ResumeAsked(lease, ALICE),
+            m.ContainerResumed(lease),
+        )
+        for deed in way[:deeds]:
+            self.send(deed)
 
     @rule(number=PICK)
     def it_has_left_its_gpus(self, number: int) -> None:
