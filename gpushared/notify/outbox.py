@@ -99,6 +99,7 @@ class Outbox:
             self._since = dict(remembered.targets)
             for target in remembered.waiting:
                 self._serve(target)
+            self._wake.set()
             return remembered
 
     def add(self, events: Iterable[Notification], *, late: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ from gpushared.daemon.programs import run_program
 from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
-CPU_SECONDS = 60
-FILE_BYTES = 64 << 20
+BOUNDS = ("prlimit", "--core=0", "--cpu=60", "--fsize=67108864", "--nofile=256", "--")
+"""The program of util-linux lowers the limits of the process that becomes the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,10 @@ async def run(words: Sequence[str], uid: int, text: str, *, seconds: float) -> A
         return GivenUp(f"uid {uid} has no account")
     try:
         done = await run_program(
-            words,
+            [*BOUNDS, *words],
             seconds=seconds,
             text=text,
             silent=True,
-            started=_bound,
             user=account.uid,
             group=account.gid,
             extra_groups=account.groups,
@@ -72,16 +70,3 @@ def _account(uid: int) -> _Account | None:
         return None
     groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
     return _Account(found.pw_name, found.pw_uid, found.pw_gid, groups, found.pw_dir)
-
-
-def _bound(pid: int) -> None:
-    """Set the bounds of a process that has just begun."""
-    for what, most in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        try:
-            resource.prlimit(pid, what, (most, most))
-        except ProcessLookupError:
-            return
