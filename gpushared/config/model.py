@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpushared.config.gate_settings import GateConfig
+from gpushared.config.history_settings import HistoryConfig, PrivacyConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.job_settings import AuditConfig, JobsConfig, PoolConfig
 from gpushared.config.kinds import (
@@ -301,6 +302,8 @@ class Config:
     pool: PoolConfig = field(default_factory=PoolConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
+    history: HistoryConfig = field(default_factory=HistoryConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)

@@ -47,6 +47,7 @@ from gpushared.node.runtime.configured import limits_of, notify_routes, policy_o
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
 from gpushared.node.runtime.executor import Executor
+from gpushared.node.runtime.history_recorder import HistoryRecorder
 from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
@@ -156,6 +157,7 @@ class Daemon:
             self._sampler,
         )
         self._verify(loop, stack)
+        stack.push_async_callback(self._recorder.close)
         self._jobs = self._job_host(loop, executor)
         watchdog = asyncio.create_task(feed_watchdog(self._notifier))
         stack.callback(watchdog.cancel)
@@ -193,6 +195,15 @@ class Daemon:
             self._troubles,
             self._config.gpus.sample_seconds,
             self._config.gpus.exclusive_process,
+        )
+        self._recorder = HistoryRecorder(
+            loop,
+            self._sampler,
+            self._parts.journal,
+            self._parts.history,
+            self._troubles,
+            self._node_name(),
+            lambda: self._config.history,
         )
 
     def _make_notifier(self, loop: Loop, stack: AsyncExitStack) -> None:
@@ -450,6 +461,7 @@ class Daemon:
             self._audit.run(),
             self._outbox.run(),
             self._lease_notifier.run(),
+            self._recorder.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -498,6 +510,7 @@ class Daemon:
         await self._parts.gpus.close()
         await self._parts.jobs.close()
         await self._audit.close()
+        await self._parts.history.close()
         await self._parts.journal.close()
         await keep(self._parts.clock, self._troubles)
 

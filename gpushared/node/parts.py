@@ -28,12 +28,14 @@ from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
 from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.history import SqliteHistory
 from gpushared.storage.job_store import NODES_WORDS, SqliteStore
 from gpushared.storage.journal.journal_file import SqliteJournal
 
 JOURNAL_NAME = "journal.db"
 JOBS_NAME = "jobs.db"
 AUDIT_NAME = "audit.db"
+HISTORY_NAME = "history.db"
 MPS_ENVIRONMENT = ("LD_LIBRARY_PATH",)
 """Helper programs that use the driver get these variables besides PATH, because they lead to its
 libraries."""
@@ -56,6 +58,7 @@ class Parts:
     """The store of the node's own jobs."""
     clock: Clock
     audit: SqliteAudit
+    history: SqliteHistory
     wall: DriverWall = field(default_factory=lambda: DriverWall(None))
     """The driver's memory limits, which ``sharing`` uses too."""
     modes: ExclusiveModes | None = None
@@ -107,6 +110,7 @@ def real_parts(config: Config) -> Parts:
         ),
         jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME, words=NODES_WORDS, leads_unwritten=True),
         audit=SqliteAudit(Path(config.node.state_dir) / AUDIT_NAME),
+        history=SqliteHistory(Path(config.node.state_dir) / HISTORY_NAME),
         clock=SteadyClock(Path(config.node.state_dir) / CLOCK_NAME),
     )
 

@@ -86,6 +86,10 @@ class Journal(Protocol):
         """Return finished leases, newest first, and how many more there are beyond the limit."""
         ...
 
+    async def identity(self) -> int:
+        """Return a number that distinguishes this journal from others that the node had or will have."""
+        ...
+
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         """Return the oldest spans that are not forgotten, each with its number; numbers are never used twice."""
         ...

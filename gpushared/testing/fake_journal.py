@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Self
 
 from gpushared.domain.jobs.attempt_log import Attempt
@@ -24,6 +25,8 @@ from gpushared.domain.scheduling.projects import Project
 from gpushared.ports import JournalSnapshot, JournalWrite, PastLeases
 from gpushared.storage.records import kind_of
 from gpushared.testing.fake_clock import Failing
+
+_IDENTITIES = count(1)
 
 
 class MemoryJournal(Failing):
@@ -48,10 +51,12 @@ class MemoryJournal(Failing):
         self._contacts: dict[str, Contact] = {}
         self._spans: dict[int, Span] = {}
         self._span_count = 0
+        self._identity = next(_IDENTITIES)
 
     def snapshot_after(self, commits: int) -> Self:
         """Return a new journal that holds the first ``commits`` commits; 0 is an empty one."""
         twin = type(self)()
+        twin._identity = self._identity  # noqa: SLF001 - its own class
         for writes in self.commits[:commits]:
             twin._apply(writes)  # noqa: SLF001 - its own class
         return twin
@@ -94,6 +99,10 @@ class MemoryJournal(Failing):
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
         return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
+
+    async def identity(self) -> int:
+        self._may_fail()
+        return self._identity
 
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         self._may_fail()

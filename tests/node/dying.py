@@ -75,6 +75,9 @@ class DyingJournal:
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         return await self._inner.past(which, limit)
 
+    async def identity(self) -> int:
+        return await self._inner.identity()
+
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         return await self._inner.spans(limit)
 

@@ -94,7 +94,7 @@ class DyingJournal:
         self._notes = notes
         self.load, self.story, self.lease = inner.load, inner.story, inner.lease
         self.ended, self.past, self.close = inner.ended, inner.past, inner.close
-        self.spans, self.forget_spans = inner.spans, inner.forget_spans
+        self.spans, self.forget_spans, self.identity = inner.spans, inner.forget_spans, inner.identity
 
     async def commit(self, writes: Sequence[JournalWrite]) -> None:
         marks = [_mark(one) for write in writes for one in write.attempts]

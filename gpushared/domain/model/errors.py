@@ -13,6 +13,7 @@
     │   ├── DaemonUnavailable
     │   ├── EngineUnavailable
     │   ├── GpusUnavailable
+    │   ├── HistoryUnavailable
     │   ├── JournalUnavailable
     │   ├── OutboxUnavailable
     │   └── SharingUnavailable
@@ -126,6 +127,10 @@ class AuditUnavailable(Unavailable):
 
 class EngineUnavailable(Unavailable):
     """The Docker engine does not answer."""
+
+
+class HistoryUnavailable(Unavailable):
+    """The history cannot be written or read; no lease depends on it."""
 
 
 class GpusUnavailable(Unavailable):

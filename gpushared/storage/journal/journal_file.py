@@ -109,6 +109,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             permille INTEGER NOT NULL,
             memory_bytes INTEGER NOT NULL
         )""",
+        "INSERT INTO meta VALUES ('identity', abs(random() % 9007199254740992))",
     ),
 )
 
@@ -234,6 +235,11 @@ class JournalFile(SqliteFile):
         found = bodies[: max(0, limit)]
         last = (rows[-1][0], rows[-1][1]) if len(rows) == PAST_STEP else None
         return [lease_from_json(body) for body in found], len(bodies) - len(found), last
+
+    def identity(self) -> int:
+        with self._reading() as db:
+            (number,) = db.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
+            return int(number)
 
     def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         with self._reading() as db:
@@ -372,6 +378,9 @@ class SqliteJournal(Calls):
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._read(lambda: self._store.ended(limit))
+
+    async def identity(self) -> int:
+        return await self._read(self._store.identity)
 
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         return await self._read(lambda: self._store.spans(limit))

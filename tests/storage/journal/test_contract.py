@@ -258,3 +258,9 @@ async def test_spans_stay_until_they_are_forgotten_and_their_numbers_are_used_on
     ((third, found),) = await journal.spans(10)
     assert found == held
     assert first < second < third
+
+
+async def test_a_journal_is_told_from_every_other(journal: Journal, tmp_path: Path) -> None:
+    other = SqliteJournal(tmp_path / "other.db")
+    assert await journal.identity() == await journal.identity() != await other.identity()
+    await other.close()

@@ -1,0 +1,118 @@
+"""Summarise a lease for the history: what it asked for, who held it, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpushared.domain.model.lease import (
+    Ended,
+    Expired,
+    Failed,
+    Finished,
+    Idle,
+    Lease,
+    LeaseId,
+    NeverClaimed,
+    Outcome,
+    OutsideMps,
+    OverLimit,
+    Preempted,
+    Stopped,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSummary:
+    """Hold the facts of a lease that stay for ever.
+
+    Times are seconds of the clock that counts time; the history turns them into the time of day when somebody
+    asks. ``outcome`` is empty while the lease is not over, and "unknown" if its journal was replaced.
+    """
+
+    lease: LeaseId
+    owner_uid: int
+    owner: str
+    project: str
+    lease_class: str
+    image: str
+    container_name: str
+    job: str
+    attempt: int
+    gpu_count: int
+    memory_bytes: int | None
+    """The memory asked for on each GPU; None if a share was asked for."""
+    memory_permille: int | None
+    compute_permille: int | None
+    models: str
+    isolation: str
+    priority: int
+    time_limit_seconds: int | None
+    created_at: float
+    ended_at: float | None
+    outcome: str
+    outcome_text: str
+    exit_code: int | None
+    preemptions: int
+    begun_anew: int
+    restarts: int
+
+
+def summary_of(lease: Lease) -> LeaseSummary:
+    """Return the summary of a lease as it is now."""
+    state = lease.state
+    over = state if isinstance(state, Ended) else None
+    word, text = outcome_words(over.outcome) if over is not None else ("", "")
+    asked = lease.asked_first or lease.request
+    return LeaseSummary(
+        lease.id,
+        lease.owner_uid,
+        lease.owner_name,
+        lease.payer,
+        asked.lease_class.value,
+        lease.image,
+        lease.container_name,
+        "" if lease.attempt is None else lease.attempt.job,
+        0 if lease.attempt is None else lease.attempt.number,
+        len(asked.gpus) or asked.gpu_count,
+        asked.memory_bytes,
+        asked.memory_permille,
+        asked.compute_permille,
+        ",".join(sorted(asked.models)),
+        asked.isolation.value,
+        asked.priority,
+        asked.time_limit_seconds,
+        lease.created_at,
+        None if over is None else over.at,
+        word,
+        text,
+        over.outcome.exit_code if over is not None and isinstance(over.outcome, Finished) else None,
+        lease.preemption.count,
+        lease.preemption.begun_anew,
+        lease.health.restarts,
+    )
+
+
+def outcome_words(outcome: Outcome) -> tuple[str, str]:
+    """Return the outcome's word, as users may filter by, and a few words more."""
+    match outcome:
+        case Finished():
+            return "finished", outcome.start_error
+        case Stopped():
+            return "stopped", f"by {outcome.by}"
+        case Expired():
+            return "expired", ""
+        case NeverClaimed():
+            return "never_claimed", ""
+        case OverLimit():
+            return "over_limit", ""
+        case OutsideMps():
+            return "outside_mps", ""
+        case Preempted():
+            return "preempted", outcome.why
+        case Idle():
+            return "idle", ""
+        case Failed():
+            return "failed", outcome.reason
+        case _:
+            assert_never(outcome)

@@ -1,0 +1,303 @@
+"""Record the history of a node: samples, spans, waits and summaries, written each minute.
+
+The journal has every span and every lease's end, so a crash loses the samples of the last minute and nothing
+else. A history that cannot be written raises a trouble; the leases go on, and what is waiting is written
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from gpushared.config.history_settings import HistoryConfig
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.accounting.summary import LeaseSummary, summary_of
+from gpushared.domain.leases.node_state import NodeState, Step, open_spans
+from gpushared.domain.model.errors import ConfigError, GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE, Gpu
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.span import milliseconds
+from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.sampler import Sample, Sampler
+from gpushared.node.runtime.use_series import Recent, Seen, UseSeries
+from gpushared.ports import Journal, PastLeases
+from gpushared.storage.history.history_file import SqliteHistory
+from gpushared.storage.history.hour_use import MINUTE_MS, HourUse
+from gpushared.storage.history.records import (
+    GpuFacts,
+    HistoryBatch,
+    KeepHistory,
+    Resumption,
+    SeriesKey,
+    SourceName,
+)
+
+log = logging.getLogger(__name__)
+
+SAMPLE_SECONDS = 1.0
+WAIT_SECONDS = 10
+"""The reasons of waits are looked at this often, in a long queue once a minute."""
+LONG_QUEUE = 200
+WRITE_SECONDS = 60.0
+FRESH_SECONDS = 1.0
+"""Answers may be this old."""
+MAX_SAMPLE_MS = 15_000
+"""A sample stands for the time since the one before, but for no longer than this."""
+SPANS_PER_WRITE = 5000
+MAX_SUMMARIES = 20_000
+MAX_HOURS = 72
+"""Keep so many hours of each series in memory while the history cannot be written."""
+PAST_PER_READ = 1000
+RETRY_SECONDS = 30.0
+PRUNE_SECONDS = 3600.0
+PART = "history"
+HELD = "held"
+"""The reason of a lease that a user keeps from starting."""
+
+
+class HistoryRecorder:
+    """Gather what happens, and write it by ``run`` as long as the daemon runs."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sampler: Sampler,
+        journal: Journal,
+        history: SqliteHistory,
+        troubles: Troubles,
+        node_name: str,
+        config: Callable[[], HistoryConfig],
+    ) -> None:
+        self._loop = loop
+        self._sampler = sampler
+        self._journal = journal
+        self._history = history
+        self._troubles = troubles
+        self._node_name = node_name
+        self._config = config
+        self._source: SourceName | None = None
+        self._series: dict[SeriesKey, UseSeries] = {}
+        self._begun: dict[SeriesKey, HourUse] = {}
+        self._unwritten: dict[SeriesKey, dict[int, HourUse]] = {}
+        self._summaries: dict[LeaseId, LeaseSummary] = {}
+        self._missed_summaries = False
+        self._waits: dict[tuple[LeaseId, str], int] = {}
+        self._gpus: tuple[GpuFacts, ...] = ()
+        self._sampled_at = 0.0
+        self._waits_at = 0.0
+        self._written_at = -FRESH_SECONDS
+        self._prune_at = 0.0
+        self._writing = asyncio.Lock()
+        loop.observers.append(self._observe)
+
+    async def run(self) -> None:
+        """Record for ever."""
+        due = time.monotonic() + WRITE_SECONDS
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self._take_sample(self._sampler.newest)
+            self._take_waits()
+            if time.monotonic() >= due:
+                ok = await self._try_to_write()
+                due = time.monotonic() + (WRITE_SECONDS if ok else RETRY_SECONDS)
+
+    async def flush(self) -> None:
+        """Write what there is, so that answers are of now. Raises HistoryUnavailable, TimedOut, ConfigError."""
+        async with self._writing:
+            if time.monotonic() - self._written_at >= FRESH_SECONDS:
+                await self._write()
+
+    async def close(self) -> None:
+        """Write the rest. An error is logged: the journal has all but the samples of the last minute."""
+        try:
+            async with self._writing:
+                await self._write()
+        except GpushareError as error:
+            log.warning("the end of the history is not written: %s", error)
+
+    def recent(self, lease: str, gpu: str) -> Recent | None:
+        """Return the points of the last hours; None for a series that is not in memory."""
+        series = self._series.get((lease, gpu))
+        return None if series is None else series.recent
+
+    # --- gathering -------------------------------------------------------------------------------------
+
+    def _observe(self, _before: NodeState, step: Step) -> None:
+        for lease in step.changed:
+            if len(self._summaries) < MAX_SUMMARIES:
+                self._summaries[lease.id] = summary_of(lease)
+            else:
+                self._missed_summaries = True
+
+    def _take_sample(self, sample: Sample) -> None:
+        if sample.at <= self._sampled_at:
+            return
+        since, self._sampled_at = self._sampled_at, sample.at
+        at_ms = milliseconds(sample.at)
+        ms = min(MAX_SAMPLE_MS, milliseconds(sample.at - since))
+        state = self._loop.state
+        for gpu, reading in sample.readings.items():
+            known = state.gpus.get(gpu)
+            memory = None if reading.memory_used_bytes is None else reading.memory_used_bytes // MIB
+            held_mib = 0 if known is None else known.leasable_bytes // MIB
+            seen = Seen(WHOLE_PERMILLE, held_mib, reading.utilization_ratio, memory, reading.power_watts)
+            self._of("", gpu).take(at_ms, seen, ms)
+        for lease in state.holders():
+            held_ms = milliseconds(sample.at - (lease.holds_since or sample.at))
+            for grant in lease.grants:
+                use = sample.uses.get((lease.id, grant.gpu))
+                if use is None or held_ms <= 0:
+                    continue
+                memory = None if use.memory_bytes is None else use.memory_bytes // MIB
+                size = permille_of([grant], state.gpus)
+                seen = Seen(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
+                self._of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
+
+    def _of(self, lease: str, gpu: str) -> UseSeries:
+        key = (lease, gpu)
+        if key not in self._series:
+            self._series[key] = UseSeries(self._config().recent_hours, self._begun.pop(key, None))
+        return self._series[key]
+
+    def _take_waits(self) -> None:
+        waiting, now = self._loop.state.waiting(), self._loop.now()
+        every = WAIT_SECONDS if len(waiting) <= LONG_QUEUE else WRITE_SECONDS
+        if now - self._waits_at < every:
+            return
+        since, self._waits_at = self._waits_at, now
+        if not waiting:
+            return
+        decisions = self._loop.outlook().decisions
+        for lease in waiting:
+            decision = decisions.get(lease.id)
+            reason = HELD if lease.held_by else "" if decision is None else str(decision.reason or "")
+            ms = milliseconds(now - max(since, lease.waits_since or now))
+            if reason and ms > 0:
+                self._waits[lease.id, reason] = self._waits.get((lease.id, reason), 0) + ms
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    async def _try_to_write(self) -> bool:
+        try:
+            async with self._writing:
+                await self._write()
+                await self._prune_now_and_then()
+        except (Unavailable, TimedOut, ConfigError) as error:
+            self._troubles.raised(PART, f"the history is behind: {error}")
+            return False
+        self._troubles.cleared(PART)
+        return True
+
+    async def _write(self) -> None:
+        source = await self._resumed()
+        if self._missed_summaries:
+            await self._read_summaries(source)
+        self._gather_uses()
+        more = True
+        while more:
+            more = await self._write_batch(source)
+        self._written_at = time.monotonic()
+
+    async def _write_batch(self, source: SourceName) -> bool:
+        """Write one batch, and return True if the journal has more spans."""
+        spans = await self._journal.spans(SPANS_PER_WRITE)
+        state, now = self._loop.state, self._loop.now()
+        summaries = dict(self._summaries)
+        uses = {key: tuple(hours.values()) for key, hours in self._unwritten.items()}
+        gpus = _facts(state.gpus.values())
+        await self._history.write(
+            HistoryBatch(
+                source,
+                milliseconds(now),
+                milliseconds(state.ahead_seconds),
+                () if gpus == self._gpus else gpus,
+                tuple(summaries.values()),
+                spans,
+                open_spans(state, now),
+                dict(self._waits),
+                uses,
+            )
+        )
+        self._gpus = gpus
+        self._summaries = {
+            lease: one for lease, one in self._summaries.items() if one is not summaries.get(lease)
+        }
+        self._unwritten.clear()
+        self._waits = {key: ms for key, ms in self._waits.items() if key[0] in state.leases}
+        if spans:
+            await self._journal.forget_spans(spans[-1][0])
+        return len(spans) == SPANS_PER_WRITE
+
+    def _gather_uses(self) -> None:
+        """Move the minutes that are over to what is to be written, and drop the series of past holders."""
+        now_ms = milliseconds(self._loop.now())
+        held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
+        for key, series in list(self._series.items()):
+            lease, gpu = key
+            over = key not in held if lease else gpu not in self._loop.state.gpus
+            hours = self._unwritten.setdefault(key, {})
+            for hour in series.finished(now_ms + MINUTE_MS if over else now_ms):
+                hours[hour.hour] = hour
+            for oldest in sorted(hours)[:-MAX_HOURS]:
+                del hours[oldest]
+            if not hours:
+                del self._unwritten[key]
+            if over:
+                del self._series[key]
+
+    async def _resumed(self) -> SourceName:
+        """Return the source, after reading what an earlier run of the daemon has written."""
+        if self._source is not None:
+            return self._source
+        source = SourceName(self._node_name, await self._journal.identity())
+        resumption = await self._history.resume(source, milliseconds(self._loop.now()))
+        await self._take_summaries(resumption.newest_ended_at)
+        self._go_on_with(resumption)
+        self._source = source
+        return source
+
+    def _go_on_with(self, resumption: Resumption) -> None:
+        for key, hour in resumption.uses.items():
+            if key in self._series:
+                self._series[key].go_on_with(hour)
+            else:
+                self._begun[key] = hour
+        for wait, ms in resumption.waits.items():
+            self._waits[wait] = self._waits.get(wait, 0) + ms
+        for lease in self._loop.state.leases.values():
+            self._summaries.setdefault(lease.id, summary_of(lease))
+
+    async def _read_summaries(self, source: SourceName) -> None:
+        """Read from the journal what was too much to be kept in memory."""
+        self._missed_summaries = False
+        resumption = await self._history.resume(source, milliseconds(self._loop.now()))
+        await self._take_summaries(resumption.newest_ended_at)
+
+    async def _take_summaries(self, newest_ended_at: float | None) -> None:
+        if newest_ended_at is None:
+            return
+        before: tuple[float, int] | None = None
+        while True:
+            past = PastLeases(since=newest_ended_at, before=before)
+            leases, more = await self._journal.past(past, PAST_PER_READ)
+            for lease in leases:
+                self._summaries.setdefault(lease.id, summary_of(lease))
+            if not more:
+                return
+            last = summary_of(leases[-1])
+            before = (last.ended_at or 0.0, leases[-1].sequence)
+
+    async def _prune_now_and_then(self) -> None:
+        if time.monotonic() >= self._prune_at:
+            self._prune_at = time.monotonic() + PRUNE_SECONDS
+            config = self._config()
+            keep = KeepHistory(config.keep_minutes_days, config.keep_hours_days)
+            await self._history.prune(keep, milliseconds(self._loop.now()))
+
+
+def _facts(gpus: Iterable[Gpu]) -> tuple[GpuFacts, ...]:
+    return tuple(GpuFacts(gpu.id, gpu.label, gpu.name, gpu.leasable_bytes // MIB) for gpu in gpus)

@@ -1,0 +1,172 @@
+"""Gather samples into minutes and hours: a series for each GPU, and for each lease on a GPU."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute, merged
+
+RECENT_STEP_SECONDS = 10
+_UNKNOWN = -1
+
+
+@dataclass(slots=True)
+class _MinuteSums:
+    """Sum the samples of one minute."""
+
+    seen_ms: int = 0
+    used_ms: float = 0.0
+    """The sum of each use, as a ratio, times its milliseconds."""
+    use_max_ratio: float = 0.0
+    memory_ms: int = 0
+    memory_mib_ms: int = 0
+    memory_max_mib: int = 0
+    power_ms: int = 0
+    energy_mj: float = 0.0
+    held_permille: int = 0
+    held_mib: int = 0
+
+    def take(self, seen: Seen, ms: int) -> None:
+        self.held_permille, self.held_mib = seen.held_permille, seen.held_mib
+        if seen.use_ratio is not None:
+            self.seen_ms += ms
+            self.used_ms += seen.use_ratio * ms
+            self.use_max_ratio = max(self.use_max_ratio, seen.use_ratio)
+        if seen.memory_mib is not None:
+            self.memory_ms += ms
+            self.memory_mib_ms += seen.memory_mib * ms
+            self.memory_max_mib = max(self.memory_max_mib, seen.memory_mib)
+        if seen.power_watts is not None:
+            self.power_ms += ms
+            self.energy_mj += seen.power_watts * ms
+
+    @property
+    def as_minute(self) -> Minute:
+        seen, memory = self.seen_ms, self.memory_ms
+        return Minute(
+            seen_seconds=min(60, max(int(seen > 0), round(seen / 1000))),
+            use_mean_ratio=self.used_ms / seen if seen else None,
+            use_max_ratio=self.use_max_ratio if seen else None,
+            memory_mean_mib=round(self.memory_mib_ms / memory) if memory else None,
+            memory_max_mib=self.memory_max_mib if memory else None,
+            power_watts=round(self.energy_mj / self.power_ms) if self.power_ms else None,
+        )
+
+    def add_to(self, hour: HourUse) -> None:
+        """Add the minute to the sums of its hour. The whole minute is active if any kernel ran in it."""
+        hour.seen_permille_ms += self.held_permille * self.seen_ms
+        if self.use_max_ratio > 0:
+            hour.active_permille_ms += self.held_permille * self.seen_ms
+        else:
+            hour.idle_permille_ms += self.held_permille * self.seen_ms
+        hour.used_permille_ms += round(self.held_permille * self.used_ms)
+        hour.use_max_permille = max(hour.use_max_permille, round(self.use_max_ratio * 1000))
+        hour.memory_seen_mib_ms += self.held_mib * self.memory_ms
+        hour.memory_used_mib_ms += self.memory_mib_ms
+        hour.memory_ms += self.memory_ms
+        hour.memory_max_mib = max(hour.memory_max_mib, self.memory_max_mib)
+        hour.energy_mj += round(self.energy_mj)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hold one sample of a series; None is unknown. ``held_...`` is what the lease held then, or the GPU has."""
+
+    held_permille: int
+    held_mib: int
+    use_ratio: float | None
+    memory_mib: int | None
+    power_watts: float | None = None
+
+
+class Recent:
+    """Keep the last hours of a series in memory, a point each ten seconds, in a ring of packed figures."""
+
+    def __init__(self, hours: int) -> None:
+        self._points = hours * 3600 // RECENT_STEP_SECONDS
+        self._use_permille = array("h", [_UNKNOWN]) * self._points
+        self._memory_mib = array("i", [_UNKNOWN]) * self._points
+        self._newest = -1
+
+    def put(self, at_ms: int, seen: Seen) -> None:
+        """Keep the newest sample of each ten seconds."""
+        number = at_ms // (RECENT_STEP_SECONDS * 1000)
+        for skipped in range(max(self._newest + 1, number - self._points + 1), number):
+            self._set(skipped, _UNKNOWN, _UNKNOWN)
+        use = _UNKNOWN if seen.use_ratio is None else round(seen.use_ratio * 1000)
+        self._set(number, use, _UNKNOWN if seen.memory_mib is None else seen.memory_mib)
+        self._newest = number
+
+    def _set(self, number: int, use_permille: int, memory_mib: int) -> None:
+        self._use_permille[number % self._points] = use_permille
+        self._memory_mib[number % self._points] = memory_mib
+
+    def points(self, since_ms: int) -> Iterator[tuple[int, float | None, int | None]]:
+        """Yield the time in milliseconds, the use as a ratio, and the memory in MiB, of the known points."""
+        step_ms = RECENT_STEP_SECONDS * 1000
+        if self._newest < 0:
+            return
+        for number in range(max(since_ms // step_ms, self._newest - self._points + 1, 0), self._newest + 1):
+            use, memory = (ring[number % self._points] for ring in (self._use_permille, self._memory_mib))
+            if use != _UNKNOWN or memory != _UNKNOWN:
+                yield (
+                    number * step_ms,
+                    None if use == _UNKNOWN else use / 1000,
+                    None if memory == _UNKNOWN else memory,
+                )
+
+
+class UseSeries:
+    """Gather one series. Samples come in the order of their times."""
+
+    def __init__(self, recent_hours: int, hour: HourUse | None = None) -> None:
+        """Take the hour as it was written before, to go on with."""
+        self.recent = Recent(recent_hours)
+        self._hour = hour
+        self._minute_at = -1
+        self._minute = _MinuteSums()
+        self._done: list[HourUse] = []
+        self._touched = False
+
+    def go_on_with(self, before: HourUse) -> None:
+        """Add an hour that was written before a restart, if the series is still in that hour."""
+        if self._hour is None:
+            self._hour = before
+        elif self._hour.hour == before.hour:
+            self._hour = merged(before, self._hour)
+
+    def take(self, at_ms: int, seen: Seen, ms: int) -> None:
+        """Take a sample that stands for the ``ms`` milliseconds before it."""
+        number = at_ms // MINUTE_MS
+        if number != self._minute_at:
+            self._end_minute()
+            self._minute_at, self._minute = number, _MinuteSums()
+        self._minute.take(seen, ms)
+        self.recent.put(at_ms, seen)
+        self._touched = True
+
+    def finished(self, at_ms: int) -> list[HourUse]:
+        """Return the hours that changed since the last call, with the minutes that are over by ``at_ms``."""
+        if self._minute_at >= 0 and at_ms // MINUTE_MS != self._minute_at:
+            self._end_minute()
+            self._minute_at = -1
+        changed, self._done = self._done, []
+        if self._hour is not None and self._touched:
+            changed.append(self._hour)
+        self._touched = self._minute_at >= 0
+        # Another thread writes these, while samples go on.
+        return [replace(hour, minutes=bytearray(hour.minutes)) for hour in changed]
+
+    def _end_minute(self) -> None:
+        if self._minute_at < 0:
+            return
+        begin_ms = self._minute_at * MINUTE_MS
+        hour = begin_ms // HOUR_MS
+        if self._hour is None or self._hour.hour != hour:
+            if self._hour is not None:
+                self._done.append(self._hour)
+            self._hour = HourUse(hour)
+        self._minute.add_to(self._hour)
+        self._hour.put_minute(begin_ms % HOUR_MS // MINUTE_MS, self._minute.as_minute)

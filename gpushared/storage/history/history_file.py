@@ -1,0 +1,226 @@
+"""Keep the history's file: blocking, for one thread only; and reach it from the event loop."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+from pathlib import Path
+
+from gpushared.domain.accounting.summary import LeaseSummary
+from gpushared.domain.model.gpu import MIB
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.span import Span
+from gpushared.storage.history import history_queries as queries
+from gpushared.storage.history.history_schema import SCHEMA, WORDS
+from gpushared.storage.history.hour_use import HOUR_MS, HourUse
+from gpushared.storage.history.records import (
+    HistoryBatch,
+    HistoryFilter,
+    KeepHistory,
+    LeaseAccount,
+    LeaseHistory,
+    LeaseWait,
+    Point,
+    Resumption,
+    SeriesName,
+    SourceName,
+)
+from gpushared.storage.sqlite.file import SqliteFile
+from gpushared.storage.sqlite.file_calls import Calls
+
+HOURS_PER_DAY = 24
+PRUNE_STEP_HOURS = 24 * 7
+"""Each prune drops the minutes of so many hours at most, so that it takes some milliseconds."""
+
+_LEASE_COLUMNS = tuple(one.name for one in fields(LeaseSummary))
+_USE_COLUMNS = tuple(one.name for one in fields(HourUse))
+_PUT_LEASE = f"""INSERT OR REPLACE INTO lease (source, {", ".join(_LEASE_COLUMNS)})
+    VALUES ({", ".join("?" * (1 + len(_LEASE_COLUMNS)))})"""  # noqa: S608 - constants
+_PUT_USE = f"""INSERT OR REPLACE INTO use_hour (series, {", ".join(_USE_COLUMNS)})
+    VALUES ({", ".join("?" * (1 + len(_USE_COLUMNS)))})"""  # noqa: S608 - constants
+_PUT_SOURCE = """INSERT INTO source (node, journal, seen_ms, ahead_ms) VALUES (?, ?, ?, ?)
+    ON CONFLICT (node, journal) DO UPDATE SET seen_ms = max(seen_ms, excluded.seen_ms),
+    ahead_ms = excluded.ahead_ms RETURNING number"""
+_PUT_SERIES = """INSERT INTO series (source, lease, gpu) VALUES (?, ?, ?)
+    ON CONFLICT (source, lease, gpu) DO UPDATE SET gpu = excluded.gpu RETURNING number"""
+
+
+_SUM_DROPPED = """INSERT INTO dropped_hours
+    SELECT series, sum(seen_permille_ms), sum(active_permille_ms), sum(idle_permille_ms),
+           sum(used_permille_ms), max(use_max_permille), sum(memory_seen_mib_ms), sum(memory_used_mib_ms)
+    FROM use_hour WHERE hour < ? GROUP BY series
+    ON CONFLICT (series) DO UPDATE SET
+        seen_permille_ms = seen_permille_ms + excluded.seen_permille_ms,
+        active_permille_ms = active_permille_ms + excluded.active_permille_ms,
+        idle_permille_ms = idle_permille_ms + excluded.idle_permille_ms,
+        used_permille_ms = used_permille_ms + excluded.used_permille_ms,
+        use_max_permille = max(use_max_permille, excluded.use_max_permille),
+        memory_seen_mib_ms = memory_seen_mib_ms + excluded.memory_seen_mib_ms,
+        memory_used_mib_ms = memory_used_mib_ms + excluded.memory_used_mib_ms"""
+
+
+class HistoryFile(SqliteFile):
+    """Keep the history. Raises HistoryUnavailable (then nothing happened), or ConfigError."""
+
+    def __init__(self, path: Path, *, busy_seconds: float) -> None:
+        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+        self._series: dict[tuple[int, str, str], int] = {}
+        self._thinned_to = 0
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    def write(self, batch: HistoryBatch) -> None:
+        """Write a batch durably, or nothing of it."""
+        try:
+            with self._writing() as db:
+                self._put(db, batch)
+        except BaseException:
+            self._series.clear()  # the numbers in it may have been rolled back
+            raise
+
+    def _put(self, db: sqlite3.Connection, batch: HistoryBatch) -> None:
+        name = batch.source
+        row = (name.node, name.journal, batch.at_ms, batch.ahead_ms)
+        (source,) = db.execute(_PUT_SOURCE, row).fetchone()
+        _close_older_sources(db, name.node, source)
+        db.executemany(
+            "INSERT OR REPLACE INTO gpu VALUES (?, ?, ?, ?, ?)",
+            [(source, *astuple(gpu)) for gpu in batch.gpus],
+        )
+        db.executemany(_PUT_LEASE, [(source, *astuple(lease)) for lease in batch.leases])
+        db.executemany(
+            "INSERT OR REPLACE INTO span VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(source, number, *_span_row(span)) for number, span in batch.spans],
+        )
+        db.execute("DELETE FROM open_span WHERE source = ?", (source,))
+        db.executemany(
+            "INSERT INTO open_span VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(source, *_span_row(span)) for span in batch.open_spans],
+        )
+        db.executemany(
+            "INSERT OR REPLACE INTO wait VALUES (?, ?, ?, ?)",
+            [(source, lease, reason, ms) for (lease, reason), ms in batch.waits.items()],
+        )
+        for (lease, gpu), hours in batch.uses.items():
+            self._put_uses(db, self._series_number(db, source, lease, gpu), hours)
+
+    def _series_number(self, db: sqlite3.Connection, source: int, lease: str, gpu: str) -> int:
+        key = (source, lease, gpu)
+        if key not in self._series:
+            (self._series[key],) = db.execute(_PUT_SERIES, key).fetchone()
+        return self._series[key]
+
+    def _put_uses(self, db: sqlite3.Connection, series: int, hours: Sequence[HourUse]) -> None:
+        # Not astuple: it would copy the minutes.
+        db.executemany(
+            _PUT_USE, [(series, *(getattr(hour, name) for name in _USE_COLUMNS)) for hour in hours]
+        )
+        if peaks := [hour.memory_max_mib for hour in hours if hour.memory_ms]:
+            db.execute(
+                "UPDATE series SET peak_mib = ?1 WHERE number = ?2 AND coalesce(peak_mib, -1) < ?1",
+                (max(peaks), series),
+            )
+
+    def prune(self, keep: KeepHistory, now_ms: int) -> None:
+        """Drop the minutes and the hours that are too old."""
+        hour = now_ms // HOUR_MS
+        oldest_minutes = hour - keep.minutes_days * HOURS_PER_DAY
+        oldest_hours = hour - keep.hours_days * HOURS_PER_DAY
+        with self._writing() as db:
+            db.execute(_SUM_DROPPED, (oldest_hours,))
+            db.execute("DELETE FROM use_hour WHERE hour < ?", (oldest_hours,))
+            first = self._thinned_to or (db.execute("SELECT min(hour) FROM use_hour").fetchone()[0] or hour)
+            until = min(oldest_minutes, first + PRUNE_STEP_HOURS)
+            db.execute(
+                "UPDATE use_hour SET minutes = x'' WHERE hour >= ? AND hour < ? AND minutes != x''",
+                (first, until),
+            )
+        self._thinned_to = max(first, until)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def resume(self, name: SourceName, now_ms: int) -> Resumption:
+        with self._reading() as db:
+            return queries.resumption(db, name, now_ms // HOUR_MS)
+
+    def accounts(self, wanted: HistoryFilter) -> list[LeaseAccount]:
+        with self._reading() as db:
+            return queries.accounts(db, wanted)
+
+    def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
+        with self._reading() as db:
+            return queries.waits(db, wanted)
+
+    def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
+        with self._reading() as db:
+            return queries.leases(db, wanted, limit)
+
+    def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
+        with self._reading() as db:
+            return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
+
+
+def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None:
+    """End what older journals of the node left open: nobody will ever say how these leases went on."""
+    for old, seen_ms in db.execute(
+        """SELECT number, seen_ms FROM source WHERE node = ? AND number != ?
+           AND EXISTS (SELECT 1 FROM lease WHERE lease.source = number AND ended_at IS NULL)""",
+        (node, source),
+    ).fetchall():
+        db.execute(
+            """INSERT INTO span SELECT source, -rowid, lease, project, start_ms, end_ms, gpu, permille, memory_mib
+               FROM open_span WHERE source = ?""",
+            (old,),
+        )
+        db.execute("DELETE FROM open_span WHERE source = ?", (old,))
+        db.execute(
+            "UPDATE lease SET ended_at = ?, outcome = 'unknown' WHERE source = ? AND ended_at IS NULL",
+            (seen_ms / 1000, old),
+        )
+
+
+def _span_row(span: Span) -> tuple[LeaseId, str, int, int, str | None, int, int]:
+    where = (span.gpu, span.permille, span.memory_bytes // MIB)
+    return span.lease, span.project, span.start_ms, span.end_ms, *where
+
+
+class SqliteHistory(Calls):
+    """Keep the history in the file ``path``, opened by the first call.
+
+    Every call raises ``HistoryUnavailable`` (then nothing happened), ``TimedOut`` (the outcome is unknown;
+    writing the same batch again is right in both cases), or ``ConfigError``.
+    """
+
+    def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
+        super().__init__("history", path, WORDS, timeout_seconds=timeout_seconds)
+        self._store = HistoryFile(path, busy_seconds=busy_seconds)
+
+    async def write(self, batch: HistoryBatch) -> None:
+        await self._call(lambda: self._store.write(batch))
+
+    async def prune(self, keep: KeepHistory, now_ms: int) -> None:
+        await self._call(lambda: self._store.prune(keep, now_ms))
+
+    async def resume(self, name: SourceName, now_ms: int) -> Resumption:
+        return await self._read(lambda: self._store.resume(name, now_ms))
+
+    async def accounts(self, wanted: HistoryFilter) -> list[LeaseAccount]:
+        return await self._read(lambda: self._store.accounts(wanted))
+
+    async def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
+        return await self._read(lambda: self._store.waits(wanted))
+
+    async def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
+        return await self._read(lambda: self._store.leases(wanted, limit))
+
+    async def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
+        return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
+
+    async def close(self) -> None:
+        """Finish the earlier calls, then release the file. Later calls are refused."""
+        await self._close(self._store.close)

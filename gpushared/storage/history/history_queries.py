@@ -1,0 +1,373 @@
+"""Read the history's tables: accounts, waits, leases and series, each within a time.
+
+Each source keeps the time of its node's clock that counts time. A query takes and gives the time of day, so
+it looks at one source after the other, each through a window of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+from gpushared.domain.accounting.account import Account, too_big_permille_ms
+from gpushared.domain.accounting.summary import LeaseSummary
+from gpushared.domain.model.lease import LeaseId
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
+from gpushared.storage.history.records import (
+    HistoryFilter,
+    LeaseAccount,
+    LeaseHistory,
+    LeaseWait,
+    Point,
+    Resumption,
+    SeriesKey,
+    SeriesName,
+    SourceName,
+)
+
+_SUMMARY = ", ".join(f"l.{one.name}" for one in fields(LeaseSummary))
+_USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
+_USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
+_SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 0 AS open FROM span
+    WHERE source = :source AND end_ms > :since
+    UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
+    WHERE source = :source)"""
+_CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Hold a source, and the window of a query in the source's own time."""
+
+    number: int
+    node: str
+    ahead_ms: int
+    seen_ms: int
+    since_ms: int
+    until_ms: int
+
+    def day(self, ms: int) -> int:
+        return ms + self.ahead_ms
+
+
+def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumption:
+    """Return what a recorder goes on with."""
+    found = db.execute(
+        "SELECT number FROM source WHERE node = ? AND journal = ?", (name.node, name.journal)
+    ).fetchone()
+    if found is None:
+        return Resumption(None, {}, {})
+    (source,) = found
+    (newest,) = db.execute("SELECT max(ended_at) FROM lease WHERE source = ?", (source,)).fetchone()
+    rows = db.execute(
+        f"""SELECT series.lease, series.gpu, {_USE} FROM use_hour u JOIN series ON series.number = u.series
+            WHERE u.hour = ? AND series.source = ?""",  # noqa: S608 - constants
+        (hour, source),
+    )
+    uses: dict[SeriesKey, HourUse] = {(lease, gpu): _hour(row) for lease, gpu, *row in rows}
+    waits = db.execute(
+        """SELECT wait.lease, reason, ms FROM wait JOIN lease l ON l.source = wait.source AND l.lease = wait.lease
+           WHERE wait.source = ? AND l.ended_at IS NULL""",
+        (source,),
+    )
+    return Resumption(newest, uses, {(lease, reason): ms for lease, reason, ms in waits})
+
+
+def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount]:
+    """Return the account of each lease on each GPU, for what was held in the time."""
+    found = []
+    for source in _sources(db, wanted):
+        uses = _uses(db, source)
+        where, values = _where(source, wanted)
+        rows = db.execute(
+            f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
+                       coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
+                       sum(s.permille * {_CLIPPED}), sum(s.memory_mib * {_CLIPPED}), sum({_CLIPPED})
+                FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                LEFT JOIN gpu g ON g.source = s.source AND g.id = s.gpu
+                LEFT JOIN series ON series.source = s.source AND series.lease = s.lease
+                    AND series.gpu = s.gpu
+                WHERE s.gpu IS NOT NULL AND s.start_ms < :until AND s.end_ms > :since {where}
+                GROUP BY s.lease, s.gpu, s.project""",  # noqa: S608 - constants
+            values,
+        )
+        for lease, owner, project, lease_class, _gpu, label, model, series, peak, held, mib, ms in rows:
+            # The use of a lease is counted once, even if its project changed.
+            used = uses.pop(series, Account())
+            account = used + Account(held, mib)
+            too_big = too_big_permille_ms(used.active_permille_ms, mib / max(1, ms), peak)
+            account = replace(account, too_big_permille_ms=too_big)
+            found.append(
+                LeaseAccount(source.node, lease, owner, project, lease_class, label, model, account, peak)
+            )
+    return found
+
+
+def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
+    """Return the wait of each lease that waited in the time."""
+    found = []
+    for source in _sources(db, wanted):
+        where, values = _where(source, wanted)
+        rows = db.execute(
+            f"""SELECT s.lease, l.owner, s.project, l.lease_class, l.gpu_count,
+                       min(s.start_ms), sum({_CLIPPED}), max(s.open)
+                FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since {where}
+                GROUP BY s.lease""",  # noqa: S608 - constants
+            values,
+        ).fetchall()
+        for lease, owner, project, lease_class, gpu_count, began, waited, still in rows:
+            reasons = dict(
+                db.execute(
+                    "SELECT reason, ms FROM wait WHERE source = ? AND lease = ?", (source.number, lease)
+                ).fetchall()
+            )
+            found.append(
+                LeaseWait(
+                    source.node,
+                    lease,
+                    owner,
+                    project,
+                    lease_class,
+                    gpu_count,
+                    source.day(began),
+                    waited,
+                    bool(still),
+                    reasons,
+                )
+            )
+    return found
+
+
+def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
+    """Return the leases that ended in the time, the newest end first.
+
+    If ``wanted`` names a lease or a job, leases that are not over are there too.
+    """
+    found = []
+    open_too = bool(wanted.lease or wanted.job)
+    ended = (
+        "(l.ended_at IS NULL OR l.ended_at * 1000 >= :since)" if open_too else "l.ended_at * 1000 >= :since"
+    )
+    for source in _sources(db, wanted):
+        where, values = _where(source, wanted)
+        outcome = "AND l.outcome = :outcome" if wanted.outcome else ""
+        rows = db.execute(
+            f"""SELECT {_SUMMARY} FROM lease l WHERE l.source = :source AND {ended}
+                AND (l.ended_at IS NULL OR l.ended_at * 1000 < :until) {where} {outcome}
+                ORDER BY l.ended_at IS NULL DESC, l.ended_at DESC LIMIT :limit""",  # noqa: S608 - constants
+            {**values, "limit": limit, "outcome": wanted.outcome},
+        ).fetchall()
+        found += [_lease_history(db, source, LeaseSummary(*row)) for row in rows]
+    found.sort(key=lambda one: (one.ended_ms is not None, -(one.ended_ms or 0)))
+    return found[:limit]
+
+
+def points(
+    db: sqlite3.Connection, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool
+) -> list[Point]:
+    """Return the minutes of a series, or its hours; an hour whose minutes were dropped is one point."""
+    found: list[Point] = []
+    for source in _sources(db, HistoryFilter(since_ms, until_ms, node=series.node)):
+        minutes = "x''" if by_hour else "u.minutes"
+        rows = db.execute(
+            f"""SELECT {_USE_SUMS}, {minutes} FROM series JOIN use_hour u ON u.series = series.number
+                WHERE series.source = ? AND series.lease = ? AND series.gpu = ?
+                AND u.hour >= ? AND u.hour * {HOUR_MS} < ? ORDER BY u.hour""",  # noqa: S608 - constants
+            (source.number, series.lease, series.gpu, source.since_ms // HOUR_MS, source.until_ms),
+        )
+        found += [
+            Point(source.day(at_ms), minute)
+            for row in rows
+            for at_ms, minute in _points_of(_hour(row))
+            if by_hour or source.since_ms <= at_ms < source.until_ms
+        ]
+    return found
+
+
+# --- pieces --------------------------------------------------------------------------------------------
+
+
+def _sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[_Source]:
+    rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
+    for number, node, ahead, seen in rows:
+        if wanted.node in {"", node}:
+            yield _Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
+
+
+def _where(source: _Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+    conditions = {
+        "owner": "l.owner = :owner",
+        "project": "l.project = :project",
+        "lease_class": "l.lease_class = :lease_class",
+        "lease": "l.lease = :lease",
+        "job": "l.job = :job",
+    }
+    chosen = [text for name, text in conditions.items() if getattr(wanted, name)]
+    values: dict[str, object] = {name: getattr(wanted, name) for name in conditions}
+    if wanted.owner_uid is not None:
+        chosen.append("l.owner_uid = :owner_uid")
+        values["owner_uid"] = wanted.owner_uid
+    values |= {"source": source.number, "since": source.since_ms, "until": source.until_ms}
+    return "".join(f" AND {text}" for text in chosen), values
+
+
+def _uses(db: sqlite3.Connection, source: _Source) -> dict[int, Account]:
+    """Return what each series of the source used in the window."""
+    since, until = source.since_ms, min(source.until_ms, source.seen_ms + HOUR_MS)
+    first, last = -(-since // HOUR_MS), until // HOUR_MS
+    columns = "active_permille_ms, idle_permille_ms, used_permille_ms, memory_seen_mib_ms, memory_used_mib_ms"
+    summed = ", ".join(f"sum(u.{name})" for name in columns.split(", "))
+    rows = db.execute(
+        f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
+            WHERE u.hour >= ? AND u.hour < ? AND series.source = ? AND series.lease != ''
+            GROUP BY u.series""",  # noqa: S608 - constants
+        (first, last, source.number),
+    )
+    found: dict[int, Account] = defaultdict(Account)
+    for series, active, idle, used, seen_mib, used_mib in rows:
+        found[series] = _used(active, idle, used, seen_mib, used_mib)
+    edges = {hour for hour in (since // HOUR_MS, last) if not first <= hour < last and hour * HOUR_MS < until}
+    for edge in edges:
+        rows = db.execute(
+            f"""SELECT u.series, {_USE} FROM use_hour u JOIN series ON series.number = u.series
+                WHERE u.hour = ? AND series.source = ? AND series.lease != ''""",  # noqa: S608 - constants
+            (edge, source.number),
+        )
+        for series, *row in rows:
+            found[series] += _part_of(_hour(row), since, until)
+    return found
+
+
+def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int) -> Account:
+    return Account(
+        active_permille_ms=active,
+        idle_permille_ms=idle,
+        used_permille_ms=used,
+        memory_seen_mib_ms=memory_seen,
+        memory_used_mib_ms=memory_used,
+    )
+
+
+def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
+    """Return the part of an hour that lies in a time: by its minutes, else in proportion."""
+    inside = whole = 0
+    for number, minute in hour.seen_minutes():
+        at_ms = hour.hour * HOUR_MS + number * MINUTE_MS
+        whole += minute.seen_seconds
+        inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
+    if not whole:
+        begin = hour.hour * HOUR_MS
+        inside, whole = min(until_ms, begin + HOUR_MS) - max(since_ms, begin), HOUR_MS
+    return _used(
+        hour.active_permille_ms * inside // whole,
+        hour.idle_permille_ms * inside // whole,
+        hour.used_permille_ms * inside // whole,
+        hour.memory_seen_mib_ms * inside // whole,
+        hour.memory_used_mib_ms * inside // whole,
+    )
+
+
+def _lease_history(db: sqlite3.Connection, source: _Source, summary: LeaseSummary) -> LeaseHistory:
+    spans = db.execute(
+        """SELECT start_ms, end_ms, gpu, permille, memory_mib FROM span WHERE source = ?1 AND lease = ?2
+           UNION ALL SELECT start_ms, end_ms, gpu, permille, memory_mib FROM open_span
+           WHERE source = ?1 AND lease = ?2 ORDER BY start_ms""",
+        (source.number, summary.lease),
+    ).fetchall()
+    held = [span for span in spans if span[2] is not None]
+    runs = {(start, end) for start, end, *_ in held}
+    use = _life(db, source, summary.lease)
+    account = Account(
+        sum(permille * (end - start) for start, end, _, permille, _ in held),
+        sum(mib * (end - start) for start, end, _, _, mib in held),
+    )
+    at_once: dict[tuple[int, int], int] = defaultdict(int)
+    for start, end, _, _, mib in held:
+        at_once[start, end] += mib
+    gpus = sorted({gpu for _, _, gpu, _, _ in held})
+    names = dict[str, tuple[str, str]]()
+    for gpu, label, model in db.execute(
+        "SELECT id, label, model FROM gpu WHERE source = ?", (source.number,)
+    ):
+        names[gpu] = (label, model)
+    labels = sorted({names[gpu][0] for gpu in gpus if gpu in names})
+    account = account + use.account
+    too_big = too_big_permille_ms(
+        use.account.active_permille_ms, max(at_once.values(), default=0), use.peak_mib
+    )
+    return LeaseHistory(
+        node=source.node,
+        summary=summary,
+        created_ms=source.day(round(summary.created_at * 1000)),
+        started_ms=source.day(held[0][0]) if held else None,
+        ended_ms=None if summary.ended_at is None else source.day(round(summary.ended_at * 1000)),
+        run_ms=sum(end - start for start, end in runs),
+        waited_ms=sum(end - start for start, end, gpu, _, _ in spans if gpu is None),
+        account=replace(account, too_big_permille_ms=too_big),
+        use_max_ratio=use.max_ratio,
+        peak_mib=use.peak_mib,
+        held_mib=max(at_once.values(), default=None),
+        gpu_labels=tuple(labels),
+        models=tuple(sorted({names[gpu][1] for gpu in gpus if gpu in names})),
+    )
+
+
+class _Life(NamedTuple):
+    """Hold what a lease used over its life, on all its GPUs."""
+
+    account: Account
+    max_ratio: float | None
+    peak_mib: int | None
+
+
+def _life(db: sqlite3.Connection, source: _Source, lease: LeaseId) -> _Life:
+    account, greatest = Account(), list[float]()
+    series = db.execute(
+        "SELECT number, peak_mib FROM series WHERE source = ? AND lease = ?", (source.number, lease)
+    ).fetchall()
+    for number, _ in series:
+        for table in ("use_hour", "dropped_hours"):
+            row = db.execute(
+                f"""SELECT sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
+                           sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille),
+                           sum(seen_permille_ms)
+                    FROM {table} WHERE series = ?""",  # noqa: S608 - constants
+                (number,),
+            ).fetchone()
+            *sums, max_permille, seen = (figure or 0 for figure in row)
+            account += _used(*sums)
+            greatest += [max_permille / 1000] if seen else []
+    peaks = [peak for _, peak in series if peak is not None]
+    return _Life(account, max(greatest, default=None), sum(peaks) if peaks else None)
+
+
+# Any: a row has what the columns hold.
+def _hour(row: Sequence[Any]) -> HourUse:
+    hour = HourUse(*row[:-1])
+    hour.minutes = bytearray(row[-1])
+    return hour
+
+
+def _points_of(hour: HourUse) -> Iterator[tuple[int, Minute]]:
+    begin = hour.hour * HOUR_MS
+    if hour.minutes:
+        for number, minute in hour.seen_minutes():
+            yield begin + number * MINUTE_MS, minute
+        return
+    seen = hour.seen_permille_ms
+    known = hour.memory_ms
+    yield (
+        begin,
+        Minute(
+            seen_seconds=60,
+            use_mean_ratio=hour.used_permille_ms / seen if seen else None,
+            use_max_ratio=hour.use_max_permille / 1000 if seen else None,
+            memory_mean_mib=hour.memory_used_mib_ms // known if known else None,
+            memory_max_mib=hour.memory_max_mib if known else None,
+            power_watts=None,
+        ),
+    )

@@ -1,0 +1,163 @@
+"""Define what is written into the history, and what is read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpushared.domain.accounting.account import Account
+from gpushared.domain.accounting.summary import LeaseSummary
+from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.span import Span
+from gpushared.storage.history.hour_use import HourUse, Minute
+
+SeriesKey = tuple[str, str]
+"""A lease's id, empty for a GPU as a whole, and the GPU's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """Describe a GPU as the history names it for ever."""
+
+    id: GpuId
+    label: str
+    model: str
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceName:
+    """Name where rows come from: a node, and its journal, because a new journal counts leases anew."""
+
+    node: str
+    journal: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBatch:
+    """Hold what is written in one transaction. Writing a batch again changes nothing.
+
+    ``at_ms`` is the time of the batch by the clock that counts time, and the time of day is ``ahead_ms``
+    ahead of that. ``waits`` are the milliseconds that each open lease has waited so far, by reason.
+    """
+
+    source: SourceName
+    at_ms: int
+    ahead_ms: int = 0
+    gpus: Sequence[GpuFacts] = ()
+    leases: Sequence[LeaseSummary] = ()
+    spans: Sequence[tuple[int, Span]] = ()
+    open_spans: Sequence[Span] = ()
+    waits: Mapping[tuple[LeaseId, str], int] = field(default_factory=dict)
+    uses: Mapping[SeriesKey, Sequence[HourUse]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Hold what a recorder goes on with after a restart."""
+
+    newest_ended_at: float | None
+    """The end of the newest lease whose summary the history has; None if it has none."""
+    uses: Mapping[SeriesKey, HourUse]
+    """The present hour of each series, as far as it was written."""
+    waits: Mapping[tuple[LeaseId, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepHistory:
+    """Bound what is kept: minutes and hours by age in days. Summaries and spans stay for ever."""
+
+    minutes_days: int
+    hours_days: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFilter:
+    """Select leases in a time; a field that is left out is no condition.
+
+    ``since_ms`` and ``until_ms`` are milliseconds of the time of day. ``owner_uid`` selects by the number on
+    the nodes, ``owner`` by the name.
+    """
+
+    since_ms: int = 0
+    until_ms: int = 2**62
+    owner: str = ""
+    owner_uid: int | None = None
+    project: str = ""
+    lease_class: str = ""
+    node: str = ""
+    lease: str = ""
+    job: str = ""
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAccount:
+    """Hold a lease's account on one GPU within a time."""
+
+    node: str
+    lease: LeaseId
+    owner: str
+    project: str
+    lease_class: str
+    gpu_label: str
+    model: str
+    account: Account
+    peak_mib: int | None
+    """The most memory that was seen in use over the lease's life; None if it was never seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWait:
+    """Hold how long a lease waited within a time, and its reasons over its life, in milliseconds."""
+
+    node: str
+    lease: LeaseId
+    owner: str
+    project: str
+    lease_class: str
+    gpu_count: int
+    began_ms: int
+    """When the first of these waits began, in milliseconds of the time of day."""
+    waited_ms: int
+    waits_still: bool
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHistory:
+    """Hold a lease's summary with its figures over its life. Times are milliseconds of the time of day."""
+
+    node: str
+    summary: LeaseSummary
+    created_ms: int
+    started_ms: int | None
+    """The time at which the lease first held its GPUs; None if it never did."""
+    ended_ms: int | None
+    run_ms: int
+    waited_ms: int
+    account: Account
+    use_max_ratio: float | None
+    peak_mib: int | None
+    held_mib: int | None
+    """The memory that the lease held on all its GPUs, at its most."""
+    gpu_labels: tuple[str, ...]
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesName:
+    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole."""
+
+    node: str
+    gpu: str
+    lease: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Hold one point of a series: an hour or a minute, at its beginning in milliseconds of the time of day."""
+
+    at_ms: int
+    minute: Minute
