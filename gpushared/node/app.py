@@ -43,11 +43,12 @@ from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.configured import limits_of, policy_of, remembered, rules_of
+from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, remembered, rules_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
 from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.history_recorder import HistoryRecorder
+from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import grpc_services
@@ -58,7 +59,10 @@ from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
+from gpushared.notify.outbox import Outbox
+from gpushared.notify.payload import Origin
 from gpushared.storage.audit.audit_log import AuditLog
+from gpushared.storage.notification_file import SqliteNotifications
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
 GUARD_DIRECTORY = "guard"
+NOTIFICATIONS_NAME = "notifications.db"
 
 
 class Daemon:
@@ -144,6 +149,7 @@ class Daemon:
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._make_observers(loop)
+        self._make_notifier(loop, stack)
         executor = Executor(
             loop,
             self._parts.sharing,
@@ -209,6 +215,22 @@ class Daemon:
             self._audit,
             self._nvml,
             lambda: self._config,
+        )
+
+    def _make_notifier(self, loop: Loop, stack: AsyncExitStack) -> None:
+        def day(at: float) -> float:
+            return loop.state.day(at)
+
+        self._outbox = Outbox(
+            SqliteNotifications(Path(self._config.node.state_dir) / NOTIFICATIONS_NAME),
+            self._troubles,
+            lambda: notify_routes(self._config),
+            self._parts.clock,
+            Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
+        )
+        stack.push_async_callback(self._outbox.close)
+        self._lease_notifier = LeaseNotifier(
+            loop, self._outbox, lambda: self._config.notify.ends_soon_seconds
         )
 
     def _job_host(self, loop: Loop, executor: Executor) -> JobHost:
@@ -453,6 +475,8 @@ class Daemon:
             self._limits.run(),
             self._pool.run(),
             self._audit.run(),
+            self._outbox.run(),
+            self._lease_notifier.run(),
             self._recorder.run(),
             self._metrics.run(),
             loop.ended(),
@@ -481,6 +505,7 @@ class Daemon:
         self._jobs.reload(config)
         self._pool.link.reload()
         self._metrics.reload()
+        self._outbox.reload()
         self._set_defaults()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
