@@ -34,6 +34,7 @@ from gpushared.config.load import (
     read_all,
     sections_of,
 )
+from gpushared.config.metrics_settings import PoolMetricsConfig
 from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
 from gpushared.config.notify import PoolNotifyConfig
 from gpushared.config.queue_rules import (
@@ -209,6 +210,7 @@ class CoordinatorConfig:
     classes_infer: InferConfig = field(default_factory=InferConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    metrics: PoolMetricsConfig = field(default_factory=PoolMetricsConfig)
     notify: PoolNotifyConfig = field(default_factory=PoolNotifyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)

@@ -55,6 +55,7 @@ from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
+from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
@@ -121,6 +122,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
+        self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
 
     def stop(self) -> None:
         """End serving; containers and their resources stay."""
@@ -204,6 +206,15 @@ class Daemon:
             self._troubles,
             self._node_name(),
             lambda: self._config.history,
+        )
+        self._metrics = NodeMetrics(
+            loop,
+            self._sampler,
+            self._reconciler,
+            self._troubles,
+            self._audit,
+            self._nvml,
+            lambda: self._config,
         )
 
     def _make_notifier(self, loop: Loop, stack: AsyncExitStack) -> None:
@@ -339,7 +350,7 @@ class Daemon:
             config.engine.socket,
             self._order_handler,
             policy_of(config),
-            audit.take,
+            self._metrics.take_audit,
             name=gate_name(config.node.state_dir),
             pins=self._pins,
             walls=self._limits.cgroups,
@@ -351,7 +362,13 @@ class Daemon:
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
         json = JsonApi(self._calls() | lines.calls(), of_calls)
-        routes = Routes(json=json.answer, docker=gate.handle, refused=gate.refused, shares=self._shares)
+        routes = Routes(
+            json.answer,
+            gate.handle,
+            refused=gate.refused,
+            shares=self._shares,
+            metrics=self._metrics.page,
+        )
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
@@ -416,12 +433,11 @@ class Daemon:
         return self._config.node.name or socket.gethostname()
 
     def _make_examination(self, loop: Loop) -> Examination:
-        gpus = self._parts.gpus
         return Examination(
             loop,
             self._sampler,
             self._troubles,
-            driver=gpus if isinstance(gpus, NvmlGpus) else None,
+            driver=self._nvml,
             wall=self._parts.wall,
             modes=self._parts.modes,
             pins=lambda: self._pins.trouble,
@@ -462,6 +478,7 @@ class Daemon:
             self._outbox.run(),
             self._lease_notifier.run(),
             self._recorder.run(),
+            self._metrics.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -487,6 +504,7 @@ class Daemon:
         self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()
+        self._metrics.reload()
         self._outbox.reload()
         self._set_defaults()
         self._pulse.tell_again()  # this comes after the status of the reload
