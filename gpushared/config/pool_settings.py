@@ -35,7 +35,9 @@ from gpushared.config.load import (
     read_all,
     sections_of,
 )
+from gpushared.config.metrics_settings import PoolMetricsConfig
 from gpushared.config.model import PRESETS, HostMode, LogConfig, Preset
+from gpushared.config.notify import PoolNotifyConfig
 from gpushared.config.queue_rules import (
     EVERYBODY,
     USERS,
@@ -211,6 +213,8 @@ class CoordinatorConfig:
     audit: AuditConfig = field(default_factory=AuditConfig)
     history: PoolHistoryConfig = field(default_factory=PoolHistoryConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    metrics: PoolMetricsConfig = field(default_factory=PoolMetricsConfig)
+    notify: PoolNotifyConfig = field(default_factory=PoolNotifyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     users: Mapping[str, UserConfig] = field(default_factory=dict)

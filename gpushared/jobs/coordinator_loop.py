@@ -303,6 +303,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         """
         ended, usual = self._clock.now(), after.plan_at - after.planned_at
         took = ended - began
+        self.pass_seconds.add(took)
         pause = min(max(PASS_PAUSE_SECONDS, PASS_SHARE * took), usual)
         after.planned_at = ended + max(took, pause) - usual
 
@@ -327,7 +328,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             return
         transaction, before = chunk.transaction(self._epoch), self.revision
         try:
-            self.revision = max(self.revision, await self._store.commit(transaction))
+            with self.commit_seconds.timing():
+                self.revision = max(self.revision, await self._store.commit(transaction))
         except TimedOut as error:
             self._in_trouble(error)
             await self._settle(transaction, before)

@@ -18,7 +18,7 @@ from gpushared.domain.model.lease import Ended, Finished, LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.span import Span
 from gpushared.net.history_service import HistoryApi, Rights
-from gpushared.node.runtime.use_series import Seen, UseSeries
+from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, SourceName
@@ -57,7 +57,7 @@ def worked(minutes: tuple[int, int], use: float, mib: int) -> UseSeries:
     for minute in range(*minutes):
         for second in range(0, 60, 10):
             at_ms = BEGIN + minute * MINUTE_MS + second * 1000
-            series.take(at_ms, Seen(250, 20_000, use, mib), 10_000)
+            series.take(at_ms, SeriesSample(250, 20_000, use, mib), 10_000)
     return series
 
 

@@ -48,6 +48,7 @@ from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer
 from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Room, Service
 from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
@@ -130,6 +131,7 @@ class PoolDaemon:
         self._marked = HighWater()
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._of_calls = CallAudit(self._audit.take)
+        self._metrics = PoolMetrics(lambda: self._loop, self._troubles, self._audit, lambda: self._config)
         self._json = JsonApi({})
         self._told = ""
         self.users_port = 0
@@ -148,6 +150,7 @@ class PoolDaemon:
         if self._loop is not None:
             self._loop.take_rules(pool_rules_of(config))
         self._told = ""  # the next tick logs the status again, after the messages about the reload
+        self._metrics.reload()
         self._audit.config = config.audit
         self._audit.told_of_reload()
         log.info("configuration reloaded")
@@ -284,7 +287,7 @@ class PoolDaemon:
     def _front(self) -> tuple[Front, CallAuthenticator]:
         """Return the unix socket's front, and the authenticator of its gRPC calls."""
         inner = self._runtime_dir / INNER_SOCKET
-        routes = Routes(json=self._answer, docker=_no_docker)
+        routes = Routes(json=self._answer, docker=_no_docker, metrics=self._metrics.page)
         front = Front(inner, self._identities, routes)
         return front, CallAuthenticator(self._identities, front.secret, shares=routes.shares)
 
@@ -346,6 +349,7 @@ class PoolDaemon:
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),
             self._audit.run(),
+            self._metrics.run(),
             loop.ended(),
             self._stop.wait(),
         )

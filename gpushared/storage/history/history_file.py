@@ -38,6 +38,8 @@ from gpushared.storage.sqlite.file import SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
 HOURS_PER_DAY = 24
+OPEN_SECONDS = 120.0
+"""The first call checks the whole file, which may have some hundred MB."""
 PRUNE_STEP_HOURS = 24 * 7
 """Each prune drops the minutes of so many hours at most, so that it takes some milliseconds."""
 MAX_SERIES_KNOWN = 100_000
@@ -242,7 +244,7 @@ class SqliteHistory(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("history", path, WORDS, timeout_seconds=timeout_seconds)
+        super().__init__("history", path, WORDS, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._store = HistoryFile(path, busy_seconds=busy_seconds)
 
     async def write(self, batch: HistoryBatch) -> None:
