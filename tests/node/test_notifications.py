@@ -99,8 +99,7 @@ def test_what_a_kill_of_the_daemon_left_untold_is_told_once_by_the_next(
         daemon.kill()
         daemon.start()
     hook.open()
-    for lease in leases:
-        wait_until(lambda lease=lease: "granted" in hook.kinds(lease), f"{lease} is told", 60)
+    wait_until(lambda: all("granted" in hook.kinds(lease) for lease in leases), "all are told", 60)
     told = Counter((one["lease"], one["kind"]) for one in hook.got)
     assert max(told.values()) == 1
 
