@@ -32,6 +32,7 @@ from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator, check_identity
 from gpushared.net.front import Front, listen
+from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
 from gpushared.net.identity import Identities, SubordinateIds
@@ -373,7 +374,7 @@ class Daemon:
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         policy = PolicyApi(gate)
-        json.add(policy.calls() | self._pool.calls())
+        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         front = Front(inner, self._identities, routes)
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
@@ -428,6 +429,11 @@ class Daemon:
             examination=self._make_examination(loop),
             memberships=Memberships(self._enrolment, lambda: self._config.pool, self._node_name()),
         )
+
+    def _make_history_api(self) -> HistoryApi:
+        rights = Rights(lambda: self._config.privacy.others)
+        simulated = self._parts.gpus.simulated
+        return HistoryApi(self._parts.history, self._recorder.flush, rights, simulated=simulated)
 
     def _node_name(self) -> str:
         return self._config.node.name or socket.gethostname()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from gpushared.net.exposition import UNITS, Kind, Metric
 from gpushared.node.services.node_metric_names import NODE_METRICS
 from gpushared.pool.coordinator.pool_metrics import POOL_METRICS
+from monitoring.dashboards import dashboard
 
 PAGE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 ALL = (*NODE_METRICS, *POOL_METRICS)
@@ -70,6 +72,42 @@ def test_a_metric_has_a_name_as_prometheus_wants_it(metric: Metric) -> None:
 
 def test_no_metric_is_defined_twice() -> None:
     assert len({one.family for one in ALL}) == len(ALL)
+
+
+MONITORING = PAGE.parents[2] / "monitoring"
+RULES, RULE_TESTS = MONITORING / "alerts.yml", MONITORING / "alerts_test.yml"
+DASHBOARDS = sorted((MONITORING / "grafana").glob("*.json"))
+GUIDE = PAGE.parents[1] / "how-to/monitor.md"
+
+
+def named_in(text: str) -> set[str]:
+    """Return the metrics that a text names; a series of a histogram names the histogram."""
+    found = set(re.findall(r"\bgpushare_[a-z_]+\b", text))
+    histograms = {one.name for one in ALL if one.kind is Kind.HISTOGRAM}
+    stems = {one: re.sub(r"_(bucket|sum|count)$", "", one) for one in found}
+    return {stems[one] if stems[one] in histograms else one for one in found}
+
+
+@pytest.mark.parametrize("page", [RULES, RULE_TESTS, GUIDE, PAGE, *DASHBOARDS], ids=lambda one: one.name)
+def test_each_metric_that_a_page_names_exists(page: Path) -> None:
+    assert named_in(page.read_text()) <= {one.name for one in ALL}
+
+
+def test_each_metric_is_on_a_dashboard_or_in_an_alert() -> None:
+    used = {name for page in (RULES, *DASHBOARDS) for name in named_in(page.read_text())}
+    assert {one.name for one in ALL} - used == set()
+
+
+@pytest.mark.parametrize("page", DASHBOARDS, ids=lambda one: one.name)
+def test_a_dashboard_is_the_one_of_its_script(page: Path) -> None:
+    """After a change, run ``python monitoring/dashboards.py``."""
+    assert json.loads(page.read_text()) == dashboard(page.stem)
+
+
+def test_each_alert_has_a_test_and_is_in_the_guide() -> None:
+    alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
+    assert alerts == set(re.findall(r"alertname: (\w+)", RULE_TESTS.read_text()))
+    assert alerts == set(re.findall(r"`(Gpushare\w+)`", GUIDE.read_text()))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import http.client
 import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from gpushared.net.exposition import Format
+from gpushared.net.exposition import Format, Kind
+from gpushared.node.services.node_metric_names import NODE_METRICS
+from tests.bed import parts
 from tests.net.test_exposition import READERS
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import DaemonProcess, wait_until
+from tests.node.daemon import DaemonProcess, Refused, wait_until
 from tests.pool.processes import free_port
 
+MONITORING = parts.ROOT / "monitoring"
 ALICE, BOB = 1001, 1002
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -112,9 +116,50 @@ def test_an_error_of_the_driver_and_a_lost_gpu_are_told(lone_daemon: DaemonProce
 
 
 def test_a_refused_request_is_counted_by_its_error(lone_daemon: DaemonProcess) -> None:
-    with pytest.raises(Exception, match="400"):
+    with pytest.raises(Refused):
         lone_daemon.request("9")
     assert of(read(lone_daemon.metrics()), "gpushare_refusals_total", reason="never_fits") == [1.0]
+
+
+# --- promtool ------------------------------------------------------------------------------------------
+
+
+def check_metrics(prometheus: Path, page: bytes) -> None:
+    """Promtool reads the page and finds no fault in names, kinds and units."""
+    words = [str(prometheus / "promtool"), "check", "metrics"]
+    done = subprocess.run(words, input=page, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_promtool_finds_nothing_wrong_and_each_metric_of_a_node_is_there(
+    new_daemon: NewDaemon, docker_engine: str, prometheus: Path
+) -> None:
+    config = """
+    [metrics]
+    dcgm_job_mapping = "/proc/self"
+    [projects.vision]
+    guaranteed = 1
+    users = ["root"]
+    """
+    daemon = new_daemon(engine=docker_engine, config=config)
+    daemon.start()
+    daemon.hold("0.5")
+    daemon.call("Leases/Release", {"lease_id": daemon.request("0.5")["id"]})
+    daemon.request("2")
+    daemon.call("Simulation/Change", {"gpu_index": 0, "xids": [31]})
+    with pytest.raises(Refused):
+        daemon.request("9")
+    assert daemon.post("/v1.41/swarm/init", b"{}", uid=ALICE)[0] == 403
+    wanted = {one.name if one.kind is not Kind.HISTOGRAM else f"{one.name}_count" for one in NODE_METRICS}
+    wait_until(lambda: {name for name, _ in read(daemon.metrics())} >= wanted, "all metrics are there")
+    check_metrics(prometheus, daemon.metrics().encode())
+
+
+@pytest.mark.parametrize("words", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+def test_promtool_finds_nothing_wrong_with_the_alerts(prometheus: Path, words: tuple[str, ...]) -> None:
+    command = [str(prometheus / "promtool"), *words]
+    done = subprocess.run(command, cwd=MONITORING, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --- on TCP --------------------------------------------------------------------------------------------

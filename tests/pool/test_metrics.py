@@ -6,6 +6,7 @@ import http.client
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.storage.audit.audit_log import AuditLog
 from tests.node.daemon import make_directory, wait_until
-from tests.node.test_metrics import labels_of, of, read
+from tests.node.test_metrics import check_metrics, labels_of, of, read
 from tests.pool.pools import NODE, REQUEST, Pool, coordinator
 from tests.pool.processes import CoordinatorProcess, free_port
 
@@ -87,6 +88,15 @@ def test_a_coordinator_answers_on_its_socket_and_on_tcp(process: tuple[Coordinat
         assert of(series, "gpushare_pool_leader") == [1.0]
         assert of(series, "gpushare_pool_members") == [0.0]
         connection.close()
+
+
+def test_promtool_finds_nothing_wrong(process: tuple[CoordinatorProcess, int], prometheus: Path) -> None:
+    _, port = process
+    wait_until(lambda: _serves(port), "the port serves")
+    remote = http.client.HTTPConnection("127.0.0.1", port)
+    remote.request("GET", "/metrics")
+    check_metrics(prometheus, remote.getresponse().read())
+    remote.close()
 
 
 def _serves(port: int) -> bool:

@@ -28,7 +28,7 @@ class _MinuteSums:
     held_permille: int = 0
     held_mib: int = 0
 
-    def take(self, seen: Seen, ms: int) -> None:
+    def take(self, seen: SeriesSample, ms: int) -> None:
         self.held_permille, self.held_mib = seen.held_permille, seen.held_mib
         if seen.use_ratio is not None:
             self.seen_ms += ms
@@ -71,7 +71,7 @@ class _MinuteSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeriesSample:
     """Hold one sample of a series; None is unknown. ``held_...`` is what the lease held then, or the GPU has."""
 
     held_permille: int
@@ -90,7 +90,7 @@ class Recent:
         self._memory_mib = array("i", [_UNKNOWN]) * self._points
         self._newest = -1
 
-    def put(self, at_ms: int, seen: Seen) -> None:
+    def put(self, at_ms: int, seen: SeriesSample) -> None:
         """Keep the newest sample of each ten seconds."""
         number = at_ms // (RECENT_STEP_SECONDS * 1000)
         for skipped in range(max(self._newest + 1, number - self._points + 1), number):
@@ -137,7 +137,7 @@ class UseSeries:
         elif self._hour.hour == before.hour:
             self._hour = merged(before, self._hour)
 
-    def take(self, at_ms: int, seen: Seen, ms: int) -> None:
+    def take(self, at_ms: int, seen: SeriesSample, ms: int) -> None:
         """Take a sample that stands for the ``ms`` milliseconds before it."""
         number = at_ms // MINUTE_MS
         if number != self._minute_at:

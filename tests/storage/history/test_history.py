@@ -12,7 +12,7 @@ from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import Ended, Finished, LeaseId
 from gpushared.domain.model.span import Span
-from gpushared.node.runtime.use_series import Seen, UseSeries
+from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import HistoryFile
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
 from gpushared.storage.history.records import (
@@ -49,7 +49,7 @@ def held(minutes: tuple[float, float], permille: int = 250, mib: int = 20_000) -
 
 def worked(series: UseSeries, minutes: tuple[int, int], use: float | None, mib: int | None) -> None:
     for at_ms in range(BEGIN + minutes[0] * MINUTE_MS + 1000, BEGIN + minutes[1] * MINUTE_MS + 1, 1000):
-        series.take(at_ms - 1, Seen(250, 20_000, use, mib), 1000)
+        series.take(at_ms - 1, SeriesSample(250, 20_000, use, mib), 1000)
 
 
 def batch(**parts: object) -> HistoryBatch:
