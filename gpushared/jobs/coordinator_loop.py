@@ -84,12 +84,13 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self.snapshot = ClusterSnapshot()
         """Hold the members' GPUs as the last scheduling passes and explanations saw them."""
         self.archive = Archive(store)
+        self.observers: list[Callable[[PoolStep], None]] = []
+        """Each is called with every step after it is in the store. An observer returns at once and raises
+        nothing."""
         self._store = store
         self._troubles = troubles
         self._epoch = state.epoch
         self._rest_until = 0.0
-        self.observers: list[Callable[[PoolStep], None]] = []
-        """Each is called with every step after it is in the store. An observer returns at once and raises nothing."""
         self._writer = StepWriter(state)
         self._subscribers: list[Subscriber] = []
         self._on_new_epoch: list[Callable[[], None]] = []

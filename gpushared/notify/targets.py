@@ -96,8 +96,12 @@ class Routes:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Return the targets that users may name: mail only where a program takes mails."""
-        known = find_sendmail(self.site.sendmail) is not None
+        """Return the targets that users may name: mail only where a program takes mails.
+
+        People of a pool have no mailbox on the machine of its coordinator.
+        """
+        local = isinstance(self.site, NotifyConfig)
+        known = find_sendmail(self.site.sendmail) is not None and bool(local or self.site.mail_domain)
         return tuple(one for one in self.site.allow if one != MAIL or known)
 
     def targets_of(self, event: Notification) -> tuple[Target, ...]:
