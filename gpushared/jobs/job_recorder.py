@@ -140,6 +140,8 @@ class JobRecorder:
         if queued_since is not None and since != queued_since:
             waited_ms += max(0, milliseconds(_left_queue_at(job, queued_since) - queued_since))
         owner, uid = self._owner_of(job)
+        if before is not None and uid < 0:
+            owner, uid = before.owner, before.owner_uid  # the lease that told it may be forgotten
         request, state = job.spec.request, job.state
         over = state if isinstance(state, Ended) else None
         return JobSummary(

@@ -391,7 +391,13 @@ class Daemon:
 
     async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
         """Open the jobs only when containers can be made, because waiting jobs begin at once."""
-        room = JobsRoom(self._parts.jobs, self._parts.clock, self._troubles, self._enrolment.asserter)
+        room = self._room = JobsRoom(
+            self._parts.jobs,
+            self._parts.clock,
+            self._troubles,
+            self._parts.history,
+            self._enrolment.asserter,
+        )
         opened = room.open(
             lambda: self._config,
             loop,
@@ -445,7 +451,11 @@ class Daemon:
     def _make_history_api(self) -> HistoryApi:
         rights = Rights(lambda: self._config.privacy.others)
         simulated = self._parts.gpus.simulated
-        return HistoryApi(self._parts.history, self._recorder.flush, rights, simulated=lambda: simulated)
+        return HistoryApi(self._parts.history, self._flush_history, rights, simulated=lambda: simulated)
+
+    async def _flush_history(self) -> None:
+        await self._recorder.flush()
+        await self._room.recorder.flush()
 
     def _node_name(self) -> str:
         return self._config.node.name or socket.gethostname()
@@ -496,6 +506,7 @@ class Daemon:
             self._outbox.run(),
             self._lease_notifier.run(),
             self._recorder.run(),
+            self._room.recorder.run(),
             self._metrics.run(),
             loop.ended(),
             self._stop.wait(),
