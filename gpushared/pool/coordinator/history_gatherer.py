@@ -201,11 +201,7 @@ class LeaseOwners:
         The owner of a job is believed only where the job was sent to that node.
         """
         found = await self._job_of(JobId(job)) if job else None
-        if found is not None and node in _nodes_of(found):
+        if found is not None and node in found.nodes:
             return found.spec.owner.person, True
         user, _, realm = principal.rpartition("@")
         return self._local_owner(node, user, realm), False
-
-
-def _nodes_of(job: Job) -> set[NodeName]:
-    return {part.node for part in job.parts} | {part.node for one in job.tries for part in one.parts}

@@ -8,15 +8,19 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, leases_pb2, leases_pb2_grpc
+from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, jobs_pb2, leases_pb2, leases_pb2_grpc
 from gpushared.config.history_settings import Others
-from gpushared.domain.model.errors import Unavailable
+from gpushared.domain.jobs.coordinator_events import JobSubmitted
+from gpushared.domain.jobs.job import Running
+from gpushared.domain.model.errors import PermissionRefused, Unavailable
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller
 from gpushared.node.pool.pool_answers import ListingAnswers
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.pool.coordinator import node_listings
 from gpushared.pool.link import codec
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls
+from tests.pool.link.member import spec
 from tests.pool.link.test_history import again
 from tests.pool.link.test_whole import JOB, POOL, WAIT_SECONDS, Machine, World, linked, machine, world
 
@@ -133,6 +137,37 @@ async def test_a_job_that_waits_is_listed_without_a_node(world: World, machine: 
         assert waiting
         assert {(one.node, one.owner, one.state) for one in waiting} == {("", "ada@n1", "queued")}
         assert all(one.waiting.queue_length for one in waiting)
+
+
+async def test_root_of_a_node_lists_the_jobs_of_its_realm_and_those_on_it(
+    world: World, machine: Machine
+) -> None:
+    """Root could ask as these users anyhow, and sees what runs there; of other jobs root learns nothing."""
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        calls = CoordinatorCalls(
+            link.channel,
+            machine.enrolment.asserter,
+            lambda caller: f"{caller.name}@n1",
+            lambda _: (),
+            time.time,
+        )
+
+        async def listed(name: str) -> set[str]:
+            asked = jobs_pb2.ListJobsRequest(all=True, ended=True)
+            answer = await calls.call("List", asked, Caller(0, 0, name), WAIT_SECONDS)
+            return {job.id for job in answer.jobs}
+
+        await world.submit()
+        await world.until(lambda job: isinstance(job.state, Running))
+        await machine.finish(AttemptKey(JOB, 1))
+        there, elsewhere = JobId("1111111111"), JobId("2222222222")
+        for job in (there, elsewhere):
+            await world.coordinator.loop.send(JobSubmitted(job, spec("carl@n9"), held=job == elsewhere))
+        await world.until(lambda job: bool(job.parts), there)
+        assert await listed("root") == {JOB, there}
+        with pytest.raises(PermissionRefused, match="only administrators"):
+            await listed("ada")
 
 
 async def test_a_node_that_does_not_answer_is_shown_with_the_age_of_what_is_known(
