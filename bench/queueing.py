@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import Pool
 from pathlib import Path
+from statistics import fmean, stdev
 
-from replay import NEVER, Cluster, Job, Scheduler, read_leases, replay, squeeze_to
+from replay import NEVER, Cluster, Job, Outcome, Scheduler, read_leases, replay, squeeze_to
 from schedulers import Core, InOrder, Preemptive
 
 from gpushared.domain.scheduling.pass_records import PreemptionMode
@@ -112,6 +113,7 @@ class Run:
     hosts: int
     placement: PolicyName
     longest: int
+    draws: int
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -127,6 +129,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, default=3, help="the number of hosts with 8 GPUs")
     parser.add_argument("--longest", type=int, default=0, help="print so many of the longest waits")
     parser.add_argument("--placement", type=PolicyName, choices=list(PolicyName), default=PolicyName.PACK)
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=0,
+        help="replay each row so often, with arrivals up to an hour sooner or later, and print the means",
+    )
     parser.add_argument("--processes", type=int, default=1)
     said = parser.parse_args(words)
     names = [
@@ -135,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if not said.only or any(part in name for part in said.only)
     ]
     runs = [
-        Run(said.traces, name, load, said.hosts, said.placement, said.longest)
+        Run(said.traces, name, load, said.hosts, said.placement, said.longest, said.draws)
         for load in said.load or [None]
         for name in names
     ]
@@ -149,25 +157,35 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def result(run: Run) -> str:
-    """Return a row of the table, with the longest waits below it."""
+    """Return a row of the table, with the longest waits of the first draw below it."""
     began = time.process_time()
     path = run.traces / "leases.csv.gz"
     squeeze = 1.0 if run.load is None else squeeze_to(run.load, path, run.hosts * GPUS_PER_HOST)
     cluster = Cluster.of(run.hosts, GPUS_PER_HOST, run.placement)
-    outcome = replay(read_leases(path, squeeze), schedulers(cluster)[run.name]())
-    over = [job for job in outcome.jobs if job.ended is not None]
-    mean, high = _figures(over)
-    sensitive, _ = _figures(job for job in over if job.group == "LS")
-    stuck = len(outcome.jobs) - len(over)
+    outcomes = [
+        replay(read_leases(path, squeeze, draw), schedulers(cluster)[run.name]())
+        for draw in (range(1, run.draws + 1) if run.draws else (0,))
+    ]
+    over = [[job for job in outcome.jobs if job.ended is not None] for outcome in outcomes]
+    means, highs = zip(*map(_figures, over), strict=True)
+    sensitive = fmean(_figures(job for job in jobs if job.group == "LS")[0] for jobs in over)
+    stuck = sum(len(outcome.jobs) for outcome in outcomes) - sum(map(len, over))
     name = f"{run.name} ({stuck} never ended)" if stuck else run.name
-    lost = sum(job.thrown_away for job in outcome.jobs) / sum(job.gpus * job.duration for job in outcome.jobs)
+    lost = fmean(map(_thrown_away, outcomes))
     load = "as it is" if run.load is None else f"{run.load:.0%}"
+    mean = f"{fmean(means):.0f}" + (f" ± {stdev(means) / len(means) ** 0.5:.0f}" if len(means) > 1 else "")
+    preempted = fmean(outcome.preemptions for outcome in outcomes)
     row = (
-        f"| {load} | {name} | {mean:.0f} | {high:.0f} | {sensitive:.0f} | {outcome.preemptions} "
+        f"| {load} | {name} | {mean} | {fmean(highs):.0f} | {sensitive:.0f} | {preempted:.0f} "
         f"| {lost:.1%} | {time.process_time() - began:.0f} s |"
     )
-    longest = sorted(over, key=lambda job: -job.queueing)[: run.longest]
+    longest = sorted(over[0], key=lambda job: -job.queueing)[: run.longest]
     return "\n".join([row, *map(_wait, longest)])
+
+
+def _thrown_away(outcome: Outcome) -> float:
+    """Return the part of the GPU time that preemptions threw away."""
+    return sum(job.thrown_away for job in outcome.jobs) / sum(job.gpus * job.duration for job in outcome.jobs)
 
 
 def _wait(job: Job) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +36,7 @@ MEMORY_BYTES_PER_GPU = 98_304 * MIB
 """Like hosts with 8 G3 of the trace: 128 cores and 768 GiB. Two leases ask for more than the others have."""
 LOST_SECONDS = 60.0
 """What each preemption costs its victim."""
+JITTER_SECONDS = 3600.0
 CLASSES = {
     "LS": LeaseClass.BUILD,
     "Guaranteed": LeaseClass.INFER,
@@ -287,21 +290,34 @@ def squeeze_to(load: float, path: Path, gpus: int) -> float:
     return load * gpus * span / sum(job.gpus * job.duration for job in jobs)
 
 
-def read_leases(path: Path, squeeze: float = 1.0) -> list[Job]:
-    """Return the leases of a trace by their submission; they come ``squeeze`` times as fast."""
+def read_leases(path: Path, squeeze: float = 1.0, draw: int = 0) -> list[Job]:
+    """Return the leases of a trace by their submission; they come ``squeeze`` times as fast.
+
+    Each ``draw`` but 0 lets each lease come up to an hour sooner or later, by chance.
+    """
+    chance = random.Random(draw)
     with gzip.open(path, "rt") as lines:
-        rows = sorted(csv.DictReader(lines), key=lambda row: float(row["submit_s"]))
+        found = [
+            (
+                float(row["submit_s"]) / squeeze
+                + (chance.uniform(-JITTER_SECONDS, JITTER_SECONDS) if draw else 0),
+                row,
+            )
+            for row in csv.DictReader(lines)
+        ]
+    first = min(0.0, *(submitted for submitted, _ in found))
+    rows = sorted(found, key=itemgetter(0))
     return [
         new_job(
             number,
             row["group"],
             CLASSES[row["qos"]],
-            float(row["submit_s"]) / squeeze,
+            submitted - first,
             float(row["duration_s"]),
             int(row["num_gpu"]),
             int(row["gpu_milli"]),
             int(row["cpu_milli"]),
             int(row["memory_mib"]) * MIB,
         )
-        for number, row in enumerate(rows, start=1)
+        for number, (submitted, row) in enumerate(rows, start=1)
     ]

@@ -84,6 +84,9 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self.snapshot = ClusterSnapshot()
         """Hold the members' GPUs as the last scheduling passes and explanations saw them."""
         self.archive = Archive(store)
+        self.observers: list[Callable[[PoolStep], None]] = []
+        """Each is called with every step after it is in the store. An observer returns at once and raises
+        nothing."""
         self._store = store
         self._troubles = troubles
         self._epoch = state.epoch
@@ -391,6 +394,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             for renew in self._on_new_epoch:
                 renew()
         for sent, step in done:
+            for observe in self.observers:
+                observe(step)
             for instruction in step.instructions:
                 self._tell(instruction)
             if not sent.answer.done():

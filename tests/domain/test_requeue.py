@@ -26,7 +26,7 @@ from gpushared.domain.leases.requeue import PreemptionStep as Rung
 from gpushared.domain.leases.requeue import step_of
 from gpushared.domain.model.errors import PermissionRefused, StateConflict
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
-from gpushared.domain.model.host import ContainerMemory
+from gpushared.domain.model.host import ContainerMemory, HostSize
 from gpushared.domain.model.lease import (
     Active,
     ComputeCap,
@@ -58,6 +58,7 @@ GPUS = tuple(Gpu(GpuId(f"GPU-{n}"), n, "H100", 81920 * MIB, 81920 * MIB) for n i
 HALF = Request(1, 500, None, 500)
 WHOLE = Request(1, 1000, None, 1000, isolation=Isolation.EXCLUSIVE)
 CHECKPOINTS = m.Means(no_checkpoint="", checkpoint_with_mps=True, binds_late=True)
+GIB = 1024 * MIB
 PAID = Project("paid", users=frozenset({"bob"}), quota=Quota(1000))
 MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 
@@ -341,6 +342,39 @@ def test_a_paused_lease_gives_its_gpu_to_the_next_and_waits_for_its_owner(able: 
     assert able.is_in(lease) == "active"
 
 
+@pytest.mark.parametrize(("wanted", "gives_way"), [(8 * GIB, False), (2 * GIB, True)])
+def test_a_lease_is_not_paused_for_a_request_that_lacks_the_memory_which_stays_on_the_host(
+    able: Node, wanted: int, *, gives_way: bool
+) -> None:
+    """The memory of a paused container is not free, so the request could not start when it has left."""
+    rules = Rules(policy=Policy(projects={"paid": PAID}))
+    able.state = replace(able.state.with_rules(rules), host=HostSize(None, 10 * GIB))
+    lease = able.run(replace(WHOLE, host_memory_bytes=8 * GIB))
+    able.passes(600)
+    winner = able.ask(replace(WHOLE, host_memory_bytes=wanted), BOB)
+    assert able.is_in(lease) == ("suspending" if gives_way else "active")
+    able.send(m.ContainerSuspended(lease.id))
+    assert able.is_in(winner) == ("reserved" if gives_way else "queued")
+
+
+def test_nobody_else_gets_the_memory_of_a_lease_that_is_being_paused() -> None:
+    """Another request may have a free GPU in the meantime, but not what the host does not have."""
+    node = Node(gpus=2, means=CHECKPOINTS)
+    paid = replace(PAID, quota=Quota(2000))
+    node.state = replace(
+        node.state.with_rules(Rules(policy=Policy(projects={"paid": paid}))), host=HostSize(None, 10 * GIB)
+    )
+    lease = node.run(replace(WHOLE, host_memory_bytes=8 * GIB))
+    node.passes(600)
+    (held,) = lease.grants
+    node.ask(replace(WHOLE, gpus=(held.gpu,), host_memory_bytes=GIB), BOB)
+    assert node.is_in(lease) == "suspending"
+    other = node.ask(replace(WHOLE, host_memory_bytes=2 * GIB), BOB)
+    assert node.is_in(other) == "queued"
+    node.send(m.ContainerSuspended(lease.id))
+    assert node.is_in(other) == "queued"
+
+
 def test_its_grants_count_until_its_memory_is_really_on_the_host(able: Node) -> None:
     lease, waits = able.run(), able.ask(caller=BOB)
     able.send(m.PauseAsked(lease.id, ALICE))
@@ -401,7 +435,6 @@ def test_a_checkpoint_that_fails_leaves_the_lease_running_and_the_next_step_of_t
         able.send(m.PauseAsked(lease.id, ALICE))
 
 
-GIB = 1024 * MIB
 FEW = ContainerMemory(8 * GIB, 3 * GIB)
 
 

@@ -313,7 +313,14 @@ class ClusterCapacity:
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
         self._snapshot.take(lease, _unmarked(request)[0], grants)
 
-    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - known here
+    def give(
+        self,
+        lease: LeaseId,
+        request: Request,  # noqa: ARG002 - known here
+        grants: Sequence[Grant],  # noqa: ARG002 - known here
+        *,
+        left_bytes: int = 0,  # noqa: ARG002 - no job can be paused
+    ) -> None:
         self._snapshot.give(lease)
 
     def gpu(self, gpu: GpuId) -> Gpu:

@@ -109,7 +109,7 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
 
 def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> RunningLease:
     """Return a lease that holds something, and the cost of taking it back."""
-    step = step_of(lease, state)
+    step = PreemptionStep.SUSPEND if isinstance(lease.state, Suspending) else step_of(lease, state)
     since = lease.holds_since
     return RunningLease(
         _of_project(lease, state),

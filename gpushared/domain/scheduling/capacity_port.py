@@ -33,8 +33,11 @@ class CapacityPort(Protocol):
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
         """Book grants."""
 
-    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
-        """Undo ``take``; also for leases that were there before."""
+    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant], *, left_bytes: int = 0) -> None:
+        """Undo ``take``; also for leases that were there before.
+
+        So much of the host's memory stays taken: a paused container leaves ``left_bytes`` there.
+        """
 
     def gpu(self, gpu: GpuId) -> Gpu:
         """Return a GPU by its id; KeyError if the places do not have it."""

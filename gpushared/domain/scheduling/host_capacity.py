@@ -85,7 +85,14 @@ class RoomPlaces:
             rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=request.wants_whole_gpus)
             self._look(host)
 
-    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - rooms know no leases
+    def give(
+        self,
+        lease: LeaseId,  # noqa: ARG002 - rooms know no leases
+        request: Request,
+        grants: Sequence[Grant],
+        *,
+        left_bytes: int = 0,  # noqa: ARG002 - rooms know no memory of hosts
+    ) -> None:
         for grant in grants:
             host = self._host_of.get(grant.gpu)
             if host is not None:

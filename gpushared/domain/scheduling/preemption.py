@@ -297,6 +297,19 @@ def victim(holder: RunningLease, now: float) -> Victim:
     return Victim(holder.lease.id, holder.step, lost_seconds(holder, now))
 
 
+def memory_left(holders: Iterable[RunningLease]) -> int:
+    """Return the bytes of the host's memory that these leases still hold when they have given way."""
+    paused = (one.lease.request for one in holders if one.step is PreemptionMode.PAUSE)
+    return sum(request.host_memory_bytes or 0 for request in paused)
+
+
+def _beside(victims: Collection[RunningLease], request: Request) -> Request:
+    """Return the request with the memory that the victims leave on the host, which the winner cannot have."""
+    if not request.host_memory_bytes:
+        return request
+    return replace(request, host_memory_bytes=request.host_memory_bytes + memory_left(victims))
+
+
 def cheapest(
     request: Request,
     may_go: Mapping[LeaseId, tuple[RunningLease, PreemptionReason]],
@@ -321,7 +334,7 @@ def cheapest(
             if not court.may_go_together(victims, may_go):
                 continue
             gone = [one.lease for one in victims]
-            grants = places.place(request, gone=gone, closed=closed, host=host)
+            grants = places.place(_beside(victims, request), gone=gone, closed=closed, host=host)
             price = _price(victims, now)
             if grants and (best is None or price < best[0]):
                 rights = frozenset(may_go[one.lease.id][1] for one in victims)
@@ -361,9 +374,9 @@ def _sets_on(
 ) -> Iterable[list[RunningLease]]:
     """Yield sets of victims on a host: those of the cheapest GPUs together, and all that are needed."""
 
-    def fits(victims: Iterable[RunningLease]) -> bool:
+    def fits(victims: Collection[RunningLease]) -> bool:
         gone = [one.lease for one in victims]
-        return bool(places.place(request, gone=gone, closed=closed, host=host))
+        return bool(places.place(_beside(victims, request), gone=gone, closed=closed, host=host))
 
     if not fits(holders):
         return
@@ -387,9 +400,9 @@ def _on_gpu(
     here = [one for one in holders if any(grant.gpu == gpu for grant in one.lease.grants)]
     pinned = replace(request, gpus=(gpu,), gpu_count=1)
 
-    def fits(victims: Iterable[RunningLease]) -> bool:
+    def fits(victims: Collection[RunningLease]) -> bool:
         gone: list[Lease] = [one.lease for one in victims]
-        return bool(places.place(pinned, gone=gone, host=host))
+        return bool(places.place(_beside(victims, pinned), gone=gone, host=host))
 
     if not fits(here):
         return None
@@ -401,7 +414,7 @@ def _on_gpu(
 
 
 def _needed(
-    holders: list[RunningLease], fits: Callable[[Iterable[RunningLease]], bool], now: float
+    holders: list[RunningLease], fits: Callable[[Collection[RunningLease]], bool], now: float
 ) -> list[RunningLease]:
     """Return the holders without those that need not go, the dearest of them spared first."""
     kept = list(holders)

@@ -33,6 +33,7 @@ from gpushared.domain.scheduling.preemption import (
     PreemptionRules,
     Victims,
     cheapest,
+    memory_left,
     victim,
 )
 from gpushared.domain.scheduling.projects import GivesWay
@@ -117,7 +118,8 @@ class SchedulingPass:
 
     def depart(self, holder: RunningLease) -> None:
         """Book a lease out."""
-        self.places.give(holder.lease.id, holder.lease.request, holder.lease.grants)
+        lease, left_bytes = holder.lease, memory_left([holder])
+        self.places.give(lease.id, lease.request, lease.grants, left_bytes=left_bytes)
         self.ledger.remove(holder)
 
     def stay(self, holder: RunningLease) -> None:

@@ -64,13 +64,26 @@ class FleetPlaces:
         return answer.grants if isinstance(answer, Placement) else ()
 
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
+        if self._fleet.holder(lease) is not None:
+            self._fleet.give(lease)  # the memory that it left
         self._fleet.take(lease, request, Placement(self.host_of(grants[0].gpu), tuple(grants)))
         self._fleet.commit()
 
-    def give(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:  # noqa: ARG002 - known here
-        if self._fleet.holder(lease) is not None:
-            self._fleet.give(lease)
-            self._fleet.commit()
+    def give(
+        self,
+        lease: LeaseId,
+        request: Request,  # noqa: ARG002 - known here
+        grants: Sequence[Grant],  # noqa: ARG002 - known here
+        *,
+        left_bytes: int = 0,
+    ) -> None:
+        held = self._fleet.holder(lease)
+        if held is None:
+            return
+        self._fleet.give(lease)
+        if left_bytes:
+            self._fleet.take(lease, Request(0, host_memory_bytes=left_bytes), Placement(held.host, ()))
+        self._fleet.commit()
 
     def gpu(self, gpu: GpuId) -> Gpu:
         return self._gpus[gpu]
