@@ -139,7 +139,7 @@ def figures_of(node: Counted, sample: Sample, troubles: dict[str, str]) -> NodeF
         now=node.now,
         state=node.state,
         sample=sample,
-        decisions=(),
+        reasons={},
         counters=node.counters,
         refusals=Totals(1),
         pass_seconds=Distribution(SHORT_SECONDS),

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from monitoring.dashboards import DASHBOARDS
 from tests.bed import parts
 from tests.node.daemon import DaemonProcess, make_directory, wait_until
 from tests.pool.processes import CoordinatorProcess, free_port
@@ -80,6 +81,16 @@ scrape_configs:
             return False
 
 
+def check_dashboards(server: Prometheus) -> None:
+    """Prometheus takes each expression, and finds no two series where one is meant."""
+    words = {"$instance": ".*", "$__rate_interval": "1m", "$__range": "1h"}
+    for _, _, panels in DASHBOARDS.values():
+        for expression in (query for panel in panels for query, _ in panel.queries):
+            for word, meant in words.items():
+                expression = expression.replace(word, meant)  # noqa: PLW2901 - one word after the other
+            assert isinstance(server.values(expression), list)
+
+
 @pytest.fixture
 def machines() -> Iterator[tuple[DaemonProcess, int, CoordinatorProcess, int]]:
     node_port, pool_port = free_port(), free_port()
@@ -112,6 +123,7 @@ def test_prometheus_reads_both_and_its_alerts_fire(
         wait_until(lambda: server.values(up) == [1.0], "the node is a member")
         node.request("0.5")
         wait_until(lambda: server.values("sum(gpushare_gpu_compute_leased_ratio)") == [0.5], "a lease")
+        check_dashboards(server)
         assert not server.firing() & {"GpushareGpuXid", "GpusharePoolNodeSilent", "GpushareNodeDown"}
         node.call("Simulation/Change", {"gpu_index": 0, "xids": [31]})
         wait_until(lambda: "GpushareGpuXid" in server.firing(), "the XID is told of")
