@@ -102,21 +102,17 @@ class _Page:
 
     def add_gpus(self) -> None:
         rooms, readings = self._state.rooms(), self._readings
-        memory: Counter[GpuId] = Counter()
-        compute: Counter[GpuId] = Counter()
-        for grants in self._held.values():
-            for grant in grants:
-                memory[grant.gpu] += grant.memory_bytes
-                compute[grant.gpu] += grant.compute_permille
         for gpu in self._state.gpus.values():
-            drained = self._state.drain_of(gpu.id)
-            mode = mode_of(rooms[gpu.id], drained)
+            drained, room = self._state.drain_of(gpu.id), rooms[gpu.id]
+            mode = mode_of(room, drained)
             self._add(names.GPU_INFO, 1, gpu.id, gpu.label, gpu.name, self._figures.driver, mode)
             self._add(names.GPU_DRAINED, int(drained is not None), gpu.id)
             self._add(names.GPU_MEMORY, gpu.memory_total_bytes or None, gpu.id)
             if not gpu.split:
-                self._add(names.GPU_MEMORY_LEASED, memory[gpu.id], gpu.id)
-                self._add(names.GPU_COMPUTE_LEASED, compute[gpu.id] / WHOLE_PERMILLE, gpu.id)
+                leased_bytes = gpu.leasable_bytes - room.stray_bytes - room.free_bytes
+                self._add(names.GPU_MEMORY_LEASED, leased_bytes, gpu.id)
+                held_permille = WHOLE_PERMILLE - room.free_permille
+                self._add(names.GPU_COMPUTE_LEASED, held_permille / WHOLE_PERMILLE, gpu.id)
             if (reading := readings.get(gpu.id)) is not None:
                 self._add_reading(gpu, reading)
         for (gpu_id, number), count in self._figures.counters.xids.items():
