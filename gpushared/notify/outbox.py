@@ -74,6 +74,8 @@ class Outbox:
         self._buffer: deque[NewEvent] = deque()
         self._since: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self.opened = asyncio.Event()
+        """Set once it is known since when there is each target."""
         self._tasks = TaskSet("the delivery of notifications failed")
         self._serving: set[str] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -100,6 +102,7 @@ class Outbox:
             for target in remembered.waiting:
                 self._serve(target)
             self._wake.set()
+            self.opened.set()
             return remembered
 
     def add(self, events: Iterable[Notification], *, late: bool = False) -> None:

@@ -55,7 +55,8 @@ def message_of(fields: dict[str, Any], address: str, sender: str) -> EmailMessag
     gpus = [f"GPU {part['gpu']}: {part['memory_bytes'] / 2**30:.1f} GiB" for part in fields["gpus"]]
     hint = [f"`gpushare why {fields['lease']}` tells its story."] if fields["lease"] else []
     simulated = ["The GPUs are simulated."] if fields["simulated"] else []
-    paragraphs = [[f"{_one_line(fields['text'])}."], [*rows, *gpus], [*hint, *simulated]]
+    lines = [f"- {_one_line(line)}" for line in fields["lines"]]
+    paragraphs = [[f"{_one_line(fields['text'])}."], lines, [*rows, *gpus], [*hint, *simulated]]
     mail.set_content("\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n")
     return mail
 

@@ -49,6 +49,7 @@ async def test_a_receiver_gets_the_json_of_an_event_without_the_names_of_its_con
         "kind": "ended",
         "at": NOW + 5,
         "text": "l-1 of ada ended: exit code 0",
+        "lines": [],
         "from": "gpu1",
         "simulated": True,
         "node": None,

@@ -34,6 +34,8 @@ class NotificationKind(StrEnum):
     GPU_UNHEALTHY = "gpu-unhealthy"
     NODE_SILENT = "node-silent"
     NODE_BACK = "node-back"
+    DIGEST = "digest"
+    """A week is over; its use, waste and waits are told to receivers that want them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Notification:
     container: str = ""
     """Only the owner is told the names of container and image."""
     image: str = ""
+    lines: tuple[str, ...] = ()
+    """Further sentences."""
     targets: tuple[str, ...] = ()
     """The targets that the request of the lease or the job named."""
 
