@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import assert_never
 
 from gpushared.config.notify import NotifyConfig
@@ -83,6 +84,7 @@ class Outbox:
         self._bad: dict[str, str] = {}
         self._lost: dict[str, int] = {}
         self._file_trouble = ""
+        self._lacks: list[str] = []
         self.live: Callable[[], Collection[str]] = list
         """Return the subjects whose events must stay known, because they are not over."""
 
@@ -129,6 +131,7 @@ class Outbox:
         configured = self._routes().configured
         self._since = {name: self._since.get(name, now) for name in configured}
         self._tasks.start(self._keep_targets(configured, now))
+        self._check_configuration()
 
     async def _keep_targets(self, names: Collection[str], now: float) -> None:
         try:
@@ -174,6 +177,7 @@ class Outbox:
                 self._serve(target)
 
     async def _prune(self) -> None:
+        self._check_configuration()
         now = self._clock.now()
         oldest = now - self._routes().site.keep_seconds
         self._count_lost(await self._file.prune(now, oldest, json.dumps(list(self.live()))))
@@ -284,6 +288,8 @@ class Outbox:
 
     def _went_well(self, target: Target) -> None:
         had = self._bad.pop(target.shown, None), self._lost.pop(target.shown, None)
+        if self._lacks:
+            self._check_configuration()
         if had != (None, None):
             self._tell()
 
@@ -304,8 +310,23 @@ class Outbox:
         if counts:
             self._tell()
 
+    def _check_configuration(self) -> None:
+        """Find out what the configuration promises and the machine lacks, before an event needs it."""
+        routes, found = self._routes(), []
+        mailed = any(f" {Way.MAIL} " in name for name in routes.configured)
+        if mailed and sendmail.find_sendmail(routes.site.sendmail) is None:
+            found.append("mail is configured, and there is no program sendmail")
+        for path in sorted(routes.secret_files):
+            try:
+                webhook.read_key(Path(path))
+            except ConfigError as error:
+                found.append(f"webhooks cannot be signed: {error.message}")
+        if found != self._lacks:
+            self._lacks = found
+            self._tell()
+
     def _tell(self) -> None:
-        texts = [self._file_trouble] if self._file_trouble else []
+        texts = [*self._lacks, *([self._file_trouble] if self._file_trouble else [])]
         for shown in sorted({*self._bad, *self._lost}):
             lost = self._lost.get(shown, 0)
             parts = [self._bad[shown]] if shown in self._bad else []

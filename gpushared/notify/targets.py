@@ -153,6 +153,12 @@ class Routes:
             return target.configured in self.configured
         return is_allowed(MAIL if target.way is Way.MAIL else target.address, self.site.allow)
 
+    @property
+    def secret_files(self) -> frozenset[str]:
+        """Return the files with keys that somebody's webhooks need."""
+        with_hooks = [one for one in (self.site, *self.projects.values()) if one.webhooks and one.secret_file]
+        return frozenset(one.secret_file for one in with_hooks)
+
     def secret_file(self, target: Target) -> str:
         """Return the file with the key that signs for a webhook; empty if it is not signed.
 

@@ -56,11 +56,9 @@ def test_a_week_with_waste_and_waits_has_a_sentence_for_each() -> None:
         ),
     ]
     waits = [waited(number, 600 * number) for number in range(1, 11)] + [waited(99, 59)]
+    held_text = "2 leases of vision held 50.0 GPU hours; kernels ran in 10% of the time that was seen"
     told = (
-        (
-            "in the week from 2026-11-16 2 leases of vision held 50.0 GPU hours; kernels ran in 10% of the time that was seen",
-            "usage",
-        ),
+        (f"in the week from 2026-11-16 {held_text}", "usage"),
         ("20.0 GPU hours lay idle", "waste"),
         ("4.0 GPU hours were of memory that was never used", "waste"),
         ("10 requests waited 9h10m together, half of them up to 50m and nine of ten up to 1h30m", "waits"),
