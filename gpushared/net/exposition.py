@@ -6,7 +6,7 @@ Sources: Prometheus's "Exposition formats" (text format 0.0.4) and the OpenMetri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +18,7 @@ UNITS = ("seconds", "bytes", "ratio", "celsius", "joules", "watts")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _HOSTILE = re.compile(r'[\\"\n]')
+_NO_NUMBERS = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _MAX_ACCEPT = 1024
 
 Labels = tuple[str, ...]
@@ -128,34 +129,50 @@ def _add_head(lines: list[str], metric: Metric, form: Format) -> None:
 
 
 def _add_samples(lines: list[str], family: Family, hidden: frozenset[str]) -> None:
-    metric = family.metric
-    kept = [place for place, name in enumerate(metric.labels) if name not in hidden]
-    names = [metric.labels[place] for place in kept]
-    for labels, value in family.samples:
-        pairs = [f'{name}="{_escaped(labels[place])}"' for name, place in zip(names, kept, strict=True)]
-        if isinstance(value, Distribution):
-            _add_buckets(lines, metric.name, pairs, value)
-        else:
-            lines.append(f"{_named(metric.name, pairs)} {_number(value)}\n")
+    name, kept, form = _form_of(family.metric, hidden)
+    samples = family.samples
+    if kept is not None:
+        samples = [(tuple(labels[place] for place in kept), value) for labels, value in samples]
+    if family.metric.kind is Kind.HISTOGRAM:
+        for labels, value in samples:
+            assert isinstance(value, Distribution), "a histogram's values"
+            _add_buckets(lines, name, form % tuple(map(_escaped, labels)), value)
+        return
+    begin = f"{name}{form} "
+    lines += [f"{_filled(begin, labels)}{_number(value)}\n" for labels, value in samples]
 
 
-def _add_buckets(lines: list[str], name: str, pairs: Sequence[str], value: Distribution) -> None:
+@lru_cache(maxsize=4096)
+def _filled(form: str, labels: Labels) -> str:
+    """Return the form with labels in it; most series are the same at each scrape."""
+    return form % tuple(map(_escaped, labels))
+
+
+@lru_cache(maxsize=1024)
+def _form_of(metric: Metric, hidden: frozenset[str]) -> tuple[str, tuple[int, ...] | None, str]:
+    """Return a metric's name, the places of its labels that are shown (None: all), and the labels' form."""
+    kept = tuple(place for place, name in enumerate(metric.labels) if name not in hidden)
+    pairs = ",".join(f'{metric.labels[place]}="%s"' for place in kept)
+    is_whole = len(kept) == len(metric.labels)
+    return metric.name, None if is_whole else kept, f"{{{pairs}}}" if kept else ""
+
+
+def _add_buckets(lines: list[str], name: str, labels: str, value: Distribution) -> None:
     counts = list(accumulate(value.counts))
-    for bound, count in zip((*map(repr, value.bounds), "+Inf"), counts, strict=True):
-        at = [*pairs, f'le="{bound}"']
-        lines.append(f"{_named(f'{name}_bucket', at)} {count}\n")
-    lines.append(f"{_named(f'{name}_sum', pairs)} {_number(value.total)}\n")
-    lines.append(f"{_named(f'{name}_count', pairs)} {counts[-1]}\n")
+    begin = f"{name}_bucket{labels[:-1]}," if labels else f"{name}_bucket{{"
+    lines += [f"{begin}{end}{count}\n" for end, count in zip(_ends(value.bounds), counts, strict=True)]
+    lines.append(f"{name}_sum{labels} {_number(value.total)}\n")
+    lines.append(f"{name}_count{labels} {counts[-1]}\n")
 
 
-def _named(name: str, pairs: Sequence[str]) -> str:
-    return f"{name}{{{','.join(pairs)}}}" if pairs else name
+@lru_cache(maxsize=64)
+def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(f'le="{bound}"}} ' for bound in (*map(repr, bounds), "+Inf"))
 
 
-def _number(value: float) -> str:
-    if value in (float("inf"), float("-inf")):
-        return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if value != value else repr(value)  # noqa: PLR0124 - the test for NaN
+def _number(value: Value) -> str:
+    text = repr(value)
+    return _NO_NUMBERS.get(text, text)
 
 
 @lru_cache(maxsize=4096)

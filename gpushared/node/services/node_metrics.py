@@ -86,22 +86,25 @@ class _Page:
         self._figures = figures
         self._state = figures.state
         self._viewer = viewer
+        self._readings = figures.readings
         own = [lease for lease in self._state.leases.values() if lease.owner_uid == viewer.uid]
         self._own_names = {lease.owner_name for lease in own}
         self._own_projects = {lease.payer for lease in own}
         self._projects = self._state.policy.projects
+        self._held = {lease.id: grants for lease in self._state.leases.values() if (grants := lease.grants)}
 
     def _add(self, metric: Metric, value: Value | None, *labels: str) -> None:
-        self.families[metric.name].add(labels, value)
+        if value is not None:
+            self.families[metric.name].samples.append((labels, value))
 
     # --- GPUs ---
 
     def add_gpus(self) -> None:
-        rooms, readings = self._state.rooms(), self._figures.readings
+        rooms, readings = self._state.rooms(), self._readings
         memory: Counter[GpuId] = Counter()
         compute: Counter[GpuId] = Counter()
-        for lease in self._state.holders():
-            for grant in lease.grants:
+        for grants in self._held.values():
+            for grant in grants:
                 memory[grant.gpu] += grant.memory_bytes
                 compute[grant.gpu] += grant.compute_permille
         for gpu in self._state.gpus.values():
@@ -142,12 +145,13 @@ class _Page:
     def _add_lease(self, lease: Lease) -> None:
         wall = lease.walls.memory_wall if lease.walls is not None else ""
         project, kind = self._project(lease.payer), lease.request.lease_class
+        uses, readings = self._figures.sample.uses, self._readings
         self._add(names.LEASE_INFO, 1, lease.id, lease.owner_name, project, kind, lease.image, wall)
-        for grant in lease.grants:
+        for grant in self._held.get(lease.id, ()):
             self._add(names.LEASE_MEMORY, grant.memory_bytes, lease.id, grant.gpu)
             self._add(names.LEASE_COMPUTE, grant.compute_permille / WHOLE_PERMILLE, lease.id, grant.gpu)
-            use = self._figures.sample.uses.get((lease.id, grant.gpu))
-            if use is not None and grant.gpu in self._figures.readings:
+            use = uses.get((lease.id, grant.gpu))
+            if use is not None and grant.gpu in readings:
                 self._add(names.LEASE_MEMORY_USED, use.memory_bytes, lease.id, grant.gpu)
                 self._add(names.LEASE_UTILIZATION, use.utilization_ratio, lease.id, grant.gpu)
         since = idle_since(lease, self._state)
@@ -175,8 +179,8 @@ class _Page:
         counters.book()
         self._add_by_project(names.PROJECT_GPU_SECONDS, counters.gpu_seconds_by_project.items())
         held: Counter[str] = Counter(dict.fromkeys(self._projects, 0))
-        for lease in self._state.holders():
-            held[lease.payer] += permille_of(lease.grants, self._state.gpus)
+        for lease, grants in self._held.items():
+            held[self._state.leases[lease].payer] += permille_of(grants, self._state.gpus)
         self._add_by_project(names.PROJECT_HELD, ((one, held[one] / WHOLE_PERMILLE) for one in held))
         self._add_quotas()
         self._add_by_user(names.USER_GPU_SECONDS, counters.gpu_seconds_by_user)

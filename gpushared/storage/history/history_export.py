@@ -82,7 +82,7 @@ def _leases(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: 
 
 def _lease_row(one: LeaseHistory) -> Row:
     asked = asdict(one.summary)
-    asked["asked_models"] = asked.pop("models")
+    asked["class"], asked["asked_models"] = asked.pop("lease_class"), asked.pop("models")
     for name in ("created_at", "ended_at"):
         del asked[name]
     return {
