@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections import deque
@@ -129,6 +128,11 @@ class Outbox:
         """Follow a changed configuration."""
         now = self._clock.now()
         configured = self._routes().configured
+        hosts = {read_target(name).shown for name in configured if name.count(" ") > 1}
+        for known in (self._bad, self._lost):
+            for gone in known.keys() - hosts:
+                del known[gone]
+        self._tell()
         self._since = {name: self._since.get(name, now) for name in configured}
         self._tasks.start(self._keep_targets(configured, now))
         self._check_configuration()
@@ -180,7 +184,7 @@ class Outbox:
         self._check_configuration()
         now = self._clock.now()
         oldest = now - self._routes().site.keep_seconds
-        self._count_lost(await self._file.prune(now, oldest, json.dumps(list(self.live()))))
+        self._count_lost(await self._file.prune(now, oldest, frozenset(self.live())))
         self._file_works()
 
     def _file_failed(self, error: GpushareError) -> None:
@@ -296,7 +300,7 @@ class Outbox:
     def _went_badly(self, target: Target, why: str) -> None:
         """Tell the trouble of a configured target to the node's users, and that of a run's own to the log."""
         log.info("notification target=%s failed: %s", target.shown, why)
-        if not target.is_owner:
+        if not target.is_owner and self._routes().is_wanted(target):
             self._bad[target.shown] = why
             self._tell()
 
