@@ -21,6 +21,8 @@ from google.protobuf.descriptor_pb2 import (
 NOT_FOR_CLIENTS = {"Join", "NodeLink", "Simulation", "Jobs.SubmitBatch"}
 """Tests use the simulation; daemons call the others among themselves."""
 CLASS_NAMES = {
+    "EndedResponse": "PastLeases",
+    "ExportResponse": "ExportPage",
     "ListAuditResponse": "AuditPage",
     "ListGpusResponse": "GpuList",
     "ListJobsResponse": "JobList",
@@ -28,11 +30,14 @@ CLASS_NAMES = {
     "ListProjectsResponse": "ProjectList",
     "NodesResponse": "NodeList",
     "PresetsResponse": "PresetList",
+    "ReportResponse": "Report",
+    "UsageResponse": "Usage",
+    "WaitsResponse": "Waits",
 }
 BASES = {"Job": "JobMessage"}
 ATTRIBUTES = {"class": "lease_class", "Job.class": "job_class"}
 """Python keeps these words for itself; ``gpushared.api.message`` has the way back."""
-ALWAYS_PRESENT = {"Lease", "Job"}
+ALWAYS_PRESENT = {"Lease", "Job", "Account", "PastLease"}
 """An answer that may hold one of these always does."""
 ALWAYS_SET = {
     *("created_at", "submitted_at", "examined_at", "NodeStatus.started_at"),

@@ -33,6 +33,7 @@ OUR_VALUES = frozenset(
         "priority",
         "project",
         "notice-signal",
+        "notify",
         "restart-on-fault",
         "model",
         "near",

@@ -17,6 +17,8 @@ from gpushared.light import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpushared.api.message import Message
+
 SIMULATED = "SIMULATED GPUs: no real hardware is leased here"
 _SHOWN = 40
 
@@ -69,7 +71,10 @@ class Screen(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Describe a listing command; ``drops``: the columns that a narrow terminal does not show, the first first."""
+    """Describe a listing command; ``drops``: the columns that a narrow terminal does not show, the first first.
+
+    ``item`` gives the titles of a CSV that has no items.
+    """
 
     name: str
     details: str
@@ -80,6 +85,7 @@ class Listing(NamedTuple):
     explains: bool = False
     own: Sequence[Own] = ()
     drops: Sequence[str] = ()
+    item: type[Message] | None = None
 
 
 def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()) -> Options | None:
@@ -122,7 +128,7 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
     if options.output == "ids":
         shown = "".join(f"{word}\n" for word in screen.ids)
     elif columns is None:
-        shown = _json(listing, screen, by_line=options.output == "jsonl")
+        shown = _for_programs(listing, screen, options)
     else:
         shown = _table(columns, screen, options, listing.drops)
     sys.stdout.write(shown)
@@ -131,7 +137,7 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
 
 def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
     """Return the columns of a table, None for other outputs; they are checked before the request."""
-    if output in {"json", "jsonl", "ids"}:
+    if output in {"json", "jsonl", "csv", "ids"}:
         return None
     if output == "table":
         return [column for column in listing.columns if not column.wide]
@@ -141,7 +147,7 @@ def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
     if kind != "columns":
         raise UsageError(
             f"{output[:_SHOWN]!r} is not an output",
-            hint="-o table, wide, json, jsonl, ids or columns=NAME,...",
+            hint="-o table, wide, json, jsonl, csv, ids or columns=NAME,...",
         )
     known = {column.key: column for column in listing.columns}
     wanted = [name.strip().lower() for name in names.split(",")]
@@ -153,8 +159,13 @@ def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
     return [known[name] for name in wanted]
 
 
-def _json(listing: Listing, screen: Screen, *, by_line: bool) -> str:
-    if not by_line:
+def _for_programs(listing: Listing, screen: Screen, options: Options) -> str:
+    if options.output == "csv":
+        from gpushared.cli.csv_text import csv_text
+
+        empty = {} if listing.item is None else listing.item({}).to_json()
+        return csv_text(screen.items, empty, headers=options.headers)
+    if options.output == "json":
         return envelope(listing.schema, screen.items, simulated=screen.simulated, **(screen.extra or {}))
     import json
 

@@ -33,7 +33,7 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
             default="table",
             metavar="FORMAT",
             shell_complete=complete.listing_outputs,
-            help="table, wide, json, jsonl, ids or columns=NAME,...  [default: table]",
+            help="table, wide, json, jsonl, csv, ids or columns=NAME,...  [default: table]",
         ),
         click.Option(["-q", "--quiet"], is_flag=True, help="Print only ids, as -o ids does."),
         click.Option(

@@ -109,6 +109,7 @@ RUN_OPTIONS = [
         "no-requeue", None, "Do not start it again then.  [default: with -d and without --rm it is started]"
     ),
     option("notice-signal", "SIGNAL", "Send this to the container before its time is up: USR1, TERM."),
+    option("notify", "TARGET,...", "Tell what happens to it: mail, or URLs that the site allows."),
     option("immediate", None, "Fail instead of waiting when there is no room."),
     option("max-wait", "DURATION", "Give up after this time in the queue."),
     option("pool", None, "Run it anywhere in the pool, with the terminal here.  [default: on this node]"),

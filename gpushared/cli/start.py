@@ -247,7 +247,7 @@ def _priority(text: str) -> int:
 _READERS: Mapping[str, Callable[[str], object]] = {
     "begin": _begin_at,
     "priority": _priority,
-    **dict.fromkeys(("model", "near", "away-from"), names),
+    **dict.fromkeys(("model", "near", "away-from", "notify"), names),
     **dict.fromkeys(("hold", "immediate"), bool),
 }
 """These options of a lease have no text for a value; "" stands for an option that was not given."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar, Unpack
 
     from gpushared.api.v1.admin_messages import AuditPage, PolicyExplanation, PolicyRules
+    from gpushared.api.v1.history_messages import ExportPage, PastLeases, Report, Usage, Waits
 
     _Answer = TypeVar("_Answer")
 
@@ -294,6 +295,42 @@ class Client:
     def simulate(self, change: Mapping[str, object]) -> None:
         """Play the driver of simulated GPUs; ``change`` as SimulationChange of node.proto."""
         self.call("Simulation/Change", change)
+
+    # --- the history; ``window`` as HistoryWindow of history.proto
+
+    def ended(
+        self, window: Mapping[str, object], *, outcome: str = "", job: str = "", limit: int = 0
+    ) -> PastLeases:
+        """Return leases that are over, the newest end first; of a job also those that are not."""
+        from gpushared.api.v1.history_messages import PastLeases
+
+        asked = {"window": window, "outcome": outcome, "job": job, "limit": limit}
+        return PastLeases(self.call("History/Ended", asked))
+
+    def report(self, name: str, *, node: str = "", points: int = 0) -> Report:
+        """Report on a lease, or on all attempts of a job, by its id."""
+        from gpushared.api.v1.history_messages import Report
+
+        return Report(self.call("History/Report", {"name": name, "node": node, "points": points}))
+
+    def usage(self, window: Mapping[str, object], *, by: str = "") -> Usage:
+        """Sum what was held and used by user, project, class, gpu, node, model, day or week."""
+        from gpushared.api.v1.history_messages import Usage
+
+        return Usage(self.call("History/Usage", {"window": window, "by": by}))
+
+    def waits(self, window: Mapping[str, object], *, by: str = "") -> Waits:
+        """Count how long requests waited by class, size, hour, reason, user, project or node."""
+        from gpushared.api.v1.history_messages import Waits
+
+        return Waits(self.call("History/Waits", {"window": window, "by": by}))
+
+    def export(self, window: Mapping[str, object], *, kind: str, page_token: str = "") -> ExportPage:
+        """Return a page of rows, each a JSON object: of leases, spans, hours or minutes."""
+        from gpushared.api.v1.history_messages import ExportPage
+
+        asked = {"window": window, "kind": kind, "page_token": page_token}
+        return ExportPage(self.call("History/Export", asked))
 
     # --- the Docker API on the same socket
 

@@ -48,6 +48,7 @@ LEASE_WORDS: Final = (
     SubmitWord("priority", "priority", "priority"),
     SubmitWord("restart-on-fault", "restart_on_fault", "restart_on_fault"),
     SubmitWord("notice-signal", "notice_signal", "notice_signal"),
+    SubmitWord("notify", "notify", "notify"),
     SubmitWord("immediate", "immediate", "immediate", is_switch=True),
 )
 """These words ask for GPUs, and say when."""
@@ -88,6 +89,7 @@ class LeaseWish(TypedDict, total=False):
     project: str
     notice_signal: str
     restart_on_fault: int
+    notify: Sequence[str]
     held: bool
     requeue: bool | None
     models: Sequence[str]

@@ -16,8 +16,9 @@ from typing import Any
 
 from gpushared.config.gate_settings import ALL_GPUS, GateConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig, idle_with, quiet_with
-from gpushared.config.kinds import Key, Wrong, keys_of
+from gpushared.config.kinds import Key, Wrong, is_absolute, keys_of
 from gpushared.config.model import PRESETS, Config, Preset
+from gpushared.config.notify import NOTIFY, NotifyConfig, ProjectNotifyConfig
 from gpushared.config.queue_rules import MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.config.schema import NODE, ConfigSchema, NameRule
 from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
@@ -179,6 +180,7 @@ def _build(draft: ConfigDraft) -> Config:
         check_presets(presets, draft)
         _check_dev_containers(sections["gate"], presets, draft)
         check_projects(projects, draft)
+        _check_command(sections["notify"], draft)
     return Config(**sections, presets=presets, projects=projects)
 
 
@@ -227,6 +229,8 @@ def projects_of(found: Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[
         match at[2:]:
             case (word, model) if word == MODELS:
                 said: Mapping[str, Any] = {"models": {**project.models, model: QuotaConfig(**parts)}}
+            case (word,) if word == NOTIFY:
+                said = {"notify": ProjectNotifyConfig(**parts)}
             case (_, _):
                 said = {"quiet": quiet_with(quiet, parts)}
             case (_,):
@@ -280,6 +284,15 @@ def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft
             draft.last_origin("gate", "dev_containers"),
             f"gate.dev_containers: {shown(said)} is neither a size nor one of the presets",
             f"presets: {', '.join(sorted(presets)) or 'none are configured'}",
+        )
+
+
+def _check_command(notify: NotifyConfig, draft: ConfigDraft) -> None:
+    if notify.command and not is_absolute(notify.command[0]):
+        draft.complain(
+            draft.last_origin(NOTIFY),
+            f"notify.command: {shown(notify.command[0])} is not an absolute path",
+            "no shell and no PATH of the daemon looks for it",
         )
 
 

@@ -28,6 +28,8 @@ from gpushared.config.kinds import (
     Whole,
     setting,
 )
+from gpushared.config.metrics_settings import MetricsConfig
+from gpushared.config.notify import NotifyConfig
 from gpushared.config.queue_rules import (
     BuildConfig,
     InferConfig,
@@ -300,8 +302,10 @@ class Config:
     jobs: JobsConfig = field(default_factory=JobsConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
     history: HistoryConfig = field(default_factory=HistoryConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)

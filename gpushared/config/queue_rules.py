@@ -20,6 +20,7 @@ from gpushared.config.kinds import (
     YesOrNo,
     setting,
 )
+from gpushared.config.notify import ProjectNotifyConfig
 from gpushared.domain.leases.project_settings import MAX_WEIGHT, MIN_WEIGHT, is_user_name
 from gpushared.domain.scheduling.projects import ClassRules, GivesWay, PreemptionSetting, Project, Quota
 
@@ -77,6 +78,8 @@ class ProjectConfig:
     """The settings of the project's idle leases, completed from ``[idle]``; None: those of ``[idle]``."""
     quiet: QuietTimesConfig | None = None
     """The same in quiet times."""
+    notify: ProjectNotifyConfig | None = None
+    """Who is told of the project's leases; None: nobody but by the site's settings and the runs' own."""
 
     def project(self, name: str) -> Project:
         """Return the project as the policy reads it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpushared.config.idle import IDLE, QUIET, IdleConfig, QuietTimesConfig
 from gpushared.config.model import PRESETS, Config, Preset
+from gpushared.config.notify import NOTIFY, ProjectNotifyConfig
 from gpushared.config.queue_rules import MODEL_NAME, MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.domain.leases.project_settings import PROJECT_NAME_HINT, is_project_name
 
@@ -111,6 +112,7 @@ NODE = ConfigSchema(
     named={
         **PROJECT_TABLES,
         (PROJECTS, PROJECT_NAME, IDLE): IdleConfig,
+        (PROJECTS, PROJECT_NAME, NOTIFY): ProjectNotifyConfig,
         (PROJECTS, PROJECT_NAME, IDLE, QUIET): QuietTimesConfig,
         (PRESETS, PRESET_NAME): Preset,
     },

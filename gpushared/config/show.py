@@ -11,6 +11,7 @@ from gpushared.config.idle import IDLE, QUIET
 from gpushared.config.kinds import Key, keys_of, toml_string
 from gpushared.config.load import Loaded
 from gpushared.config.model import PRESETS
+from gpushared.config.notify import NOTIFY
 from gpushared.config.queue_rules import MODELS, PROJECTS
 from gpushared.config.schema import NODE, ConfigSchema, NameRule, TablePath
 
@@ -132,6 +133,8 @@ def _settings(loaded: Loaded) -> Iterator[ShownSetting]:
             yield from _set(loaded, (PROJECTS, name, IDLE), project.idle)
         if project.quiet is not None:
             yield from _set(loaded, (PROJECTS, name, IDLE, QUIET), project.quiet)
+        if project.notify is not None:
+            yield from _set(loaded, (PROJECTS, name, NOTIFY), project.notify)
     for name, preset in loaded.config.presets.items():
         yield from _set(loaded, (PRESETS, name), preset)
 

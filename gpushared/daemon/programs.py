@@ -29,6 +29,7 @@ async def run_program(
     seconds: float,
     text: str = "",
     with_errors: bool = False,
+    silent: bool = False,
     started: Callable[[int], None] | None = None,
     **options: Any,
 ) -> EndedProgram:
@@ -41,6 +42,7 @@ async def run_program(
         seconds: the limit of its run.
         text: its input.
         with_errors: True to mix its standard error into ``output``.
+        silent: True to read nothing of what it writes, however much that is.
         started: called with the process id as soon as there is one.
         options: as for ``subprocess.Popen``.
     """
@@ -48,8 +50,8 @@ async def run_program(
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=pipe if text else null,
-        stdout=pipe,
-        stderr=asyncio.subprocess.STDOUT if with_errors else pipe,
+        stdout=null if silent else pipe,
+        stderr=null if silent else asyncio.subprocess.STDOUT if with_errors else pipe,
         start_new_session=True,
         **options,
     )
@@ -68,5 +70,5 @@ async def run_program(
                     await process.wait()
     assert process.returncode is not None, "its output has ended"
     return EndedProgram(
-        process.returncode, output.decode(errors="replace"), (errors or b"").decode(errors="replace")
+        process.returncode, (output or b"").decode(errors="replace"), (errors or b"").decode(errors="replace")
     )

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gpushared.daemon.measures import SHORT_SECONDS, Distribution
 from gpushared.domain.model.errors import GpushareError, LimitReached, Unavailable
 from gpushared.ports import Clock
 
@@ -50,6 +51,10 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
     def __init__(self, state: StateT, clock: Clock, who: str) -> None:
         """Take ``who``, the name of the loop's daemon in messages, such as "the coordinator"."""
         self.state = state
+        self.pass_seconds = Distribution(SHORT_SECONDS)
+        """The durations of the passes over the queue, with the rest of the work on their events."""
+        self.commit_seconds = Distribution(SHORT_SECONDS)
+        """The durations of the writes to the journal or the store, failed ones too."""
         self._clock = clock
         self._who = who
         self._pending: asyncio.Queue[SentEvent[EventT, StepT]] = asyncio.Queue()

@@ -231,6 +231,7 @@ class NvmlGpus:
             utilization_ratio=driver.utilization_ratio(handle),
             temperature_celsius=driver.temperature_celsius(handle),
             power_watts=driver.power_watts(handle),
+            energy_joules=driver.energy_joules(handle),
             # Some GPUs also list their instances' processes; each process is reported once, where it runs.
             processes=() if device.split else self._processes(device),
         )

@@ -345,6 +345,11 @@ class NvmlDriver:
         milliwatts = _figure(lambda: _ask("nvmlDeviceGetPowerUsage", handle))
         return None if milliwatts is None else milliwatts / 1000
 
+    def energy_joules(self, handle: Handle) -> float | None:
+        """Return the energy since the driver was loaded; GPUs before Volta do not count it."""
+        millijoules = _figure(lambda: _ask("nvmlDeviceGetTotalEnergyConsumption", handle))
+        return None if millijoules is None else millijoules / 1000
+
     def set_memory_limits(self, handle: Handle, cgroup: str, *, soft_bytes: int, hard_bytes: int) -> None:
         """Bound a cgroup's (full path) memory on a GPU: beyond ``hard_bytes`` allocations fail.
 

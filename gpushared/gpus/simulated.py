@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
@@ -67,6 +68,19 @@ class _SimulatedGpu:
     mig: MigInstance | None = None
     split: bool = False
     link_group: int | None = None
+    used_joules: float = 0.0
+    """The energy until ``drawing_since``."""
+    drawing_since: float = field(default_factory=time.monotonic)
+    """Since this time the GPU draws the power that it draws now."""
+
+    @property
+    def power_watts(self) -> float:
+        idle, busy = self.model.idle_watts, self.model.busy_watts
+        return idle + self.utilization_ratio * (busy - idle)
+
+    def energy_joules(self, now: float) -> float:
+        """Return the energy since the GPU was made."""
+        return self.used_joules + self.power_watts * (now - self.drawing_since)
 
     @property
     def usable_bytes(self) -> int:
@@ -210,7 +224,9 @@ class SimulatedGpus:
     def set_utilization(self, gpu_index: int, ratio: float) -> None:
         """Set how busy the GPU is from now on, 0-1; temperature and power follow."""
         _check_ratio(ratio)
-        self._change(replace(self._gpu(gpu_index), utilization_ratio=ratio))
+        gpu, now = self._gpu(gpu_index), time.monotonic()
+        energy = gpu.energy_joules(now)
+        self._change(replace(gpu, utilization_ratio=ratio, used_joules=energy, drawing_since=now))
 
     def set_trouble(self, gpu_index: int, trouble: str | None) -> None:
         """Lose the GPU and its instances, for the reason in the sentence; None or an empty text heals it."""
@@ -285,7 +301,7 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
     """Return a reading as the driver reports it: with MIG, use by instance, temperature and power by GPU."""
     if gpu.trouble is not None:
         return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
-    holders, model, busy = gpu.living(), gpu.model, gpu.utilization_ratio
+    holders, busy = gpu.living(), gpu.utilization_ratio
     used = sum(holder.memory_bytes for holder in holders.values())
     used += sum(one.held_bytes for one in gpus if one.parent == gpu.id)
     if gpu.mig is not None:
@@ -295,7 +311,8 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
         memory_used_bytes=used,
         utilization_ratio=None if gpu.split else busy,
         temperature_celsius=round(_IDLE_CELSIUS + busy * (_BUSY_CELSIUS - _IDLE_CELSIUS)),
-        power_watts=model.idle_watts + busy * (model.busy_watts - model.idle_watts),
+        power_watts=gpu.power_watts,
+        energy_joules=gpu.energy_joules(time.monotonic()),
         processes=_processes(holders),
     )
 

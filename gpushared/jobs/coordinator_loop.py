@@ -84,6 +84,9 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self.snapshot = ClusterSnapshot()
         """Hold the members' GPUs as the last scheduling passes and explanations saw them."""
         self.archive = Archive(store)
+        self.observers: list[Callable[[PoolStep], None]] = []
+        """Each is called with every step after it is in the store. An observer returns at once and raises
+        nothing."""
         self._store = store
         self._troubles = troubles
         self._epoch = state.epoch
@@ -301,6 +304,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         """
         ended, usual = self._clock.now(), after.plan_at - after.planned_at
         took = ended - began
+        self.pass_seconds.add(took)
         pause = min(max(PASS_PAUSE_SECONDS, PASS_SHARE * took), usual)
         after.planned_at = ended + max(took, pause) - usual
 
@@ -325,7 +329,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             return
         transaction, before = chunk.transaction(self._epoch), self.revision
         try:
-            self.revision = max(self.revision, await self._store.commit(transaction))
+            with self.commit_seconds.timing():
+                self.revision = max(self.revision, await self._store.commit(transaction))
         except TimedOut as error:
             self._in_trouble(error)
             await self._settle(transaction, before)
@@ -389,6 +394,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             for renew in self._on_new_epoch:
                 renew()
         for sent, step in done:
+            for observe in self.observers:
+                observe(step)
             for instruction in step.instructions:
                 self._tell(instruction)
             if not sent.answer.done():

@@ -82,6 +82,9 @@ class WebReply:
     content_type: bytes = b"application/json"
 
 
+MetricsHandler = Callable[[Caller, str], WebReply]
+"""Answer a scrape of this caller; the text is the Accept header."""
+METRICS_PATH = b"/metrics"
 JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
 
 
@@ -94,6 +97,8 @@ class Routes:
     json_prefix: bytes = b"/gpushare.v1."
     refused: Callable[[RequestRefusal, Caller, Origin], None] = forget
     shares: Shares = field(default_factory=Shares)
+    metrics: MetricsHandler | None = None
+    """This handler answers ``GET /metrics``, a path that Docker's API does not have."""
 
 
 class ClientGoneError(Exception):
@@ -345,6 +350,9 @@ class _Connection:
         if request.target.startswith(routes.json_prefix):
             await self._answer_json(routes, request, exchange)
             return
+        if routes.metrics is not None and request.target.partition(b"?")[0] == METRICS_PATH:
+            await self._answer_metrics(routes.metrics, exchange)
+            return
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
@@ -373,6 +381,18 @@ class _Connection:
             if isinstance(error, LimitReached):
                 self._tell(routes, request, http_status(error), error.code, error.message)
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
+        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+
+    async def _answer_metrics(self, handler: MetricsHandler, exchange: Exchange) -> None:
+        if exchange.method not in ("GET", "HEAD"):
+            await exchange.respond(405, docker_error("metrics are read by GET"))
+            return
+        accept = (exchange.header(b"accept") or b"").decode("latin-1")
+        try:
+            async with self.share.request():
+                reply = handler(exchange.caller, accept)
+        except LimitReached as error:
+            reply = WebReply(http_status(error), docker_error(str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
 
     def _tell(

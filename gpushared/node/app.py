@@ -32,6 +32,7 @@ from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator, check_identity
 from gpushared.net.front import Front, listen
+from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
 from gpushared.net.identity import Identities, SubordinateIds
@@ -43,21 +44,26 @@ from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.configured import limits_of, policy_of, remembered, rules_of
+from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, remembered, rules_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
 from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.history_recorder import HistoryRecorder
+from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
+from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
+from gpushared.notify.outbox import Outbox
+from gpushared.notify.payload import Origin
 from gpushared.storage.audit.audit_log import AuditLog
+from gpushared.storage.notification_file import SqliteNotifications
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +78,7 @@ PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
 GUARD_DIRECTORY = "guard"
+NOTIFICATIONS_NAME = "notifications.db"
 
 
 class Daemon:
@@ -116,6 +123,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
+        self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
 
     def stop(self) -> None:
         """End serving; containers and their resources stay."""
@@ -142,6 +150,7 @@ class Daemon:
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._make_observers(loop)
+        self._make_notifier(loop, stack)
         executor = Executor(
             loop,
             self._parts.sharing,
@@ -198,6 +207,31 @@ class Daemon:
             self._troubles,
             self._node_name(),
             lambda: self._config.history,
+        )
+        self._metrics = NodeMetrics(
+            loop,
+            self._sampler,
+            self._reconciler,
+            self._troubles,
+            self._audit,
+            self._nvml,
+            lambda: self._config,
+        )
+
+    def _make_notifier(self, loop: Loop, stack: AsyncExitStack) -> None:
+        def day(at: float) -> float:
+            return loop.state.day(at)
+
+        self._outbox = Outbox(
+            SqliteNotifications(Path(self._config.node.state_dir) / NOTIFICATIONS_NAME),
+            self._troubles,
+            lambda: notify_routes(self._config),
+            self._parts.clock,
+            Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
+        )
+        stack.push_async_callback(self._outbox.close)
+        self._lease_notifier = LeaseNotifier(
+            loop, self._outbox, lambda: self._config.notify.ends_soon_seconds
         )
 
     def _job_host(self, loop: Loop, executor: Executor) -> JobHost:
@@ -317,7 +351,7 @@ class Daemon:
             config.engine.socket,
             self._order_handler,
             policy_of(config),
-            audit.take,
+            self._metrics.take_audit,
             name=gate_name(config.node.state_dir),
             pins=self._pins,
             walls=self._limits.cgroups,
@@ -329,12 +363,18 @@ class Daemon:
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
         json = JsonApi(self._calls() | lines.calls(), of_calls)
-        routes = Routes(json=json.answer, docker=gate.handle, refused=gate.refused, shares=self._shares)
+        routes = Routes(
+            json.answer,
+            gate.handle,
+            refused=gate.refused,
+            shares=self._shares,
+            metrics=self._metrics.page,
+        )
         await self._jobs.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         policy = PolicyApi(gate)
-        json.add(policy.calls() | self._pool.calls())
+        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         front = Front(inner, self._identities, routes)
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
@@ -390,16 +430,20 @@ class Daemon:
             memberships=Memberships(self._enrolment, lambda: self._config.pool, self._node_name()),
         )
 
+    def _make_history_api(self) -> HistoryApi:
+        rights = Rights(lambda: self._config.privacy.others)
+        simulated = self._parts.gpus.simulated
+        return HistoryApi(self._parts.history, self._recorder.flush, rights, simulated=simulated)
+
     def _node_name(self) -> str:
         return self._config.node.name or socket.gethostname()
 
     def _make_examination(self, loop: Loop) -> Examination:
-        gpus = self._parts.gpus
         return Examination(
             loop,
             self._sampler,
             self._troubles,
-            driver=gpus if isinstance(gpus, NvmlGpus) else None,
+            driver=self._nvml,
             wall=self._parts.wall,
             modes=self._parts.modes,
             pins=lambda: self._pins.trouble,
@@ -437,7 +481,10 @@ class Daemon:
             self._limits.run(),
             self._pool.run(),
             self._audit.run(),
+            self._outbox.run(),
+            self._lease_notifier.run(),
             self._recorder.run(),
+            self._metrics.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -463,6 +510,8 @@ class Daemon:
         self._shares.limits = limits_of(config)
         self._jobs.reload(config)
         self._pool.link.reload()
+        self._metrics.reload()
+        self._outbox.reload()
         self._set_defaults()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")

@@ -37,6 +37,8 @@ class GpuReading:
     utilization_ratio: float | None = None
     temperature_celsius: int | None = None
     power_watts: float | None = None
+    energy_joules: float | None = None
+    """The energy since the driver was loaded, in the driver's own counter."""
     processes: tuple[GpuProcess, ...] = ()
     trouble: str | None = None
     xids: tuple[int, ...] = ()

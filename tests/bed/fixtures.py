@@ -85,6 +85,13 @@ def programs() -> Path:
 
 
 @pytest.fixture(scope="session")
+def prometheus() -> Path:
+    """Where ``prometheus`` and ``promtool`` of Debian lie."""
+    parts.need_file("prometheus", parts.PROMETHEUS / "promtool")
+    return parts.PROMETHEUS
+
+
+@pytest.fixture(scope="session")
 def mps_control_binary() -> Path:
     """NVIDIA's own MPS control daemon; without a GPU it answers, but can start no server."""
     return parts.need_file("mps", parts.MPS_CONTROL)

@@ -20,6 +20,7 @@ MPS_CONTROL: Final = CACHE / "bin/nvidia-cuda-mps-control"
 NVML_LIBRARY: Final = CACHE / "lib/libnvidia-ml.so.1"
 BUSYBOX_TAR: Final = CACHE / "busybox.tar"
 PROGRAMS: Final = CACHE / "programs"
+PROMETHEUS: Final = CACHE / "prometheus/usr/bin"
 CDI_ROOT: Final = CACHE / "newest-engine"
 ENTER_ROOT: Final = ROOT / "scripts/bed.d/enter-root"
 PLAIN_SOCKET: Final = Path("/var/run/docker.sock")

@@ -154,6 +154,10 @@ WRONG_VALUES = [
     "ps --since soon",
     "audit --since soon",
     "audit --limit 0",
+    "history --since soon",
+    "history --limit 0",
+    "usage --until tomorrow",
+    "waits --since 7",
     "project set vision --limit 25%",
     "project set vision --limit none --fixed x",
     "pool token --valid 1",
@@ -167,6 +171,8 @@ OF_SEVERAL_OPTIONS = [
     "run --gpu-memory 8g --isolation mig --gpu-memory 8g..9g",
     "extend l-7f3k 1",
     "simulate --memory 8g",
+    "waste --since 1d --until 2d",
+    "history export --csv --jsonl",
 ]
 
 

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from gpushared.api.v1 import (
     audit_pb2,
     gpus_pb2,
+    history_pb2,
     jobs_pb2,
     leases_pb2,
     node_pb2,
@@ -42,6 +43,9 @@ ANSWERS: dict[str, Any] = {
     "Node/Status": {"version": "1"},
     "Projects/List": {"projects": []},
     "Audit/List": {"lines": []},
+    "History/Ended": {},
+    "History/Usage": {},
+    "History/Waits": {},
     "Jobs/List": {"jobs": []},
     "Jobs/Get": {"id": "k3m9x0p2qa", "state": "succeeded"},
     "Jobs/Cancel": {"id": "k3m9x0p2qa", "state": "cancelling"},
@@ -66,6 +70,9 @@ COMMANDS = (
     Command(["jobs"], "Jobs/List"),
     Command(["nodes"], "Jobs/Nodes"),
     Command(["audit"], "Audit/List"),
+    Command(["history"], "History/Ended"),
+    Command(["usage"], "History/Usage"),
+    Command(["waits"], "History/Waits"),
     Command(["project", "ls"], "Projects/List"),
     Command(["why", "l-7f3k"], "Leases/Explain"),
     Command(["offer", "--gpu", "1"], "Leases/Offer"),
@@ -219,7 +226,17 @@ ONCE = {
     *("PoolAdmin/ForgetNode", "PoolAdmin/RotateCa"),
 }
 """What counts twice, or answers otherwise the second time."""
-MODULES = (audit_pb2, gpus_pb2, jobs_pb2, leases_pb2, node_pb2, policy_pb2, pool_pb2, projects_pb2)
+MODULES = (
+    audit_pb2,
+    gpus_pb2,
+    history_pb2,
+    jobs_pb2,
+    leases_pb2,
+    node_pb2,
+    policy_pb2,
+    pool_pb2,
+    projects_pb2,
+)
 ON_OTHER_PORTS = {"Join"}
 
 

@@ -12,6 +12,7 @@ import pytest
 from gpushared.api.v1 import (
     audit_pb2,
     gpus_pb2,
+    history_pb2,
     jobs_pb2,
     leases_pb2,
     node_pb2,
@@ -24,9 +25,20 @@ from gpushared.domain.model.errors import Code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 API_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+MODULES = (
+    leases_pb2,
+    gpus_pb2,
+    projects_pb2,
+    node_pb2,
+    audit_pb2,
+    history_pb2,
+    jobs_pb2,
+    policy_pb2,
+    pool_pb2,
+)
 CALLS = [
     f"{service.full_name}/{method.name}"
-    for module in (leases_pb2, gpus_pb2, projects_pb2, node_pb2, audit_pb2, jobs_pb2, policy_pb2, pool_pb2)
+    for module in MODULES
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]

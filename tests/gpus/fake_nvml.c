@@ -16,6 +16,7 @@
  *   utilization PERCENT
  *   temperature CELSIUS
  *   power MILLIWATTS
+ *   energy MILLIJOULES           since the driver was loaded
  *   mig CURRENT
  *   persistence MODE
  *   compute_mode MODE
@@ -90,10 +91,10 @@ struct sample {
 
 struct gpu {
     char uuid[TEXT], name[TEXT];
-    int lost, has_memory, has_utilization, has_temperature, has_power, has_mig;
+    int lost, has_memory, has_utilization, has_temperature, has_power, has_energy, has_mig;
     int has_persistence, has_compute_mode, has_capability, has_nvlink, has_numa;
     unsigned nvlink, numa;
-    unsigned long long total, reserved;
+    unsigned long long total, reserved, energy;
     unsigned utilization, temperature, power, mig, persistence, compute_mode;
     int major, minor;
     int parent; /* -1: it is a GPU; else a MIG device of that one */
@@ -181,6 +182,8 @@ static int read_gpu_line(struct gpu *gpu, const char *word, const char *rest)
         gpu->has_temperature = sscanf(rest, "%u", &gpu->temperature) == 1;
     else if (strcmp(word, "power") == 0)
         gpu->has_power = sscanf(rest, "%u", &gpu->power) == 1;
+    else if (strcmp(word, "energy") == 0)
+        gpu->has_energy = sscanf(rest, "%llu", &gpu->energy) == 1;
     else if (strcmp(word, "mig") == 0)
         gpu->has_mig = sscanf(rest, "%u", &gpu->mig) == 1;
     else if (strcmp(word, "persistence") == 0)
@@ -507,6 +510,15 @@ int nvmlDeviceGetPowerUsage(device_t device, unsigned *milliwatts)
     if (!gpu->has_power)
         return NOT_SUPPORTED;
     *milliwatts = gpu->power;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(device_t device, unsigned long long *millijoules)
+{
+    ENTER_DEVICE(device, gpu);
+    if (!gpu->has_energy)
+        return NOT_SUPPORTED;
+    *millijoules = gpu->energy;
     return SUCCESS;
 }
 

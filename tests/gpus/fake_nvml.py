@@ -104,6 +104,7 @@ class FakeGpu:
     utilization_percent: int | None = 0
     temperature_celsius: int | None = 40
     power_milliwatts: int | None = 50_000
+    energy_millijoules: int | None = 7_000_000
     mig: int | None = None
     instances: list[FakeInstance] = field(default_factory=list)
     persistence: int | None = None
@@ -129,6 +130,7 @@ class FakeGpu:
             "utilization": self.utilization_percent,
             "temperature": self.temperature_celsius,
             "power": self.power_milliwatts,
+            "energy": self.energy_millijoules,
             "mig": self.mig,
             "persistence": self.persistence,
             "compute_mode": self.compute_mode,

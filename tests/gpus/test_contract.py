@@ -58,6 +58,7 @@ async def test_readings_keep_to_their_units(world: World):
         assert 0 <= (reading.utilization_ratio or 0) <= 1
         assert 0 < (reading.temperature_celsius or 1) < 120
         assert 0 <= (reading.power_watts or 0) < 2000
+        assert (reading.energy_joules or 0) >= 0
 
 
 async def test_processes_are_host_processes_each_listed_once(world: World):

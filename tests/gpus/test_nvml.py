@@ -215,11 +215,18 @@ async def test_while_a_gpu_is_lost_the_driver_is_not_opened_anew_with_every_call
 
 
 async def test_figures_that_a_gpu_does_not_support_are_none(fake: FakeWorld):
-    bare = FakeGpu("GPU-bare", utilization_percent=None, temperature_celsius=None, power_milliwatts=None)
+    bare = FakeGpu(
+        "GPU-bare",
+        utilization_percent=None,
+        temperature_celsius=None,
+        power_milliwatts=None,
+        energy_millijoules=None,
+    )
     fake.machine.gpus = [bare]
     fake.machine.write()
     (reading,) = await fake.open().sample()
-    assert (reading.utilization_ratio, reading.temperature_celsius, reading.power_watts) == (None,) * 3
+    assert (reading.utilization_ratio, reading.temperature_celsius) == (None, None)
+    assert (reading.power_watts, reading.energy_joules) == (None, None)
     assert (reading.memory_used_bytes, reading.trouble) == (0, None)
 
 
@@ -230,6 +237,7 @@ async def test_figures_that_a_gpu_does_not_support_are_none(fake: FakeWorld):
         (["nvmlDeviceGetUtilizationRates"], "utilization_ratio"),
         (["nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"], "temperature_celsius"),
         (["nvmlDeviceGetPowerUsage"], "power_watts"),
+        (["nvmlDeviceGetTotalEnergyConsumption"], "energy_joules"),
     ],
 )
 async def test_a_figure_that_fails_is_none_and_no_trouble(

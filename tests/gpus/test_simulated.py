@@ -3,25 +3,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import MIB
+from gpushared.gpus import simulated
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.gpus.simulated_models import MODELS
-from gpushared.ports import GpuProcess
+from gpushared.ports import GpuProcess, GpuReading
 
 GIB = 2**30
 
 
 @pytest.fixture
 async def gpus() -> AsyncIterator[SimulatedGpus]:
-    simulated = SimulatedGpus.parse("h100:2,t4")
-    yield simulated
-    await simulated.close()
+    made = SimulatedGpus.parse("h100:2,t4")
+    yield made
+    await made.close()
 
 
 @pytest.fixture
@@ -30,6 +33,11 @@ def program() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as running:
         yield running
         running.kill()
+
+
+async def readings_of(gpus: SimulatedGpus) -> list[GpuReading]:
+    """Return the readings without the energy, which time alone changes."""
+    return [replace(one, energy_joules=None) for one in await gpus.sample()]
 
 
 def _wait_for_zombie(pid: int) -> None:
@@ -141,6 +149,16 @@ async def test_a_busy_gpu_is_warm_and_draws_power(gpus: SimulatedGpus):
     assert (busy.temperature_celsius, busy.power_watts) == (70, 700.0)
 
 
+async def test_energy_is_power_over_time(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch):
+    began = (await gpus.sample())[0].energy_joules or 0.0
+    start = time.monotonic()
+    monkeypatch.setattr(simulated, "time", SimpleNamespace(monotonic=lambda: start + 100))
+    gpus.set_utilization(0, 1.0)
+    monkeypatch.setattr(simulated, "time", SimpleNamespace(monotonic=lambda: start + 110))
+    used = ((await gpus.sample())[0].energy_joules or 0.0) - began
+    assert used == pytest.approx(100 * 70 + 10 * 700, abs=70)
+
+
 async def test_an_empty_trouble_heals(gpus: SimulatedGpus):
     gpus.set_trouble(0, "The GPU is lost")
     gpus.set_trouble(0, "")
@@ -170,8 +188,8 @@ BAD_CHANGES: dict[str, Callable[[SimulatedGpus], None]] = {
 async def test_a_change_that_no_gpu_could_make_is_refused_and_changes_nothing(
     gpus: SimulatedGpus, change: Callable[[SimulatedGpus], None]
 ):
-    before = await gpus.sample()
+    before = await readings_of(gpus)
     with pytest.raises(RequestError) as refused:
         change(gpus)
     assert refused.value.hint
-    assert await gpus.sample() == before
+    assert await readings_of(gpus) == before

@@ -215,6 +215,16 @@ class DaemonProcess:
         first, _, rest = answer.partition(b"\r\n\r\n")
         return int(first.split()[1]), rest
 
+    def metrics(self, *, uid: int = 0, accept: str = "") -> str:
+        """The page of metrics on its socket, as this user."""
+        with connected(self.socket, uid) as channel:
+            head = f"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept: {accept}\r\n\r\n"
+            channel.sendall(head.encode())
+            answer = b"".join(iter(lambda: channel.recv(65536), b""))
+        first, _, page = answer.partition(b"\r\n\r\n")
+        assert first.split()[1] == b"200", answer
+        return page.decode()
+
     def request(self, gpu: str, *, uid: int = 0, **fields: Any) -> Json:
         return self.call("Leases/Request", {"gpu": gpu, **fields}, uid=uid)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpushared.domain.accounting.summary import summary_of
 from gpushared.domain.jobs.node_messages import AttemptPrepared
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.explain import count_bounds
@@ -17,6 +19,7 @@ from gpushared.domain.leases.instructions import DropEdits, MakeEdits
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step, open_spans
+from gpushared.domain.leases.queue_pass import places_of, quota_usage
 from gpushared.domain.model.elastic import is_elastic, least, most
 from gpushared.domain.model.errors import GpushareError, InvalidTransition
 from gpushared.domain.model.gpu import (
@@ -52,6 +55,8 @@ from gpushared.domain.scheduling.placement.free_capacity import need_on
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts, changed_rows
 from gpushared.domain.scheduling.projects import DAY
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
+from gpushared.storage.history import HistoryFile
+from gpushared.storage.history.records import HistoryBatch, HistoryFilter, SourceName
 from tests.property.worlds import CALLERS, GIB, REQUESTS, gpu_sets
 
 PICK = st.integers(0, 40)
@@ -413,14 +418,15 @@ class NodeMachine(RuleBasedStateMachine):
         assert found.prune(self.now).books == self.state.usage.record(running).prune(self.now).books
 
     @invariant()
-    def a_lease_waits_and_holds_one_after_the_other(self) -> None:
-        for lease in self.journal.values():
-            spans = sorted(
-                {(s.start_ms, s.end_ms) for s in self.spans if s.lease == lease.id},
-            )
-            assert all(start < end for start, end in spans)
-            assert all(one[1] <= two[0] for one, two in pairwise(spans))
-            assert not spans or spans[0][0] >= milliseconds(lease.created_at)
+    def the_history_and_the_quotas_agree_on_what_each_project_holds(self) -> None:
+        held = Counter[str]()
+        for span in open_spans(self.state, self.now + 1):
+            held[span.project] += span.permille
+        places = places_of(self.state)
+        quotas = quota_usage(self.state, places, self.now)
+        assert {one: held[one] for one in held if held[one]} == {
+            lease.payer: quotas.held(lease.payer) for lease in self.state.holders()
+        }
 
     @invariant()
     def the_queue_keeps_its_order(self) -> None:
@@ -434,8 +440,37 @@ class NodeMachine(RuleBasedStateMachine):
         assert sorted(one.lease for one in decided) == sorted(lease.id for lease in self.state.waiting())
         assert all(one.reason is not None for one in decided if not one.grants)
 
+    def check_history(self) -> None:
+        """The history's file says the same, in whatever pieces it was written, and how often."""
+        open_now = open_spans(self.state, self.now)
+        leases = tuple(summary_of(replace(lease, container_name="")) for lease in self.journal.values())
+        with TemporaryDirectory() as folder:
+            history = HistoryFile(Path(folder) / "history.db", busy_seconds=1.0)
+            numbered = list(enumerate(self.spans, start=1))
+            for begin in range(0, len(numbered) + 1, 7):
+                piece = tuple(numbered[max(0, begin - 2) : begin + 7])
+                source = SourceName("box", 1)
+                now_ms = milliseconds(self.now)
+                history.write(HistoryBatch(source, now_ms, 0, (), leases, piece, tuple(open_now)))
+            held = Counter[str]()
+            for one in history.accounts(HistoryFilter()):
+                held[one.project] += one.account.held_permille_ms
+            waited = {one.lease: one.waited_ms for one in history.waits(HistoryFilter())}
+            history.close()
+        books, waits = Counter[str](), Counter[LeaseId]()
+        for span in (*self.spans, *open_now):
+            amount = span.end_ms - span.start_ms
+            if span.gpu is None:
+                waits[span.lease] += amount
+            else:
+                books[span.project] += span.permille * amount
+        assert held == books
+        assert waited == waits
+
     def teardown(self) -> None:
         """Once all trouble is over and all who hold something end, the whole queue has its turn."""
+        if self.batch is None:
+            self.check_history()
         self.send(m.GpusSurveyed(self.gpus))
         self.send(m.EngineSurveyed((), self.now - 1000.0))
         self.now += 100.0

@@ -52,6 +52,7 @@ class LeaseRequest(_message.Message):
     ENDS_WITH_CALLER_FIELD_NUMBER: _builtins.int
     CONTAINER_NAME_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    NOTIFY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gpu: _builtins.str
     """"0.25", "2", "2x0.5"; empty with only a memory, a compute share or a preset. Ranges, of which at least the
@@ -110,6 +111,10 @@ class LeaseRequest(_message.Message):
 
     @_builtins.property
     def away_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def notify(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """These are told what happens to the lease, where the site allows it: "mail", or URLs."""
+
     def __init__(
         self,
         *,
@@ -137,10 +142,11 @@ class LeaseRequest(_message.Message):
         ends_with_caller: _builtins.bool = ...,
         container_name: _builtins.str = ...,
         image: _builtins.str = ...,
+        notify: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "requeue", b"requeue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "container_name", b"container_name", "ends_with_caller", b"ends_with_caller", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "image", b"image", "immediate", b"immediate", "isolation", b"isolation", "models", b"models", "near", b"near", "notice_signal", b"notice_signal", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requeue", b"_requeue", "after", b"after", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "container_name", b"container_name", "ends_with_caller", b"ends_with_caller", "gpu", b"gpu", "gpu_compute", b"gpu_compute", "gpu_memory", b"gpu_memory", "held", b"held", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "image", b"image", "immediate", b"immediate", "isolation", b"isolation", "models", b"models", "near", b"near", "notice_signal", b"notice_signal", "notify", b"notify", "preset", b"preset", "priority", b"priority", "project", b"project", "request_id", b"request_id", "requeue", b"requeue", "restart_on_fault", b"restart_on_fault", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__requeue: _TypeAlias = _typing.Literal["requeue"]  # noqa: Y015
     _WhichOneofArgType__requeue: _TypeAlias = _typing.Literal["_requeue", b"_requeue"]  # noqa: Y015

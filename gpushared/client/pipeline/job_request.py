@@ -74,6 +74,8 @@ class JobRequest:
     """Fail instead of waiting when there is no room."""
     notice_signal: str = ""
     """Send this to the container before its time is up: USR1, TERM."""
+    notify: Sequence[str] = ()
+    """Tell these what happens to the job, where the site allows it: mail, or URLs."""
     restart_on_fault: int = 0
     """Start the container again so often when another lease's fault on the GPU ended it."""
 
@@ -157,7 +159,7 @@ class JobRequest:
     def _lease(self) -> leases_pb2.LeaseRequest:
         said = {word.field: getattr(self, word.argument) for word in LEASE_WORDS}
         said |= {"gpu": str(self.gpu), "begin_at": _seconds(self.begin)}
-        said |= {name: list(said[name]) for name in ("models", "near", "away_from")}
+        said |= {name: list(said[name]) for name in ("models", "near", "away_from", "notify")}
         try:
             return json_format.ParseDict(said, leases_pb2.LeaseRequest())
         except json_format.ParseError as error:

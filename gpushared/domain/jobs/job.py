@@ -133,7 +133,14 @@ class JobSpec:
 
 def names_bytes(request: Request) -> int:
     """Return about how many bytes the names in a request take."""
-    names = (*request.models, *request.gpus, *request.near, *request.away_from, *request.after)
+    names = (
+        *request.models,
+        *request.gpus,
+        *request.near,
+        *request.away_from,
+        *request.after,
+        *request.notify,
+    )
     return NAME_BYTES * len(names) + sum(map(len, names))
 
 

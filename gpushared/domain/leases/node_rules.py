@@ -101,6 +101,8 @@ class Rules:
     """A move of GPU memory to the host's, or back, may take this long before the daemon asks for it again."""
     max_queued: int = 1000
     max_queued_per_user: int = 100
+    notify_allowed: tuple[str, ...] = ()
+    """Requests may name these targets of notifications: ``mail``, and URLs that begin like these."""
     watchdog: Mapping[LeaseClass, WatchdogPolicy] = field(
         default_factory=lambda: dict.fromkeys(LeaseClass, WatchdogPolicy())
     )

@@ -16,6 +16,7 @@ from gpushared.domain.model.errors import (
     StateConflict,
 )
 from gpushared.domain.model.lease import Lease, Queued
+from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Request
 from gpushared.domain.model.request_spec import describe
 from gpushared.domain.model.units import format_duration, shown
@@ -33,6 +34,9 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
             known = draft.put(replace(known, holder=event.holder))
         return known
     check_terms(event.request, draft)
+    if event.attempt is None and not event.device_name:
+        # A job's targets were checked when the job was submitted, those of a container at its creation.
+        check_allowed(event.request.notify, draft.rules.notify_allowed)
     policy = draft.view().policy
     project = project_of(event.caller.name, event.request.project, policy)
     request, told = _with_time_limit(event.request, policy)

@@ -15,6 +15,7 @@
     │   ├── GpusUnavailable
     │   ├── HistoryUnavailable
     │   ├── JournalUnavailable
+    │   ├── OutboxUnavailable
     │   └── SharingUnavailable
     ├── TimedOut                  no answer in time                    deadline_exceeded    125
     ├── Unimplemented             another version has no such call     unimplemented        125
@@ -138,6 +139,10 @@ class GpusUnavailable(Unavailable):
 
 class JournalUnavailable(Unavailable):
     """The journal cannot be written, so nothing may be granted."""
+
+
+class OutboxUnavailable(Unavailable):
+    """The notifications that wait cannot be written or read; nothing else depends on them."""
 
 
 class SharingUnavailable(Unavailable):

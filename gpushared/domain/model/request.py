@@ -100,6 +100,8 @@ class Request:
     """True if the container is started again after it gave way; None: if nobody is attached to it."""
     notice_signal: str = ""
     """The container gets this signal when it is notified of its end, such as ``SIGUSR1``; empty for none."""
+    notify: tuple[str, ...] = ()
+    """These targets are told what happens to the lease: ``mail``, or URLs."""
     max_gpu_count: int | None = None
     """Only requests for whole GPUs have this."""
     max_compute_permille: int | None = None

@@ -13,6 +13,7 @@ from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.instances import in_words
 from gpushared.domain.model.lease import Grant
+from gpushared.domain.model.notification import read_targets
 from gpushared.domain.model.ranges import (
     TO,
     Range,
@@ -57,6 +58,7 @@ class RequestSpec:
     """GPU models with commas, by any part of their names."""
     near: str = ""
     away_from: str = ""
+    notify: str = ""
     host_cpu_milli: str = ""
     host_memory_bytes: str = ""
     max_wait: str = ""
@@ -99,6 +101,7 @@ def read_request(ask: RequestSpec, presets: Mapping[str, RequestSpec]) -> Reques
         project=_project(ask.project),
         after=_leases(ask.after),
         notice_signal=_signal(ask.notice_signal),
+        notify=read_targets(ask.notify) if ask.notify else (),
         restart_on_fault=_restarts(ask.restart_on_fault),
         models=_models(ask.models),
         near=_leases(ask.near),

@@ -35,6 +35,7 @@ from gpushared.domain.model.request import LeaseClass
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.policy import site_presets
 from gpushared.net.limits import UserLimits
+from gpushared.notify.targets import Routes, routes_of
 from gpushared.ports import Clock, JournalSnapshot
 
 FIRST_SEQUENCES = 2**19
@@ -54,6 +55,7 @@ def rules_of(config: Config) -> Rules:
         idle=idle_of(config),
         quiet_idle=quiet_idle_of(config),
         project_idle=project_idle_of(config),
+        notify_allowed=notify_routes(config).allowed,
         fault_patience_seconds=config.sharing.fault_patience_seconds,
         policy=queue_policy_of(config, stop_grace_seconds=config.engine.stop_grace_seconds),
         preemption=config.queue.preemption,
@@ -61,6 +63,11 @@ def rules_of(config: Config) -> Rules:
         together=config.placement.together,
         counts_host=config.placement.host is HostMode.AUTO,
     )
+
+
+def notify_routes(config: Config) -> Routes:
+    """Return the configured receivers of notifications."""
+    return routes_of(config.notify, {name: one.notify for name, one in config.projects.items()})
 
 
 def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:

@@ -23,10 +23,10 @@ from gpushared.domain.model.span import milliseconds
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sample, Sampler
-from gpushared.node.runtime.use_series import Recent, Seen, UseSeries
+from gpushared.node.runtime.use_series import Recent, SeriesSample, UseSeries
 from gpushared.ports import Journal, PastLeases
 from gpushared.storage.history.history_file import SqliteHistory
-from gpushared.storage.history.hour_use import MINUTE_MS, HourUse
+from gpushared.storage.history.hour_use import HourUse
 from gpushared.storage.history.records import (
     GpuFacts,
     HistoryBatch,
@@ -47,6 +47,7 @@ FRESH_SECONDS = 1.0
 """Answers may be this old."""
 MAX_SAMPLE_MS = 15_000
 """A sample stands for the time since the one before, but for no longer than this."""
+CLOSE_SECONDS = 5.0
 SPANS_PER_WRITE = 5000
 MAX_SUMMARIES = 20_000
 MAX_HOURS = 72
@@ -114,10 +115,10 @@ class HistoryRecorder:
     async def close(self) -> None:
         """Write the rest. An error is logged: the journal has all but the samples of the last minute."""
         try:
-            async with self._writing:
+            async with asyncio.timeout(CLOSE_SECONDS), self._writing:
                 await self._write()
-        except GpushareError as error:
-            log.warning("the end of the history is not written: %s", error)
+        except (GpushareError, TimeoutError) as error:
+            log.warning("the end of the history is not written: %s", error or "it takes too long")
 
     def recent(self, lease: str, gpu: str) -> Recent | None:
         """Return the points of the last hours; None for a series that is not in memory."""
@@ -144,7 +145,9 @@ class HistoryRecorder:
             known = state.gpus.get(gpu)
             memory = None if reading.memory_used_bytes is None else reading.memory_used_bytes // MIB
             held_mib = 0 if known is None else known.leasable_bytes // MIB
-            seen = Seen(WHOLE_PERMILLE, held_mib, reading.utilization_ratio, memory, reading.power_watts)
+            seen = SeriesSample(
+                WHOLE_PERMILLE, held_mib, reading.utilization_ratio, memory, reading.power_watts
+            )
             self._of("", gpu).take(at_ms, seen, ms)
         for lease in state.holders():
             held_ms = milliseconds(sample.at - (lease.holds_since or sample.at))
@@ -154,7 +157,7 @@ class HistoryRecorder:
                     continue
                 memory = None if use.memory_bytes is None else use.memory_bytes // MIB
                 size = permille_of([grant], state.gpus)
-                seen = Seen(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
+                seen = SeriesSample(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
                 self._of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
 
     def _of(self, lease: str, gpu: str) -> UseSeries:
@@ -233,14 +236,13 @@ class HistoryRecorder:
         return len(spans) == SPANS_PER_WRITE
 
     def _gather_uses(self) -> None:
-        """Move the minutes that are over to what is to be written, and drop the series of past holders."""
-        now_ms = milliseconds(self._loop.now())
+        """Move what changed to what is to be written, and drop the series of past holders."""
         held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
         for key, series in list(self._series.items()):
             lease, gpu = key
             over = key not in held if lease else gpu not in self._loop.state.gpus
             hours = self._unwritten.setdefault(key, {})
-            for hour in series.finished(now_ms + MINUTE_MS if over else now_ms):
+            for hour in series.changed():
                 hours[hour.hour] = hour
             for oldest in sorted(hours)[:-MAX_HOURS]:
                 del hours[oldest]

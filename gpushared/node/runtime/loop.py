@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpushared.daemon.measures import Totals
 from gpushared.daemon.troubles import Troubles
 from gpushared.daemon.write_ahead_loop import SentEvent, WriteAheadLoop
 from gpushared.domain.leases import events as m
@@ -20,7 +22,7 @@ from gpushared.domain.leases.instructions import Instruction
 from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step
-from gpushared.domain.model.errors import JournalUnavailable, TimedOut
+from gpushared.domain.model.errors import Code, GpushareError, JournalUnavailable, TimedOut
 from gpushared.domain.model.lease import Lease, LeaseId
 from gpushared.domain.scheduling.outcome import Decision
 from gpushared.ports import Clock, Journal, JournalWrite
@@ -49,8 +51,11 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         self.observers: list[Callable[[NodeState, Step], None]] = []
         """Each is called with every step after it is on disk, and with the state before it. An observer
         returns at once and raises nothing."""
+        self.refusals = Totals(len(Code) * 4)
+        """The refused requests for leases, by the kind of their error."""
         self._journal = journal
         self._troubles = troubles
+        self._decided: tuple[NodeState, Sequence[Decision]] | None = None
         self._outlook: tuple[NodeState, Outlook] | None = None
 
     async def send(self, event: m.Event) -> Lease | None:
@@ -60,12 +65,17 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
     def outlook(self) -> Outlook:
         """Return the outlook of the present state; it is computed once for each state."""
         if self._outlook is None or self._outlook[0] is not self.state:
-            now = self._clock.now()
-            decided = decisions(self.state, now)
-            known = starts(self.state, now, decided) if decided else {}
+            decided = self.decisions()
+            known = starts(self.state, self._clock.now(), decided) if decided else {}
             by_lease = {one.lease: one for one in in_order_of_start(decided, known)}
             self._outlook = (self.state, Outlook(by_lease, known))
         return self._outlook[1]
+
+    def decisions(self) -> Sequence[Decision]:
+        """Return the decision of a pass for each waiting lease; one pass for each state."""
+        if self._decided is None or self._decided[0] is not self.state:
+            self._decided = (self.state, decisions(self.state, self._clock.now()))
+        return self._decided[1]
 
     def waiting_of(self, lease: Lease) -> Waiting | None:
         """Explain why a lease waits, with its place in the queue; return None if it does not wait."""
@@ -80,7 +90,13 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         self.state = self.state.with_rules(rules)
 
     def _apply(self, state: NodeState, event: m.Event) -> tuple[Step, NodeState]:
-        step = handle(state, event, self._clock.now())
+        try:
+            with self.pass_seconds.timing():
+                step = handle(state, event, self._clock.now())
+        except GpushareError as error:
+            if isinstance(event, m.RequestSubmitted):
+                self.refusals.add(_reason_of(error), 1)
+            raise
         return step, step.state
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
@@ -129,7 +145,8 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
 
     async def _commit(self, writes: Sequence[JournalWrite]) -> None:
         try:
-            await self._journal.commit(writes)
+            with self.commit_seconds.timing():
+                await self._journal.commit(writes)
         except JournalUnavailable as error:
             self._troubles.raised("journal", str(error))
             raise
@@ -162,6 +179,11 @@ def _shown(state: NodeState) -> tuple[object, ...]:
         state.projects,
         state.ahead_seconds,
     )
+
+
+def _reason_of(error: GpushareError) -> str:
+    """Return the kind of an error: ``never_fits``, ``no_room`` ..."""
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", type(error).__name__).lower()
 
 
 def _nothing_yet(instruction: Instruction) -> None:

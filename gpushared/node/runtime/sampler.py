@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -80,6 +80,8 @@ class Sampler:
     ) -> None:
         """Take ``exclusive_process``, the names of GPUs that must have this compute mode while shared."""
         self.newest = Sample()
+        self.observers: list[Callable[[Sample], None]] = []
+        """Each is called with every new sample; it returns at once and raises nothing."""
         self._loop = loop
         self._gpus = gpus
         self._sharing = sharing
@@ -180,6 +182,8 @@ class Sampler:
         leases = self._leases_of(readings, status)
         sample, event = self._sort(at, readings, status, leases)
         self.newest = sample
+        for observe in self.observers:
+            observe(sample)
         found = self._find_leavers(readings, sample, leases)
         lost = frozenset(reading.gpu for reading in readings if reading.lost)
         working, resting = activity(readings, leases, self._loop.state.holders())

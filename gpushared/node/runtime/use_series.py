@@ -28,7 +28,7 @@ class _MinuteSums:
     held_permille: int = 0
     held_mib: int = 0
 
-    def take(self, seen: Seen, ms: int) -> None:
+    def take(self, seen: SeriesSample, ms: int) -> None:
         self.held_permille, self.held_mib = seen.held_permille, seen.held_mib
         if seen.use_ratio is not None:
             self.seen_ms += ms
@@ -51,8 +51,6 @@ class _MinuteSums:
             use_max_ratio=self.use_max_ratio if seen else None,
             memory_mean_mib=round(self.memory_mib_ms / memory) if memory else None,
             memory_max_mib=self.memory_max_mib if memory else None,
-            held_permille=self.held_permille,
-            held_mib=self.held_mib,
             power_watts=round(self.energy_mj / self.power_ms) if self.power_ms else None,
         )
 
@@ -73,7 +71,7 @@ class _MinuteSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeriesSample:
     """Hold one sample of a series; None is unknown. ``held_...`` is what the lease held then, or the GPU has."""
 
     held_permille: int
@@ -92,7 +90,7 @@ class Recent:
         self._memory_mib = array("i", [_UNKNOWN]) * self._points
         self._newest = -1
 
-    def put(self, at_ms: int, seen: Seen) -> None:
+    def put(self, at_ms: int, seen: SeriesSample) -> None:
         """Keep the newest sample of each ten seconds."""
         number = at_ms // (RECENT_STEP_SECONDS * 1000)
         for skipped in range(max(self._newest + 1, number - self._points + 1), number):
@@ -139,7 +137,7 @@ class UseSeries:
         elif self._hour.hour == before.hour:
             self._hour = merged(before, self._hour)
 
-    def take(self, at_ms: int, seen: Seen, ms: int) -> None:
+    def take(self, at_ms: int, seen: SeriesSample, ms: int) -> None:
         """Take a sample that stands for the ``ms`` milliseconds before it."""
         number = at_ms // MINUTE_MS
         if number != self._minute_at:
@@ -149,26 +147,38 @@ class UseSeries:
         self.recent.put(at_ms, seen)
         self._touched = True
 
-    def finished(self, at_ms: int) -> list[HourUse]:
-        """Return the hours that changed since the last call, with the minutes that are over by ``at_ms``."""
-        if self._minute_at >= 0 and at_ms // MINUTE_MS != self._minute_at:
-            self._end_minute()
-            self._minute_at = -1
-        changed, self._done = self._done, []
-        if self._hour is not None and self._touched:
-            changed.append(self._hour)
-        self._touched = self._minute_at >= 0
-        # Another thread writes these, while samples go on.
-        return [replace(hour, minutes=bytearray(hour.minutes)) for hour in changed]
+    def changed(self) -> list[HourUse]:
+        """Return the hours that changed since the last call, with the present minute as far as it is known.
+
+        The hours are copies: another thread writes them, while samples go on.
+        """
+        if not self._touched:
+            return []
+        self._touched = False
+        hours, self._done = self._done, []
+        if self._hour is not None:
+            hours.append(_copied(self._hour))
+        if hours and hours[-1].hour == self._minute_at * MINUTE_MS // HOUR_MS:
+            self._add_minute_to(hours[-1])
+        else:
+            hours.append(self._add_minute_to(HourUse(self._minute_at * MINUTE_MS // HOUR_MS)))
+        return hours
 
     def _end_minute(self) -> None:
         if self._minute_at < 0:
             return
-        begin_ms = self._minute_at * MINUTE_MS
-        hour = begin_ms // HOUR_MS
+        hour = self._minute_at * MINUTE_MS // HOUR_MS
         if self._hour is None or self._hour.hour != hour:
             if self._hour is not None:
                 self._done.append(self._hour)
             self._hour = HourUse(hour)
-        self._minute.add_to(self._hour)
-        self._hour.put_minute(begin_ms % HOUR_MS // MINUTE_MS, self._minute.as_minute)
+        self._add_minute_to(self._hour)
+
+    def _add_minute_to(self, hour: HourUse) -> HourUse:
+        self._minute.add_to(hour)
+        hour.put_minute(self._minute_at * MINUTE_MS % HOUR_MS // MINUTE_MS, self._minute.as_minute)
+        return hour
+
+
+def _copied(hour: HourUse) -> HourUse:
+    return replace(hour, minutes=bytearray(hour.minutes))

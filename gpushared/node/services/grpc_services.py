@@ -16,7 +16,16 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from gpushared.api.v1 import audit_pb2, gpus_pb2, jobs_pb2, leases_pb2, node_pb2, policy_pb2, projects_pb2
+from gpushared.api.v1 import (
+    audit_pb2,
+    gpus_pb2,
+    history_pb2,
+    jobs_pb2,
+    leases_pb2,
+    node_pb2,
+    policy_pb2,
+    projects_pb2,
+)
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import OPTIONS, CallAuthenticator, Context, unary_handler
 from gpushared.net.unary_json import Unary
@@ -31,6 +40,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
     jobs_pb2.DESCRIPTOR.services_by_name["Jobs"],
     audit_pb2.DESCRIPTOR.services_by_name["Audit"],
     policy_pb2.DESCRIPTOR.services_by_name["Policy"],
+    history_pb2.DESCRIPTOR.services_by_name["History"],
 )
 
 # Any: each call takes the message of its own method; the descriptor pairs the two.

@@ -197,7 +197,7 @@ class Views:
             uuid=gpu.id,
             index=gpu.index,
             name=gpu.name,
-            mode=_mode(room, drained),
+            mode=mode_of(room, drained),
             memory_total_bytes=gpu.memory_total_bytes,
             memory_leasable_bytes=gpu.leasable_bytes,
             memory_free_bytes=max(0, room.free_bytes),
@@ -295,7 +295,7 @@ def _token(view: leases_pb2.Lease) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
-def _mode(room: FreeCapacity, drained: Drained | None) -> str:
+def mode_of(room: FreeCapacity, drained: Drained | None) -> str:
     if drained is not None:
         return "unhealthy" if drained.sick else "drained"
     if room.gpu.split:

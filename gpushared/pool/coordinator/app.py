@@ -32,7 +32,7 @@ from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, 
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
-from gpushared.jobs.job_views import JobViews
+from gpushared.jobs.job_views import JobViews, has_simulated
 from gpushared.jobs.restore import HighWater, read_high_water, restored, write_high_water
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator, check_identity
@@ -41,9 +41,14 @@ from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, Peer
 from gpushared.net.intake import Intake
 from gpushared.net.unary_json import JsonApi
+from gpushared.notify.outbox import Outbox
+from gpushared.notify.payload import Origin
+from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.pool_metrics import PoolMetrics
+from gpushared.pool.coordinator.pool_notifier import PoolNotifier
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Room, Service
 from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
@@ -59,11 +64,13 @@ from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.job_store import SqliteStore
+from gpushared.storage.notification_file import SqliteNotifications
 
 log = logging.getLogger(__name__)
 
 STORE_NAME = "pool.db"
 AUDIT_NAME = "audit.db"
+NOTIFICATIONS_NAME = "notifications.db"
 MARK_NAME = "high-water.json"
 SOCKET_NAME = "gpushared-pool.sock"
 INNER_SOCKET = "inner/grpc.sock"
@@ -120,6 +127,7 @@ class PoolDaemon:
         self._marked = HighWater()
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._of_calls = CallAudit(self._audit.take)
+        self._metrics = PoolMetrics(lambda: self._loop, self._troubles, self._audit, lambda: self._config)
         self._json = JsonApi({})
         self._told = ""
         self.users_port = 0
@@ -137,7 +145,9 @@ class PoolDaemon:
         self._identities.forget()
         if self._loop is not None:
             self._loop.take_rules(pool_rules_of(config))
+            self._outbox.reload()
         self._told = ""  # the next tick logs the status again, after the messages about the reload
+        self._metrics.reload()
         self._audit.config = config.audit
         self._audit.told_of_reload()
         log.info("configuration reloaded")
@@ -164,6 +174,7 @@ class PoolDaemon:
             trust = self._trust(authenticator)
             loop = await self._loop_of(trust, epoch, mark)
             stack.push_async_callback(self._mark, loop)
+            self._make_notifier(loop, trust.pool, stack)
             await stack.enter_async_context(loop.running())
             await stack.enter_async_context(trust.running())
             connections = await self._serve(self._coordinator(loop, trust), front, stack)
@@ -228,6 +239,20 @@ class PoolDaemon:
         self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
         return self._loop
 
+    def _make_notifier(self, loop: PoolLoop, pool: str, stack: AsyncExitStack) -> None:
+        def day(at: float) -> float:
+            return loop.state.day(at)
+
+        self._outbox = Outbox(
+            SqliteNotifications(Path(self._config.coordinator.state_dir) / NOTIFICATIONS_NAME),
+            self._troubles,
+            lambda: routes_of(self._config.notify, {}),
+            self._parts.clock,
+            Origin(pool, lambda: has_simulated(loop.state), day),
+        )
+        stack.push_async_callback(self._outbox.close)
+        self._pool_notifier = PoolNotifier(loop, self._outbox)
+
     def _coordinator(self, loop: PoolLoop, trust: PoolTrust) -> CoordinatorParts:
         views = JobViews(lambda: loop.state, loop.now, loop.snapshot)
         link = LinkService(
@@ -257,7 +282,7 @@ class PoolDaemon:
     def _front(self) -> tuple[Front, CallAuthenticator]:
         """Return the unix socket's front, and the authenticator of its gRPC calls."""
         inner = self._runtime_dir / INNER_SOCKET
-        routes = Routes(json=self._answer, docker=_no_docker)
+        routes = Routes(json=self._answer, docker=_no_docker, metrics=self._metrics.page)
         front = Front(inner, self._identities, routes)
         return front, CallAuthenticator(self._identities, front.secret, shares=routes.shares)
 
@@ -317,6 +342,9 @@ class PoolDaemon:
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),
             self._audit.run(),
+            self._outbox.run(),
+            self._pool_notifier.run(),
+            self._metrics.run(),
             loop.ended(),
             self._stop.wait(),
         )

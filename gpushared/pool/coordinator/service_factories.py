@@ -15,13 +15,16 @@ from grpc_reflection.v1alpha import reflection
 from gpushared.api.v1 import audit_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
+from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
+from gpushared.jobs.job_requests import Wanted
 from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_checks import OPTIONS, Context
 from gpushared.net.intake import Intake
+from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import Admin, TrustAdmin
 from gpushared.pool.coordinator.job_streams import JobStreams, Tunnels
 from gpushared.pool.coordinator.join_service import JoinService
@@ -94,6 +97,7 @@ class _Room:
             Archive(coordinator.store),
             JobViews(lambda: loop.state, loop.now, loop.snapshot),
             presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
+            check=self._check,
             notices=self._notices,
             lacks=lambda: next(iter(self._notices()), ""),
             simulated=lambda: has_simulated(loop.state),
@@ -115,6 +119,12 @@ class _Room:
             "Explain": _for(Scope.READ, service.explain),
             "Nodes": _for(Scope.READ, self._nodes),
         }
+
+    async def _check(self, wanted: Wanted, _: Owner) -> None:
+        """Raise PermissionRefused for a target of notifications that the pool does not allow."""
+        targets = wanted.jobs[0][1].request.notify
+        if targets:
+            check_allowed(targets, routes_of(self._coordinator.config().notify, {}).allowed)
 
     async def _nodes(self, _: jobs_pb2.NodesRequest, owner: Owner) -> jobs_pb2.NodesResponse:
         loop = self._coordinator.loop

@@ -32,6 +32,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.notification import check_targets
 from gpushared.domain.model.request import Isolation, Request
 from gpushared.domain.model.request_spec import MAX_AFTER as MAX_LEASES
 from gpushared.domain.model.request_spec import MAX_MODELS, NOTICE_SIGNALS
@@ -345,6 +346,7 @@ def check_request(request: Request) -> None:
         raise RequestError("exclusive means whole GPUs, not a part of one")
     if request.notice_signal and request.notice_signal not in NOTICE_SIGNALS:
         raise RequestError(f"{shown(request.notice_signal)} is not a signal for a notice")
+    check_targets(request.notify)
     for texts, most in (
         (request.models, max(MAX_MODELS, MAX_GPUS)),
         (request.gpus, MAX_GPUS),

@@ -180,6 +180,7 @@ class AuditLog:
         """The configuration may be replaced at any time."""
         self._journald = journald or (Journald() if is_logged_to() else None)
         self._lost = 0
+        self._told_lost = 0
         self._folding = folding or Folding(time.monotonic())
         self._waiting: deque[AuditLine] = deque()
         self._in_doubt: tuple[Numbered, ...] = ()
@@ -234,6 +235,11 @@ class AuditLog:
         return await self._file.search(wanted)
 
     @property
+    def lost_total(self) -> int:
+        """Return the number of lines that were lost since the start."""
+        return self._told_lost + self._lines_lost
+
+    @property
     def trouble(self) -> str:
         return self._troubles.of(PART)
 
@@ -264,6 +270,7 @@ class AuditLog:
         if self._lines_lost:
             text = f"{self._lines_lost} lines before this one were lost: the audit could not be written"
             self._waiting.append(line_now(0, "gpushared", "LOST", "audit", status=0, text=text))
+            self._told_lost += self._lines_lost
             self._lost = self._folding.lost = 0
         while self._in_doubt or self._waiting:
             # Each line gets its number once: a batch with an unknown outcome is written again unchanged.

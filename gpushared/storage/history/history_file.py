@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 
+from gpushared.domain.accounting.replay import QueueThen
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import Span
 from gpushared.storage.history import history_queries as queries
+from gpushared.storage.history.history_export import ExportKind, ExportPage, export
+from gpushared.storage.history.history_replay import queue_then
 from gpushared.storage.history.history_schema import SCHEMA, WORDS
 from gpushared.storage.history.hour_use import HOUR_MS, HourUse
 from gpushared.storage.history.records import (
@@ -23,12 +26,15 @@ from gpushared.storage.history.records import (
     LeaseWait,
     Point,
     Resumption,
+    SeriesName,
     SourceName,
 )
 from gpushared.storage.sqlite.file import SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
 HOURS_PER_DAY = 24
+OPEN_SECONDS = 120.0
+"""The first call checks the whole file, which may have some hundred MB."""
 PRUNE_STEP_HOURS = 24 * 7
 """Each prune drops the minutes of so many hours at most, so that it takes some milliseconds."""
 
@@ -155,9 +161,19 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.leases(db, wanted, limit)
 
-    def points(self, node: str, lease: str, gpu: str, since_ms: int, until_ms: int) -> list[Point]:
+    def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
         with self._reading() as db:
-            return queries.points(db, node, lease, gpu, since_ms, until_ms)
+            return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
+
+    def queue_then(self, node: str, lease: str) -> QueueThen | None:
+        with self._reading() as db:
+            return queue_then(db, node, lease)
+
+    def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
+        with self._reading() as db:
+            return export(db, kind, wanted, after)
 
 
 def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None:
@@ -192,7 +208,7 @@ class SqliteHistory(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("history", path, WORDS, timeout_seconds=timeout_seconds)
+        super().__init__("history", path, WORDS, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._store = HistoryFile(path, busy_seconds=busy_seconds)
 
     async def write(self, batch: HistoryBatch) -> None:
@@ -213,8 +229,16 @@ class SqliteHistory(Calls):
     async def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
         return await self._read(lambda: self._store.leases(wanted, limit))
 
-    async def points(self, node: str, lease: str, gpu: str, since_ms: int, until_ms: int) -> list[Point]:
-        return await self._read(lambda: self._store.points(node, lease, gpu, since_ms, until_ms))
+    async def points(
+        self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
+    ) -> list[Point]:
+        return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
+
+    async def queue_then(self, node: str, lease: str) -> QueueThen | None:
+        return await self._read(lambda: self._store.queue_then(node, lease))
+
+    async def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
+        return await self._read(lambda: self._store.export(kind, wanted, after))
 
     async def close(self) -> None:
         """Finish the earlier calls, then release the file. Later calls are refused."""

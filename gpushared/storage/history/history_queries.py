@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gpushared.domain.accounting.account import Account, too_big_permille_ms
 from gpushared.domain.accounting.summary import LeaseSummary
+from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
@@ -24,11 +25,13 @@ from gpushared.storage.history.records import (
     Point,
     Resumption,
     SeriesKey,
+    SeriesName,
     SourceName,
 )
 
-_SUMMARY = ", ".join(f"l.{one.name}" for one in fields(LeaseSummary))
-_USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
+SUMMARY = ", ".join(f"l.{one.name}" for one in fields(LeaseSummary))
+USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
+_USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
 _SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 0 AS open FROM span
     WHERE source = :source AND end_ms > :since
     UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
@@ -37,7 +40,7 @@ _CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
     """Hold a source, and the window of a query in the source's own time."""
 
     number: int
@@ -61,11 +64,11 @@ def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumptio
     (source,) = found
     (newest,) = db.execute("SELECT max(ended_at) FROM lease WHERE source = ?", (source,)).fetchone()
     rows = db.execute(
-        f"""SELECT series.lease, series.gpu, {_USE} FROM use_hour u JOIN series ON series.number = u.series
+        f"""SELECT series.lease, series.gpu, {USE} FROM use_hour u JOIN series ON series.number = u.series
             WHERE u.hour = ? AND series.source = ?""",  # noqa: S608 - constants
         (hour, source),
     )
-    uses: dict[SeriesKey, HourUse] = {(lease, gpu): _hour(row) for lease, gpu, *row in rows}
+    uses: dict[SeriesKey, HourUse] = {(lease, gpu): hour_of(row) for lease, gpu, *row in rows}
     waits = db.execute(
         """SELECT wait.lease, reason, ms FROM wait JOIN lease l ON l.source = wait.source AND l.lease = wait.lease
            WHERE wait.source = ? AND l.ended_at IS NULL""",
@@ -77,9 +80,9 @@ def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumptio
 def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount]:
     """Return the account of each lease on each GPU, for what was held in the time."""
     found = []
-    for source in _sources(db, wanted):
+    for source in sources(db, wanted):
         uses = _uses(db, source)
-        where, values = _where(source, wanted)
+        where, values = conditions(source, wanted)
         rows = db.execute(
             f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
@@ -105,24 +108,28 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
 
 
 def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
-    """Return the wait of each lease that waited in the time."""
+    """Return the wait of each lease that waited or was made in the time."""
     found = []
-    for source in _sources(db, wanted):
-        where, values = _where(source, wanted)
+    for source in sources(db, wanted):
+        where, values = conditions(source, wanted)
+        asked = "l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes, l.memory_permille, l.compute_permille"
         rows = db.execute(
-            f"""SELECT s.lease, l.owner, s.project, l.lease_class, l.gpu_count,
-                       min(s.start_ms), sum({_CLIPPED}), max(s.open)
+            f"""SELECT s.lease, {asked}, min(s.start_ms), sum({_CLIPPED}), max(s.open)
                 FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
-                WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since {where}
-                GROUP BY s.lease""",  # noqa: S608 - constants
+                WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since
+                AND s.end_ms > s.start_ms {where}
+                GROUP BY s.lease
+                UNION ALL
+                SELECT l.lease, {asked}, CAST(l.created_at * 1000 AS INTEGER), 0, 0 FROM lease l
+                WHERE l.source = :source AND l.created_at * 1000 >= :since AND l.created_at * 1000 < :until
+                AND NOT EXISTS (SELECT 1 FROM span s WHERE s.source = :source AND s.lease = l.lease
+                                AND s.gpu IS NULL AND s.end_ms > s.start_ms)
+                AND NOT EXISTS (SELECT 1 FROM open_span s WHERE s.source = :source AND s.lease = l.lease
+                                AND s.gpu IS NULL) {where}""",  # noqa: S608 - constants
             values,
         ).fetchall()
-        for lease, owner, project, lease_class, gpu_count, began, waited, still in rows:
-            reasons = dict(
-                db.execute(
-                    "SELECT reason, ms FROM wait WHERE source = ? AND lease = ?", (source.number, lease)
-                ).fetchall()
-            )
+        for lease, owner, project, lease_class, count, memory, share, compute, began, waited, still in rows:
+            reasons = _reasons(db, source, lease) if waited else {}
             found.append(
                 LeaseWait(
                     source.node,
@@ -130,7 +137,9 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
                     owner,
                     project,
                     lease_class,
-                    gpu_count,
+                    count,
+                    memory,
+                    share if share is not None else compute,
                     source.day(began),
                     waited,
                     bool(still),
@@ -150,51 +159,53 @@ def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Le
     ended = (
         "(l.ended_at IS NULL OR l.ended_at * 1000 >= :since)" if open_too else "l.ended_at * 1000 >= :since"
     )
-    for source in _sources(db, wanted):
-        where, values = _where(source, wanted)
+    for source in sources(db, wanted):
+        where, values = conditions(source, wanted)
         outcome = "AND l.outcome = :outcome" if wanted.outcome else ""
         rows = db.execute(
-            f"""SELECT {_SUMMARY} FROM lease l WHERE l.source = :source AND {ended}
+            f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND {ended}
                 AND (l.ended_at IS NULL OR l.ended_at * 1000 < :until) {where} {outcome}
                 ORDER BY l.ended_at IS NULL DESC, l.ended_at DESC LIMIT :limit""",  # noqa: S608 - constants
             {**values, "limit": limit, "outcome": wanted.outcome},
         ).fetchall()
-        found += [_lease_history(db, source, LeaseSummary(*row)) for row in rows]
+        found += [lease_history(db, source, LeaseSummary(*row)) for row in rows]
     found.sort(key=lambda one: (one.ended_ms is not None, -(one.ended_ms or 0)))
     return found[:limit]
 
 
 def points(
-    db: sqlite3.Connection, node: str, lease: str, gpu: str, since_ms: int, until_ms: int
+    db: sqlite3.Connection, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool
 ) -> list[Point]:
-    """Return the minutes of a series; an hour whose minutes were dropped is one point."""
+    """Return the minutes of a series, or its hours; an hour whose minutes were dropped is one point."""
     found: list[Point] = []
-    for source in _sources(db, HistoryFilter(since_ms, until_ms, node=node)):
+    for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node)):
+        minutes = "x''" if by_hour else "u.minutes"
         rows = db.execute(
-            f"""SELECT {_USE} FROM series JOIN use_hour u ON u.series = series.number
+            f"""SELECT {_USE_SUMS}, {minutes} FROM series JOIN use_hour u ON u.series = series.number
                 WHERE series.source = ? AND series.lease = ? AND series.gpu = ?
                 AND u.hour >= ? AND u.hour * {HOUR_MS} < ? ORDER BY u.hour""",  # noqa: S608 - constants
-            (source.number, lease, gpu, source.since_ms // HOUR_MS, source.until_ms),
+            (source.number, series.lease, series.gpu, source.since_ms // HOUR_MS, source.until_ms),
         )
-        for row in rows:
-            hour = _hour(row)
-            for at_ms, minute in _points_of(hour):
-                if source.since_ms <= at_ms < source.until_ms:
-                    found.append(Point(source.day(at_ms), minute))
+        found += [
+            Point(source.day(at_ms), minute)
+            for row in rows
+            for at_ms, minute in _points_of(hour_of(row))
+            if by_hour or source.since_ms <= at_ms < source.until_ms
+        ]
     return found
 
 
 # --- pieces --------------------------------------------------------------------------------------------
 
 
-def _sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[_Source]:
+def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
     rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
     for number, node, ahead, seen in rows:
         if wanted.node in {"", node}:
-            yield _Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
+            yield Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
 
 
-def _where(source: _Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+def conditions(source: Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
     conditions = {
         "owner": "l.owner = :owner",
         "project": "l.project = :project",
@@ -211,7 +222,7 @@ def _where(source: _Source, wanted: HistoryFilter) -> tuple[str, dict[str, objec
     return "".join(f" AND {text}" for text in chosen), values
 
 
-def _uses(db: sqlite3.Connection, source: _Source) -> dict[int, Account]:
+def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
     """Return what each series of the source used in the window."""
     since, until = source.since_ms, min(source.until_ms, source.seen_ms + HOUR_MS)
     first, last = -(-since // HOUR_MS), until // HOUR_MS
@@ -229,12 +240,12 @@ def _uses(db: sqlite3.Connection, source: _Source) -> dict[int, Account]:
     edges = {hour for hour in (since // HOUR_MS, last) if not first <= hour < last and hour * HOUR_MS < until}
     for edge in edges:
         rows = db.execute(
-            f"""SELECT u.series, {_USE} FROM use_hour u JOIN series ON series.number = u.series
+            f"""SELECT u.series, {USE} FROM use_hour u JOIN series ON series.number = u.series
                 WHERE u.hour = ? AND series.source = ? AND series.lease != ''""",  # noqa: S608 - constants
             (edge, source.number),
         )
         for series, *row in rows:
-            found[series] += _part_of(_hour(row), since, until)
+            found[series] += _part_of(hour_of(row), since, until)
     return found
 
 
@@ -267,7 +278,12 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
     )
 
 
-def _lease_history(db: sqlite3.Connection, source: _Source, summary: LeaseSummary) -> LeaseHistory:
+def _reasons(db: sqlite3.Connection, source: Source, lease: LeaseId) -> dict[str, int]:
+    rows = db.execute("SELECT reason, ms FROM wait WHERE source = ? AND lease = ?", (source.number, lease))
+    return dict(rows.fetchall())
+
+
+def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary) -> LeaseHistory:
     spans = db.execute(
         """SELECT start_ms, end_ms, gpu, permille, memory_mib FROM span WHERE source = ?1 AND lease = ?2
            UNION ALL SELECT start_ms, end_ms, gpu, permille, memory_mib FROM open_span
@@ -307,6 +323,7 @@ def _lease_history(db: sqlite3.Connection, source: _Source, summary: LeaseSummar
         use_max_ratio=use.max_ratio,
         peak_mib=use.peak_mib,
         held_mib=max(at_once.values(), default=None),
+        gpus=tuple(GpuId(gpu) for gpu in gpus),
         gpu_labels=tuple(labels),
         models=tuple(sorted({names[gpu][1] for gpu in gpus if gpu in names})),
     )
@@ -320,27 +337,29 @@ class _Life(NamedTuple):
     peak_mib: int | None
 
 
-def _life(db: sqlite3.Connection, source: _Source, lease: LeaseId) -> _Life:
-    account, peaks, greatest = Account(), list[int](), list[float]()
-    rows = db.execute(
-        """SELECT series.peak_mib, sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
-                  sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille), sum(seen_permille_ms)
-           FROM series JOIN (SELECT * FROM dropped_hours UNION ALL
-               SELECT series, seen_permille_ms, active_permille_ms, idle_permille_ms, used_permille_ms,
-                      use_max_permille, memory_seen_mib_ms, memory_used_mib_ms FROM use_hour) u
-               ON u.series = series.number
-           WHERE series.source = ? AND series.lease = ? GROUP BY series.number""",
-        (source.number, lease),
-    )
-    for peak, active, idle, used, seen_mib, used_mib, max_permille, seen in rows:
-        account += _used(active, idle, used, seen_mib, used_mib)
-        peaks += [] if peak is None else [peak]
-        greatest += [max_permille / 1000] if seen else []
+def _life(db: sqlite3.Connection, source: Source, lease: LeaseId) -> _Life:
+    account, greatest = Account(), list[float]()
+    series = db.execute(
+        "SELECT number, peak_mib FROM series WHERE source = ? AND lease = ?", (source.number, lease)
+    ).fetchall()
+    for number, _ in series:
+        for table in ("use_hour", "dropped_hours"):
+            row = db.execute(
+                f"""SELECT sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
+                           sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille),
+                           sum(seen_permille_ms)
+                    FROM {table} WHERE series = ?""",  # noqa: S608 - constants
+                (number,),
+            ).fetchone()
+            *sums, max_permille, seen = (figure or 0 for figure in row)
+            account += _used(*sums)
+            greatest += [max_permille / 1000] if seen else []
+    peaks = [peak for _, peak in series if peak is not None]
     return _Life(account, max(greatest, default=None), sum(peaks) if peaks else None)
 
 
 # Any: a row has what the columns hold.
-def _hour(row: Sequence[Any]) -> HourUse:
+def hour_of(row: Sequence[Any]) -> HourUse:
     hour = HourUse(*row[:-1])
     hour.minutes = bytearray(row[-1])
     return hour
@@ -360,10 +379,8 @@ def _points_of(hour: HourUse) -> Iterator[tuple[int, Minute]]:
             seen_seconds=60,
             use_mean_ratio=hour.used_permille_ms / seen if seen else None,
             use_max_ratio=hour.use_max_permille / 1000 if seen else None,
-            memory_mean_mib=None,
+            memory_mean_mib=hour.memory_used_mib_ms // known if known else None,
             memory_max_mib=hour.memory_max_mib if known else None,
-            held_permille=0,
-            held_mib=hour.memory_seen_mib_ms // known if known else 0,
             power_watts=None,
         ),
     )

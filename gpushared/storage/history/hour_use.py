@@ -1,7 +1,7 @@
 """Hold an hour of samples of one series: sums for the hour, and 60 minutes in a packed form.
 
-A series is a GPU, or a lease on a GPU. A minute takes 13 bytes, a tenth of a row of its own: 8 GPUs and 64
-leases make 41 MB a month.
+A series is a GPU, or a lease on a GPU. A minute takes 9 bytes, a third of a row of its own. What a lease held
+in a minute is not here, because the spans say it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from dataclasses import dataclass, field, fields
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 MINUTES = 60
-_SLOT = struct.Struct("<BBBHHHHH")
+_SLOT = struct.Struct("<BBBHHH")
 _MISSING_BYTE, _MISSING_WORD = 0xFF, 0xFFFF
 _MEMORY_UNIT_MIB = 8
 """Memory of up to 512 GiB fits into a word."""
 _RATIO_STEPS = 200
 _SECONDS_MS = 1000
-EMPTY_MINUTES = (
-    _SLOT.pack(0, _MISSING_BYTE, _MISSING_BYTE, *[_MISSING_WORD] * 2, 0, 0, _MISSING_WORD) * MINUTES
-)
+EMPTY_MINUTES = _SLOT.pack(0, *[_MISSING_BYTE] * 2, *[_MISSING_WORD] * 3) * MINUTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,6 @@ class Minute:
     use_max_ratio: float | None
     memory_mean_mib: int | None
     memory_max_mib: int | None
-    held_permille: int
-    held_mib: int
     power_watts: int | None
 
 
@@ -72,8 +68,6 @@ class HourUse:
             _ratio_byte(minute.use_max_ratio),
             _memory_word(minute.memory_mean_mib),
             _memory_word(minute.memory_max_mib),
-            min(_MISSING_WORD, minute.held_permille),
-            _memory_word(minute.held_mib),
             _MISSING_WORD if minute.power_watts is None else min(_MISSING_WORD - 1, minute.power_watts),
         )
 
@@ -100,17 +94,13 @@ def merged(earlier: HourUse, later: HourUse) -> HourUse:
 
 
 def _unpacked(minutes: bytes | bytearray, number: int) -> Minute:
-    seen, mean, greatest, memory, memory_max, permille, held, power = _SLOT.unpack_from(
-        minutes, number * _SLOT.size
-    )
+    seen, mean, greatest, memory, memory_max, power = _SLOT.unpack_from(minutes, number * _SLOT.size)
     return Minute(
         seen,
         _ratio(mean),
         _ratio(greatest),
         _memory(memory),
         _memory(memory_max),
-        permille,
-        held * _MEMORY_UNIT_MIB,
         None if power == _MISSING_WORD else power,
     )
 

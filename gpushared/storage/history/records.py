@@ -110,7 +110,10 @@ class LeaseAccount:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWait:
-    """Hold how long a lease waited within a time, and its reasons over its life, in milliseconds."""
+    """Hold how long a lease waited within a time, and its reasons over its life, in milliseconds.
+
+    A lease that was made in the time and never waited is there with a wait of 0.
+    """
 
     node: str
     lease: LeaseId
@@ -118,6 +121,9 @@ class LeaseWait:
     project: str
     lease_class: str
     gpu_count: int
+    memory_bytes: int | None
+    """The memory asked for on each GPU; None if a share was asked for."""
+    share_permille: int | None
     began_ms: int
     """When the first of these waits began, in milliseconds of the time of day."""
     waited_ms: int
@@ -142,8 +148,18 @@ class LeaseHistory:
     peak_mib: int | None
     held_mib: int | None
     """The memory that the lease held on all its GPUs, at its most."""
+    gpus: tuple[GpuId, ...]
     gpu_labels: tuple[str, ...]
     models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesName:
+    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole."""
+
+    node: str
+    gpu: str
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import Ended, Finished, LeaseId
 from gpushared.domain.model.span import Span
-from gpushared.node.runtime.use_series import Seen, UseSeries
+from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import HistoryFile
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
 from gpushared.storage.history.records import (
@@ -20,6 +20,7 @@ from gpushared.storage.history.records import (
     HistoryBatch,
     HistoryFilter,
     KeepHistory,
+    SeriesName,
     SourceName,
 )
 from gpushared.testing import fake_lease
@@ -28,6 +29,7 @@ GPU, LEASE = GpuId("GPU-0"), LeaseId("l-1")
 HOME = SourceName("box", 7)
 BEGIN = 500_000 * HOUR_MS
 NEW = HistoryFilter()
+SERIES = SeriesName("box", GPU, LEASE)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def held(minutes: tuple[float, float], permille: int = 250, mib: int = 20_000) -
 
 def worked(series: UseSeries, minutes: tuple[int, int], use: float | None, mib: int | None) -> None:
     for at_ms in range(BEGIN + minutes[0] * MINUTE_MS + 1000, BEGIN + minutes[1] * MINUTE_MS + 1, 1000):
-        series.take(at_ms - 1, Seen(250, 20_000, use, mib), 1000)
+        series.take(at_ms - 1, SeriesSample(250, 20_000, use, mib), 1000)
 
 
 def batch(**parts: object) -> HistoryBatch:
@@ -63,7 +65,7 @@ def test_what_a_lease_held_and_used_is_split_into_active_and_idle(history: Histo
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
     worked(series, (30, 40), 0.0, 10_000)
-    uses = {(LEASE, GPU): series.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): series.changed()}
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (one,) = history.accounts(NEW)
@@ -86,7 +88,7 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryFile) -> 
         spans=((1, held((0, 60))),),
         open_spans=(held((60, 90)),),
         waits={(LEASE, "no-gpu"): 5000},
-        uses={(LEASE, GPU): series.finished(BEGIN + HOUR_MS)},
+        uses={(LEASE, GPU): series.changed()},
     )
     history.write(whole)
     before = (account_of(history), history.waits(NEW), history.leases(replace(NEW, lease=LEASE), 9))
@@ -97,7 +99,7 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryFile) -> 
 def test_times_are_cut_to_the_window_and_shifted_to_the_time_of_day(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 60), 1.0, 5_000)
-    uses = {(LEASE, GPU): series.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): series.changed()}
     spans = ((1, held((0, 60))),)
     history.write(batch(ahead_ms=HOUR_MS, leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     day = BEGIN + HOUR_MS
@@ -117,16 +119,16 @@ def test_a_lease_waited_for_reasons(history: HistoryFile) -> None:
 def test_old_minutes_and_hours_go_and_the_figures_of_a_lease_stay(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
-    uses = {(LEASE, GPU): series.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): series.changed()}
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (before,) = history.leases(NEW, 9)
-    assert len(history.points("box", LEASE, GPU, 0, 2**60)) == 30
+    assert len(history.points(SERIES, 0, 2**60)) == 30
     history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 3 * 24 * HOUR_MS)
-    (point,) = history.points("box", LEASE, GPU, 0, 2**60)
+    (point,) = history.points(SERIES, 0, 2**60)
     assert point.minute.use_mean_ratio == pytest.approx(0.5)
     history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 30 * 24 * HOUR_MS)
-    assert history.points("box", LEASE, GPU, 0, 2**60) == []
+    assert history.points(SERIES, 0, 2**60) == []
     (after,) = history.leases(NEW, 9)
     assert after == before
     assert (after.peak_mib, after.held_mib, after.use_max_ratio) == (5_000, 20_000, 0.5)
@@ -145,12 +147,12 @@ def test_a_series_goes_on_after_a_restart_within_its_hour(history: HistoryFile) 
     first, second = UseSeries(1), UseSeries(1)
     worked(first, (0, 10), 0.5, 5_000)
     leases = (summary(),)
-    history.write(batch(leases=leases, uses={(LEASE, GPU): first.finished(BEGIN + 10 * MINUTE_MS)}))
+    history.write(batch(leases=leases, uses={(LEASE, GPU): first.changed()}))
     worked(second, (20, 30), 0.0, 6_000)
     resumption = history.resume(HOME, BEGIN + 20 * MINUTE_MS)
     second.go_on_with(resumption.uses[LEASE, GPU])
-    uses = {(LEASE, GPU): second.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): second.changed()}
     history.write(batch(leases=leases, spans=((1, held((0, 60))),), uses=uses))
     account = account_of(history)
     assert account.active_permille_ms == account.idle_permille_ms == 250 * 10 * MINUTE_MS
-    assert len(history.points("box", LEASE, GPU, 0, 2**60)) == 20
+    assert len(history.points(SERIES, 0, 2**60)) == 20

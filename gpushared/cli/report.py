@@ -1,0 +1,159 @@
+"""Serve ``gpushare report``: show what a lease or a job used of what it held, and what to ask for next time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from gpushared.api.v1.history_messages import Account, LeaseReport, PastLease, Report
+from gpushared.cli import complete, text
+from gpushared.cli.history_options import client_for, hours, lasted, percent
+from gpushared.cli.listing import Options, write_items
+from gpushared.cli.options import output_option
+from gpushared.cli.sparkline import is_plain, sparkline
+from gpushared.client import Client
+from gpushared.domain.model.errors import GpushareError, NotFound
+
+WIDTH = 10
+
+
+@click.command("report")
+@output_option("text", "json")
+@click.option("--ascii", "plain", is_flag=True, help="Draw curves in ASCII, as for a terminal that is dumb.")
+@click.argument("lease", shell_complete=complete.outputs)
+def report(lease: str, output: str, *, plain: bool) -> int:
+    """Show what a lease or a job used of what it held, over its life, and what to ask for next time.
+
+    LEASE is the id of a lease or a job, also of one that is over long ago, or the name of a container that is
+    there. Each attempt of a job is a part of the report.
+
+    \b
+    Examples:
+      gpushare report l-7f3k
+      gpushare report k3m9x0p2qa -o json
+    """
+    found = _found(client_for(Client(), Options()), lease)
+    write_items(
+        output,
+        "gpushare.report/1",
+        [one.to_json() for one in found.leases],
+        _lines(found, plain=plain or is_plain(sys.stdout)),
+        simulated=found.simulated,
+        account=found.account.to_json(),
+    )
+    return 0
+
+
+def _found(client: Client, word: str) -> Report:
+    try:
+        return client.report(word)
+    except NotFound as error:
+        try:
+            known = client.get(word).id
+        except GpushareError:
+            raise error from None
+        return client.report(known)
+
+
+def _lines(found: Report, *, plain: bool) -> Iterator[str]:
+    now = time.time()
+    for one in found.leases:
+        yield from _lease(one, now, plain=plain)
+    if len(found.leases) > 1:
+        yield f"all {len(found.leases)} attempts"
+        yield from _split(found.account)
+
+
+def _lease(one: LeaseReport, now: float, *, plain: bool) -> Iterator[str]:
+    lease = one.lease
+    yield _title(lease)
+    if lease.job:
+        yield _line("job", f"{lease.job}, attempt {lease.attempt}")
+    names = [lease.image, f"called {lease.container_name}" if lease.container_name else ""]
+    if any(names):
+        yield _line("runs", ", ".join(filter(None, names)))
+    yield _line("asked", _asked(lease))
+    yield _line("waited", _waited(one))
+    if not lease.started_at:
+        yield _line("held", "nothing")
+        return
+    yield _line("held", _held(lease))
+    yield _line("ran", _ran(lease, now))
+    yield from _use(one, plain=plain)
+    yield from _split(lease.account)
+    for note in one.notes:
+        shown = note.text if not note.mend or f"`{note.mend}`" in note.text else f"{note.text}: `{note.mend}`"
+        yield _line("note", shown)
+
+
+def _line(title: str, words: str) -> str:
+    return f"  {title:{WIDTH}}{words}"
+
+
+def _title(lease: PastLease) -> str:
+    code = "" if lease.exit_code in {None, 0} else f"({lease.exit_code})"
+    outcome = f"{lease.outcome}{code}" if lease.outcome else "not over"
+    why = f" ({lease.outcome_text})" if lease.outcome_text else ""
+    return f"{lease.id}: {outcome}{why}, {lease.lease_class}, of {lease.owner} in {lease.project}"
+
+
+def _asked(lease: PastLease) -> str:
+    limit = (
+        f", for {text.span(lease.time_limit_seconds)}" if lease.time_limit_seconds else ", without a limit"
+    )
+    return f"{lease.asks}{limit}"
+
+
+def _waited(one: LeaseReport) -> str:
+    if not one.lease.waited_ms:
+        return "not at all"
+    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in one.reasons)
+    return lasted(one.lease.waited_ms) + (f": {reasons}" if reasons else "")
+
+
+def _held(lease: PastLease) -> str:
+    gpus = f"GPU {', '.join(lease.gpu_labels)} of {lease.node} ({', '.join(lease.models)})"
+    return f"{gpus}, {text.memory(lease.held_bytes)}"
+
+
+def _ran(lease: PastLease, now: float) -> str:
+    facts = [lasted(lease.ran_ms), f"from {text.clock(lease.started_at or now, now)}"]
+    facts += [f"to {text.clock(lease.ended_at, now)}"] if lease.ended_at else []
+    words = " ".join(facts)
+    if lease.time_limit_seconds:
+        words += f", {percent(lease.ran_ms / 1000 / lease.time_limit_seconds)} of the time asked for"
+    times = f"{lease.preemptions} times" if lease.preemptions > 1 else "once"
+    return words + (f", gave way {times}" if lease.preemptions else "")
+
+
+def _use(one: LeaseReport, *, plain: bool) -> Iterator[str]:
+    lease, account = one.lease, one.lease.account
+    if account.use_of_held_ratio is None:
+        yield _line("use", "not seen")
+    else:
+        most = f", at most {percent(lease.use_max_ratio)}" if lease.use_max_ratio is not None else ""
+        worst = (
+            f", the least used GPU {percent(one.worst_gpu_ratio)}" if one.worst_gpu_ratio is not None else ""
+        )
+        curve = sparkline((point.use_ratio for point in one.curve), plain=plain)
+        yield _line("use", f"{percent(account.use_of_held_ratio)} on average{most}{worst}")
+        yield _line("", f"[{curve}]")
+    if account.memory_of_held_ratio is None:
+        yield _line("memory", "not seen")
+    else:
+        peak = text.memory_pair(lease.peak_bytes, lease.held_bytes or 0)
+        curve = sparkline((point.memory_ratio for point in one.curve), plain=plain)
+        yield _line("memory", f"{percent(account.memory_of_held_ratio)} on average, peak {peak}")
+        yield _line("", f"[{curve}]")
+
+
+def _split(account: Account) -> Iterator[str]:
+    yield _line(
+        "GPU hours",
+        f"{hours(account.held_gpu_ms)} held: {hours(account.well_used_gpu_ms)} well used, "
+        f"{hours(account.too_big_gpu_ms)} too big, {hours(account.idle_gpu_ms)} idle, "
+        f"{hours(account.unseen_gpu_ms)} not seen",
+    )

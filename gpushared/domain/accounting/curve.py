@@ -1,0 +1,60 @@
+"""Thin a series of samples to a curve of a few points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class UseSample:
+    """Hold a minute or an hour of a lease on a GPU; None was not seen."""
+
+    at_ms: int
+    seen_seconds: int
+    use_mean_ratio: float | None
+    use_max_ratio: float | None
+    memory_mean_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Hold a piece of a curve: the mean and the greatest use, and the memory in use on a GPU on average."""
+
+    at_ms: int
+    use_ratio: float | None
+    use_max_ratio: float | None
+    memory_mib: float | None
+
+
+def curve(samples: Iterable[UseSample], since_ms: int, until_ms: int, count: int) -> list[CurvePoint]:
+    """Return ``count`` points or fewer, none shorter than a minute; a piece without samples has no figures."""
+    step = max(60_000, -(-(until_ms - since_ms) // count))
+    pieces: dict[int, list[UseSample]] = {}
+    for one in samples:
+        pieces.setdefault(max(0, one.at_ms - since_ms) // step, []).append(one)
+    total = max(1, -(-(until_ms - since_ms) // step))
+    return [_point(since_ms + number * step, pieces.get(number, [])) for number in range(total)]
+
+
+def _point(at_ms: int, samples: Sequence[UseSample]) -> CurvePoint:
+    used = [(one.use_mean_ratio, one.seen_seconds) for one in samples if one.use_mean_ratio is not None]
+    seen = sum(seconds for _, seconds in used)
+    memory = [one.memory_mean_mib for one in samples if one.memory_mean_mib is not None]
+    return CurvePoint(
+        at_ms,
+        sum(ratio * seconds for ratio, seconds in used) / seen if seen else None,
+        max((one.use_max_ratio for one in samples if one.use_max_ratio is not None), default=None),
+        sum(memory) / len(memory) if memory else None,
+    )
+
+
+def idle_at_end_ms(samples: Iterable[UseSample], until_ms: int) -> int:
+    """Return how long before the end no kernel was seen to run, up to the first sample; 0 if none was seen."""
+    ordered = sorted(samples, key=lambda one: one.at_ms)
+    since: int | None = None
+    for one in reversed(ordered):
+        if one.use_max_ratio is None or one.use_max_ratio > 0:
+            break
+        since = one.at_ms
+    return 0 if since is None else max(0, until_ms - since)

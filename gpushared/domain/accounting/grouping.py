@@ -1,0 +1,247 @@
+"""Sum accounts and waits by user, project, day and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import Protocol, assert_never
+
+from gpushared.domain.accounting.account import Account, percentile
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
+from gpushared.domain.model.units import format_memory
+
+GIB = 1 << 30
+SIZES_GIB = (4, 8, 16, 24, 40, 80)
+SIZES_PERMILLE = (125, 250, 500)
+GPU_COUNTS = (1, 2, 4, 8)
+
+
+class Grouping(StrEnum):
+    """Name what usage is summed by."""
+
+    USER = "user"
+    PROJECT = "project"
+    CLASS = "class"
+    GPU = "gpu"
+    NODE = "node"
+    MODEL = "model"
+    DAY = "day"
+    WEEK = "week"
+
+
+class WaitGrouping(StrEnum):
+    """Name what waits are counted by."""
+
+    CLASS = "class"
+    SIZE = "size"
+    HOUR = "hour"
+    REASON = "reason"
+    USER = "user"
+    PROJECT = "project"
+    NODE = "node"
+
+
+class Accounted(Protocol):
+    """Give the account of a lease on a GPU, with the names it may be summed by."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def lease(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def project(self) -> str: ...
+    @property
+    def lease_class(self) -> str: ...
+    @property
+    def gpu_label(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def account(self) -> Account: ...
+
+
+class Waited(Protocol):
+    """Give the wait of a request, with the names it may be counted by."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def project(self) -> str: ...
+    @property
+    def lease_class(self) -> str: ...
+    @property
+    def gpu_count(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int | None: ...
+    @property
+    def share_permille(self) -> int | None: ...
+    @property
+    def began_ms(self) -> int: ...
+    @property
+    def waited_ms(self) -> int: ...
+    @property
+    def waits_still(self) -> bool: ...
+    @property
+    def reasons(self) -> Mapping[str, int]: ...
+
+
+@dataclass(slots=True)
+class Group:
+    """Sum the accounts of one group. ``leases`` are told apart by their nodes, whose numbers repeat."""
+
+    key: str
+    account: Account = field(default_factory=Account)
+    leases: set[tuple[str, str]] = field(default_factory=set)
+
+    def add(self, one: Accounted) -> None:
+        self.account += one.account
+        self.leases.add((one.node, one.lease))
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGroup:
+    """Count the waits of one group, in milliseconds; the percentiles are of all its requests."""
+
+    key: str
+    requests: int
+    waited: int
+    waiting: int
+    p50_ms: int
+    p90_ms: int
+    p99_ms: int
+    longest_ms: int
+    total_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Bound a day or a week, in milliseconds of the time of day; a part of one at the ends of a query."""
+
+    key: str
+    since_ms: int
+    until_ms: int
+
+
+def summed(rows: Iterable[Accounted], key: str = "") -> Group:
+    """Return the sum of all rows as one group."""
+    group = Group(key)
+    for one in rows:
+        group.add(one)
+    return group
+
+
+def grouped(rows: Iterable[Accounted], by: Grouping) -> list[Group]:
+    """Sum rows by a name, the most held first. Days and weeks are summed by ``windows`` instead."""
+    name = _name_of(by)
+    groups: dict[str, Group] = {}
+    for one in rows:
+        key = name(one)
+        groups.setdefault(key, Group(key)).add(one)
+    return sorted(groups.values(), key=lambda group: (-group.account.held_permille_ms, group.key))
+
+
+def _name_of(by: Grouping) -> Callable[[Accounted], str]:
+    match by:
+        case Grouping.USER:
+            return lambda one: one.owner
+        case Grouping.PROJECT:
+            return lambda one: one.project
+        case Grouping.CLASS:
+            return lambda one: one.lease_class
+        case Grouping.GPU:
+            return lambda one: f"{one.node}/{one.gpu_label}"
+        case Grouping.NODE:
+            return lambda one: one.node
+        case Grouping.MODEL:
+            return lambda one: one.model
+        case Grouping.DAY | Grouping.WEEK:
+            raise ValueError("days and weeks are windows")
+        case _:
+            assert_never(by)
+
+
+def windows(by: Grouping, since_ms: int, until_ms: int, zone: tzinfo | None = None) -> Iterable[Window]:
+    """Yield the days, or the weeks from Monday on, that meet a time. ``zone``: None is the machine's own."""
+    days = 7 if by is Grouping.WEEK else 1
+    day = datetime.fromtimestamp(since_ms / 1000, zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    day -= timedelta(days=day.weekday() if by is Grouping.WEEK else 0)
+    while (begin_ms := round(day.timestamp() * 1000)) < until_ms:
+        key = day.strftime("%Y-%m-%d")
+        day += timedelta(days=days)
+        yield Window(key, max(begin_ms, since_ms), min(round(day.timestamp() * 1000), until_ms))
+
+
+def grouped_waits(rows: Iterable[Waited], by: WaitGrouping, zone: tzinfo | None = None) -> list[WaitGroup]:
+    """Count waits by a name, the longest sum first; hours of the week come in their order.
+
+    By reason a request counts in each group that it waited for, with the time that it waited for it.
+    """
+    found: dict[str, list[tuple[int, bool]]] = {}
+    order: dict[str, int] = {}
+    for one in rows:
+        for key, ms, rank in _waits_of(one, by, zone):
+            found.setdefault(key, []).append((ms, one.waits_still))
+            order[key] = rank
+    groups = [wait_group(key, waits) for key, waits in found.items()]
+    return sorted(groups, key=lambda group: (order[group.key], -group.total_ms, group.key))
+
+
+def wait_group(key: str, waits: Iterable[tuple[int, bool]]) -> WaitGroup:
+    """Count requests, each with its wait in milliseconds, and True if it waits still."""
+    known = list(waits)
+    lengths = sorted(float(ms) for ms, _ in known)
+    p50, p90, p99 = (round(percentile(lengths, ratio)) if lengths else 0 for ratio in (0.5, 0.9, 0.99))
+    return WaitGroup(
+        key,
+        len(known),
+        sum(1 for ms, _ in known if ms > 0),
+        sum(1 for _, still in known if still),
+        p50,
+        p90,
+        p99,
+        max((ms for ms, _ in known), default=0),
+        sum(ms for ms, _ in known),
+    )
+
+
+def _waits_of(one: Waited, by: WaitGrouping, zone: tzinfo | None) -> Iterable[tuple[str, int, int]]:
+    """Return the groups of a request, each with its milliseconds and the group's place in the order."""
+    match by:
+        case WaitGrouping.CLASS:
+            return [(one.lease_class, one.waited_ms, 0)]
+        case WaitGrouping.SIZE:
+            key, rank = size_class(one.gpu_count, one.memory_bytes, one.share_permille)
+            return [(key, one.waited_ms, rank)]
+        case WaitGrouping.HOUR:
+            began = datetime.fromtimestamp(one.began_ms / 1000, zone)
+            return [(began.strftime("%a %H:00"), one.waited_ms, began.weekday() * 24 + began.hour)]
+        case WaitGrouping.REASON:
+            return [(reason, ms, 0) for reason, ms in one.reasons.items()]
+        case WaitGrouping.USER:
+            return [(one.owner, one.waited_ms, 0)]
+        case WaitGrouping.PROJECT:
+            return [(one.project, one.waited_ms, 0)]
+        case WaitGrouping.NODE:
+            return [(one.node, one.waited_ms, 0)]
+        case _:
+            assert_never(by)
+
+
+def size_class(gpu_count: int, memory_bytes: int | None, share_permille: int | None) -> tuple[str, int]:
+    """Return the class of a request's size, and its place in the order: parts of a GPU, then whole ones."""
+    if gpu_count > 1:
+        most = next((count for count in GPU_COUNTS if gpu_count <= count), 0)
+        return (f"up to {most} GPUs" if most else f"over {GPU_COUNTS[-1]} GPUs"), 200 + (most or 99)
+    if memory_bytes is not None:
+        most = next((size for size in SIZES_GIB if memory_bytes <= size * GIB), 0)
+        words = f"up to {format_memory(most * GIB)}" if most else f"over {format_memory(SIZES_GIB[-1] * GIB)}"
+        return words, most or 99
+    share = share_permille or WHOLE_PERMILLE
+    most = next((size for size in SIZES_PERMILLE if share <= size), WHOLE_PERMILLE)
+    return ("1 GPU" if most == WHOLE_PERMILLE else f"up to {most / WHOLE_PERMILLE:g} GPU"), 100 + most // 125

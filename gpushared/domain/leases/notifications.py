@@ -1,0 +1,281 @@
+"""Derive from a lease's state the events that its owner, its project and the site are told.
+
+Each event stands in the state for as long as anybody may have to be told of it: ``standing`` yields all of
+them, and an event that was told before is recognised by its occasion. So an event is told once, and an event
+that a crash kept from being told is told after the restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from gpushared.domain.leases.node_machine import NOBODY
+from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import (
+    Active,
+    Ended,
+    Expired,
+    Failed,
+    Finished,
+    Grant,
+    Idle,
+    Lease,
+    NeverClaimed,
+    NoticeKind,
+    Outcome,
+    OutsideMps,
+    OverLimit,
+    Paused,
+    Preempted,
+    Requeued,
+    Starting,
+    Stopped,
+    Suspended,
+    Suspending,
+)
+from gpushared.domain.model.notification import GpuPart, Notification, NotificationKind
+from gpushared.domain.model.request_spec import size_of
+from gpushared.domain.model.units import format_duration
+
+Told = Collection[tuple[NotificationKind, str]]
+"""The kinds and occasions of a subject's events that were told before."""
+GPU_SUBJECT = "gpu "
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    kind: NotificationKind
+    occasion: str
+    at: float
+    text: str
+
+
+def of_lease(
+    lease: Lease, state: NodeState, now: float, told: Told, *, soon_seconds: float
+) -> tuple[Notification, ...]:
+    """Return the events of a lease that were not told yet.
+
+    ``soon_seconds``: the lease's end is told this long before its time limit, at most half of the limit.
+    """
+    found = [*_standing(lease, state.gpus), *_resumed(lease, told)]
+    if (soon := _ends_soon(lease, now, soon_seconds)) is not None:
+        found.append(soon)
+    return tuple(
+        _notification(lease, event, state) for event in found if (event.kind, event.occasion) not in told
+    )
+
+
+def of_gpus(state: NodeState, told: Mapping[str, Told]) -> tuple[Notification, ...]:
+    """Return the failures of GPUs that were not told yet."""
+    found = []
+    for gpu_id, drained in sorted(state.drained.items()):
+        subject, occasion = f"{GPU_SUBJECT}{gpu_id}", _moment(drained.since)
+        if not drained.sick or (NotificationKind.GPU_UNHEALTHY, occasion) in told.get(subject, ()):
+            continue
+        text = f"{_name(gpu_id, state.gpus)} {drained.reason}; it gets no new leases until it is undrained"
+        found.append(Notification(NotificationKind.GPU_UNHEALTHY, subject, occasion, drained.since, text))
+    return tuple(found)
+
+
+# --- the events of a lease -----------------------------------------------------------------------------
+
+
+def _standing(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Iterator[_Event]:
+    kind, who, state = NotificationKind, f"{lease.id} of {lease.owner_name}", lease.state
+    if _was_granted(lease):
+        since = lease.created_at if lease.held_since is None else lease.held_since
+        yield _Event(kind.GRANTED, "", since, f"{who} has its part of {_places(lease, gpus)}")
+    if count := lease.preemption.count:
+        yield _Event(kind.GIVES_WAY, str(count), _gives_way_at(lease), f"{who} {_way(lease)}")
+    if isinstance(state, Suspended | Requeued):
+        yield _Event(kind.PAUSED, _moment(state.since), state.since, f"{who} {_pause(state)}")
+    if (over := lease.health.over_since) is not None:
+        text = f"{who} uses more GPU memory than it holds"
+        yield _Event(kind.OVER_LIMIT, f"memory {_moment(over)}", over, text)
+    if (outside := lease.health.outside_since) is not None:
+        text = f"{who} has a process that uses a GPU without MPS, where nothing holds it to its part"
+        yield _Event(kind.OVER_LIMIT, f"mps {_moment(outside)}", outside, text)
+    if (idle := lease.idleness.since) is not None and isinstance(state, Active | Paused):
+        yield _Event(kind.IDLE, _moment(idle), idle, f"{who} {_rest(lease)}")
+    if isinstance(state, Ended) and _end_is_told(lease, state.outcome):
+        yield _Event(kind.ENDED, "", state.at, f"{who} ended: {words_of(state.outcome)}")
+
+
+def _was_granted(lease: Lease) -> bool:
+    """Return True if the lease has held parts of GPUs, now or earlier."""
+    if lease.grants or lease.created_grants:
+        return True
+    return isinstance(lease.state, Ended) and bool(lease.state.grants)
+
+
+def _end_is_told(lease: Lease, outcome: Outcome) -> bool:
+    """Return False for a lease that left the queue by the wish of its own client."""
+    if _was_granted(lease) or not isinstance(outcome, Stopped):
+        return True
+    return outcome.by not in {lease.owner_name, NOBODY}
+
+
+def _gives_way_at(lease: Lease) -> float:
+    if isinstance(lease.state, Ended):
+        return lease.state.at
+    return lease.state.since
+
+
+def _way(lease: Lease) -> str:
+    if isinstance(lease.state, Suspending | Suspended):
+        return "has to give way: it is taken off its GPUs and comes back when there is room"
+    again = (
+        "starts again from its beginning when there is room"
+        if lease.preemption.requeues
+        else "is not started again"
+    )
+    return f"has to give way: it is stopped and {again}"
+
+
+def _pause(state: Suspended | Requeued) -> str:
+    if isinstance(state, Requeued):
+        return "was stopped and starts again when there is room"
+    if state.wanted:
+        return "is off its GPUs and goes on when there is room"
+    return "is off its GPUs until `gpushare resume` brings it back"
+
+
+def _rest(lease: Lease) -> str:
+    notice = lease.notice
+    if notice is not None and notice.kind is NoticeKind.IDLE:
+        return f"is idle: {notice.text}"
+    return "is idle: it does no work on its GPUs"
+
+
+def _resumed(lease: Lease, told: Told) -> Iterator[_Event]:
+    """Yield the end of each pause that was told, once the lease is back on its GPUs."""
+    if not isinstance(lease.state, Starting | Active | Paused):
+        return
+    for kind, occasion in sorted(told):
+        if kind is NotificationKind.PAUSED:
+            text = f"{lease.id} of {lease.owner_name} is back on its GPUs"
+            yield _Event(NotificationKind.RESUMED, occasion, lease.state.since, text)
+
+
+def _ends_soon(lease: Lease, now: float, soon_seconds: float) -> _Event | None:
+    ends, limit = lease.expires_at, lease.request.time_limit_seconds
+    if ends is None or limit is None or not isinstance(lease.state, Starting | Active | Paused):
+        return None
+    before = min(soon_seconds, limit / 2)
+    if not 0 < ends - now <= before:
+        return None
+    left = format_duration(max(1, round(ends - now)))
+    text = f"{lease.id} of {lease.owner_name} ends in {left}, at its time limit"
+    return _Event(NotificationKind.ENDS_SOON, _moment(ends), ends - before, text)
+
+
+def _moment(at: float) -> str:
+    return f"{at:.3f}"
+
+
+# --- the words -----------------------------------------------------------------------------------------
+
+
+def outcome_kind(outcome: Outcome) -> str:
+    """Return the name of an outcome for programs, as in the API."""
+    match outcome:
+        case Finished():
+            return "finished"
+        case Stopped():
+            return "stopped"
+        case Expired():
+            return "expired"
+        case NeverClaimed():
+            return "never_claimed"
+        case OverLimit():
+            return "over_limit"
+        case OutsideMps():
+            return "outside_mps"
+        case Preempted():
+            return "preempted"
+        case Idle():
+            return "idle"
+        case Failed():
+            return "failed"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def words_of(outcome: Outcome) -> str:
+    """Write an outcome without names; the reason of a failure may name the lease of another user."""
+    match outcome:
+        case Finished(code, start_error):
+            return "its container could not be started" if start_error else f"exit code {code}"
+        case Stopped():
+            return "it was stopped"
+        case Expired():
+            return "its time limit was reached"
+        case NeverClaimed():
+            return "no container was started in time"
+        case OverLimit():
+            return "it used more GPU memory than it held"
+        case OutsideMps():
+            return "its process used a GPU without MPS, which holds it to its part"
+        case Preempted():
+            return "it gave way to others"
+        case Idle(seconds):
+            return f"it did nothing on its GPUs for {format_duration(seconds)}"
+        case Failed():
+            return "it failed, and `gpushare why` tells the reason"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _notification(lease: Lease, event: _Event, state: NodeState) -> Notification:
+    grants = lease.state.grants if isinstance(lease.state, Ended) else lease.grants or lease.created_grants
+    made = Notification(
+        event.kind,
+        lease.id,
+        event.occasion,
+        event.at,
+        event.text,
+        lease=lease.id,
+        job="" if lease.attempt is None else lease.attempt.job,
+        owner=lease.owner_name,
+        owner_uid=lease.owner_uid,
+        project=lease.payer,
+        lease_class=lease.request.lease_class,
+        gpus=tuple(_part(grant, state.gpus) for grant in grants),
+        ends_at=lease.expires_at,
+        container=lease.container_name,
+        image=lease.image,
+        targets=_targets(lease, event.kind),
+    )
+    if event.kind is not NotificationKind.ENDED or not isinstance(lease.state, Ended):
+        return made
+    outcome = lease.state.outcome
+    code = outcome.exit_code if isinstance(outcome, Finished) and not outcome.start_error else None
+    return replace(made, outcome=outcome_kind(outcome), exit_code=code)
+
+
+OF_COORDINATOR = frozenset({NotificationKind.GRANTED, NotificationKind.ENDED})
+
+
+def _targets(lease: Lease, kind: NotificationKind) -> tuple[str, ...]:
+    """Return the targets of the request; the pool tells them that its job begins and ends."""
+    return () if lease.coordinator and kind in OF_COORDINATOR else lease.request.notify
+
+
+def _part(grant: Grant, gpus: Mapping[GpuId, Gpu]) -> GpuPart:
+    label = gpus[grant.gpu].label if grant.gpu in gpus else grant.gpu
+    return GpuPart(label, grant.memory_bytes, grant.compute_permille)
+
+
+def _name(gpu_id: GpuId, gpus: Mapping[GpuId, Gpu]) -> str:
+    return f"GPU {gpus[gpu_id].label}" if gpu_id in gpus else f"GPU {gpu_id}"
+
+
+def _places(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> str:
+    grants = lease.grants or lease.created_grants
+    if isinstance(lease.state, Ended):
+        grants = lease.state.grants or grants
+    names = " and ".join(dict.fromkeys(_name(grant.gpu, gpus) for grant in grants)) or "a GPU"
+    return f"{names}: {size_of(grants)}" if grants else names

@@ -1,0 +1,267 @@
+"""Serve the calls of ``History``, from the history of a node or of a coordinator."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from gpushared.api.v1 import history_pb2
+from gpushared.config.history_settings import Others
+from gpushared.domain.accounting.account import Account
+from gpushared.domain.accounting.grouping import (
+    Grouping,
+    WaitGrouping,
+    Window,
+    grouped,
+    grouped_waits,
+    summed,
+    wait_group,
+    windows,
+)
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
+from gpushared.domain.model.request import Caller, LeaseClass
+from gpushared.domain.model.units import shown
+from gpushared.net.history_report import lease_report
+from gpushared.net.history_views import account_view, lease_view, usage_row, waits_row
+from gpushared.net.unary_json import Unary
+from gpushared.storage.history.history_export import ExportKind
+from gpushared.storage.history.history_file import SqliteHistory
+from gpushared.storage.history.records import HistoryFilter, LeaseHistory
+
+LISTED = 50
+MAX_LISTED = 10_000
+MAX_ATTEMPTS = 100
+POINTS = 60
+MAX_POINTS = 500
+MAX_WINDOWS = 110
+"""A year by weeks, or three months by days."""
+LATEST_MS = 2**62
+NAMES = ("image", "container_name")
+
+Words = TypeVar("Words", bound=StrEnum)
+Flush = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Say what callers see of others. ``others`` is read at each call, because a reload may change it.
+
+    ``by_name``: owners are compared by name, because the numbers of users differ from node to node.
+    """
+
+    others: Callable[[], Others]
+    by_name: bool = False
+
+    def names(self, caller: Caller, one: LeaseHistory) -> bool:
+        """Return True if the caller sees the names of the lease's image and container."""
+        return caller.trusted or self.is_own(caller, one.summary.owner, one.summary.owner_uid)
+
+    def is_own(self, caller: Caller, owner: str, owner_uid: int) -> bool:
+        return caller.name == owner if self.by_name else caller.uid == owner_uid
+
+    def only_own(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+        """Return the filter for the caller's own leases. Raises PermissionRefused if it chooses another user."""
+        mine = wanted.owner in {"", caller.name} and wanted.owner_uid in {None, caller.uid}
+        if not mine:
+            raise PermissionRefused(
+                "you may see your own leases only", hint="root and members of trusted groups see all"
+            )
+        if self.by_name:
+            return replace(wanted, owner=caller.name, owner_uid=None)
+        return replace(wanted, owner="", owner_uid=caller.uid)
+
+    def leases(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+        """Narrow a filter for single leases to those that the caller may see."""
+        sees_all = caller.trusted or self.others() is Others.LEASES
+        return wanted if sees_all else self.only_own(wanted, caller)
+
+    def totals(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+        """Narrow a filter for sums to those that the caller may see."""
+        sees_all = caller.trusted or self.others() is not Others.NOTHING
+        return wanted if sees_all else self.only_own(wanted, caller)
+
+
+class HistoryApi:
+    """Answer from the history. ``flush`` writes what is not yet in it, so that answers are of now."""
+
+    def __init__(self, history: SqliteHistory, flush: Flush, rights: Rights, *, simulated: bool) -> None:
+        self._history = history
+        self._flush = flush
+        self._rights = rights
+        self._simulated = simulated
+
+    def calls(self) -> dict[str, Unary]:
+        return {
+            "gpushare.v1.History/Ended": Unary(history_pb2.EndedRequest, self.ended),
+            "gpushare.v1.History/Report": Unary(history_pb2.ReportRequest, self.report),
+            "gpushare.v1.History/Usage": Unary(history_pb2.UsageRequest, self.usage),
+            "gpushare.v1.History/Waits": Unary(history_pb2.WaitsRequest, self.waits),
+            "gpushare.v1.History/Export": Unary(history_pb2.ExportRequest, self.export),
+        }
+
+    async def ended(self, message: history_pb2.EndedRequest, caller: Caller) -> history_pb2.EndedResponse:
+        """Return leases that are over, the newest end first."""
+        limit = _within(message.limit or LISTED, MAX_LISTED, "leases")
+        wanted = replace(
+            _filter(message.window), outcome=message.outcome, lease=message.lease, job=message.job
+        )
+        wanted = self._rights.leases(wanted, caller)
+        await self._flush()
+        found = await self._history.leases(wanted, limit + 1)
+        return history_pb2.EndedResponse(
+            leases=[self._view(one, caller) for one in found[:limit]],
+            more=len(found) > limit,
+            simulated=self._simulated,
+        )
+
+    async def report(self, message: history_pb2.ReportRequest, caller: Caller) -> history_pb2.ReportResponse:
+        """Report on a lease, or on all attempts of a job."""
+        points = _within(message.points or POINTS, MAX_POINTS, "points")
+        await self._flush()
+        found = await self._named(message, caller)
+        reports = [await lease_report(self._history, one, points, round(time.time() * 1000)) for one in found]
+        for one, report in zip(found, reports, strict=True):
+            report.lease.CopyFrom(self._view(one, caller))
+        return history_pb2.ReportResponse(
+            leases=reports,
+            account=account_view(sum((one.account for one in found), Account())),
+            simulated=self._simulated,
+        )
+
+    async def _named(self, message: history_pb2.ReportRequest, caller: Caller) -> list[LeaseHistory]:
+        """Return the lease of a name, or the attempts of the job of the name, oldest first."""
+        if not message.name:
+            raise RequestError("no lease and no job is named", hint="gpushare history lists both")
+        by_lease, by_job = (
+            self._rights.leases(wanted, caller)
+            for wanted in (
+                HistoryFilter(node=message.node, lease=message.name),
+                HistoryFilter(node=message.node, job=message.name),
+            )
+        )
+        found = await self._history.leases(by_lease, 1) or await self._history.leases(by_job, MAX_ATTEMPTS)
+        if not found:
+            raise NotFound(
+                f"the history has no lease and no job {shown(message.name)}",
+                hint="gpushare history lists those that you may see",
+            )
+        return sorted(found, key=lambda one: one.created_ms)
+
+    async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
+        """Sum what was held and used."""
+        by = _word(message.by, Grouping, Grouping.USER)
+        wanted = self._rights.totals(_filter(message.window), caller)
+        await self._flush()
+        rows = await self._history.accounts(wanted)
+        if by in {Grouping.DAY, Grouping.WEEK}:
+            groups = [
+                summed(
+                    await self._history.accounts(
+                        replace(wanted, since_ms=window.since_ms, until_ms=window.until_ms)
+                    ),
+                    window.key,
+                )
+                for window in _windows(by, wanted)
+            ]
+        else:
+            groups = grouped(rows, by)
+        waits = [one.waited_ms for one in await self._history.waits(wanted) if one.waited_ms]
+        return history_pb2.UsageResponse(
+            rows=[usage_row(group) for group in groups],
+            total=usage_row(summed(rows)),
+            waited_requests=len(waits),
+            waited_ms=sum(waits),
+            simulated=self._simulated,
+        )
+
+    async def waits(self, message: history_pb2.WaitsRequest, caller: Caller) -> history_pb2.WaitsResponse:
+        """Count how long requests waited."""
+        by = _word(message.by, WaitGrouping, WaitGrouping.CLASS)
+        wanted = self._rights.totals(_filter(message.window), caller)
+        await self._flush()
+        found = await self._history.waits(wanted)
+        answer = history_pb2.WaitsResponse(
+            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated
+        )
+        if by is not WaitGrouping.REASON:
+            total = wait_group("", ((one.waited_ms, one.waits_still) for one in found))
+            answer.total.CopyFrom(waits_row(total))
+        return answer
+
+    async def export(self, message: history_pb2.ExportRequest, caller: Caller) -> history_pb2.ExportResponse:
+        """Return a page of the history's rows."""
+        kind = _word(message.kind, ExportKind, ExportKind.LEASES)
+        wanted = self._rights.leases(_filter(message.window), caller)
+        if not message.page_token:
+            await self._flush()
+        page = await self._history.export(kind, wanted, message.page_token)
+        rows = [dict(row) for row in page.rows]
+        if kind is ExportKind.LEASES and not caller.trusted:
+            for row in rows:
+                if not self._rights.is_own(caller, str(row["owner"]), int(row["owner_uid"] or 0)):
+                    row.update(dict.fromkeys(NAMES, ""))
+        return history_pb2.ExportResponse(
+            columns=list(rows[0]) if rows else (),
+            rows=[json.dumps(row) for row in rows],
+            next_page_token=page.after,
+            simulated=self._simulated,
+        )
+
+    def _view(self, one: LeaseHistory, caller: Caller) -> history_pb2.PastLease:
+        return lease_view(one, with_names=self._rights.names(caller, one))
+
+
+def _filter(window: history_pb2.HistoryWindow) -> HistoryFilter:
+    """Return the filter of a window. Raises RequestError."""
+    lease_class = getattr(window, "class")
+    if lease_class:
+        _word(lease_class, LeaseClass, LeaseClass.TRAIN)
+    is_number = window.user.isascii() and window.user.isdecimal()
+    return HistoryFilter(
+        since_ms=_milliseconds(window.since),
+        until_ms=_milliseconds(window.until) or LATEST_MS,
+        owner="" if is_number else window.user,
+        owner_uid=int(window.user) if is_number else None,
+        project=window.project,
+        lease_class=lease_class,
+        node=window.node,
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    if not math.isfinite(seconds) or not 0 <= seconds * 1000 < LATEST_MS:
+        raise RequestError("a bound of the time is not a number of seconds", hint="give Unix seconds")
+    return round(seconds * 1000)
+
+
+def _word(text: str, words: type[Words], default: Words) -> Words:
+    try:
+        return words(text) if text else default
+    except ValueError:
+        raise RequestError(
+            f"{shown(text)} is not known here", hint="choose one of " + ", ".join(words)
+        ) from None
+
+
+def _within(number: int, most: int, noun: str) -> int:
+    if not 1 <= number <= most:
+        raise RequestError(f"{number} {noun} are not possible", hint=f"give 1 to {most}")
+    return number
+
+
+def _windows(by: Grouping, wanted: HistoryFilter) -> Iterable[Window]:
+    """Return the days or weeks of the time, up to now. Raises RequestError if they are too many."""
+    found: list[Window] = []
+    for window in windows(by, wanted.since_ms, min(wanted.until_ms, round(time.time() * 1000))):
+        found.append(window)
+        if len(found) > MAX_WINDOWS:
+            raise RequestError(
+                f"the time has more than {MAX_WINDOWS} {by}s",
+                hint="group by week" if by is Grouping.DAY else "choose a later --since",
+            )
+    return found

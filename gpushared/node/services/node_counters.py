@@ -1,0 +1,133 @@
+"""Count what happens on a node since the daemon's start: grants, ends, GPU time, the driver's errors."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from gpushared.daemon.measures import LONG_SECONDS, Distribution, Totals
+from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.leases.requeue import PreemptionStep
+from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
+from gpushared.domain.model.lease import Draining, Ended, Lease, Outcome, OverLimit, Queued, Requeued
+from gpushared.domain.model.request import LeaseClass
+from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.node.runtime.sampler import Sample
+from gpushared.storage.audit.line import AuditLine
+
+MAX_NAMES = 200
+"""So many users and projects have a sum of their own; more of them share one."""
+MAX_XIDS_OF_GPU = 64
+
+
+class NodeCounters:
+    """Follow the loop's steps and the samples; ``now`` is the loop's clock."""
+
+    def __init__(self, state: NodeState, now: Callable[[], float]) -> None:
+        self.grants: Counter[LeaseClass] = Counter(dict.fromkeys(LeaseClass, 0))
+        self.preemptions: Counter[PreemptionStep] = Counter(dict.fromkeys(PreemptionStep, 0))
+        self.over_limit = 0
+        self.gate_refusals = Totals(MAX_NAMES)
+        self.xids: Counter[tuple[GpuId, int]] = Counter()
+        self.waits: dict[LeaseClass, Distribution] = {one: Distribution(LONG_SECONDS) for one in LeaseClass}
+        self.durations: dict[tuple[LeaseClass, str], Distribution] = {}
+        self.gpu_seconds_by_project = Totals(MAX_NAMES)
+        self.gpu_seconds_by_user = Totals(MAX_NAMES)
+        self.idle_gpu_seconds_by_user = Totals(MAX_NAMES)
+        self._now = now
+        self._booked_at = now()
+        self._held = _Held(state)
+
+    def observe(self, before: NodeState, step: Step) -> None:
+        """Count a step that is on disk."""
+        for lease in step.changed:
+            self._count(before.leases.get(lease.id), lease)
+        if step.changed or before.resting.keys() != step.state.resting.keys():
+            self.book()
+            self._held = _Held(step.state)
+
+    def observe_sample(self, sample: Sample) -> None:
+        """Count the errors that the driver reported."""
+        for gpu, reading in sample.readings.items():
+            for number in reading.xids:
+                known = sum(one == gpu for one, _ in self.xids)
+                if (gpu, number) in self.xids or known < MAX_XIDS_OF_GPU:
+                    self.xids[gpu, number] += 1
+
+    def observe_audit(self, line: AuditLine) -> None:
+        """Count a request to the engine that the gate refused."""
+        if line.refused and line.method in _GATE_METHODS:
+            self.gate_refusals.add(line.code, 1)
+
+    def book(self) -> None:
+        """Add the GPU time since the last call to the sums."""
+        now, held = self._now(), self._held
+        seconds = max(0.0, now - self._booked_at)
+        self._booked_at = now
+        for totals, rates in (
+            (self.gpu_seconds_by_project, held.by_project),
+            (self.gpu_seconds_by_user, held.by_user),
+            (self.idle_gpu_seconds_by_user, held.idle_by_user),
+        ):
+            for name, permille in rates.items():
+                totals.add(name, seconds * permille / WHOLE_PERMILLE)
+
+    def _count(self, before: Lease | None, lease: Lease) -> None:
+        kind = lease.request.lease_class
+        if lease.grants and (before is None or not before.grants):
+            self.grants[kind] += 1
+            self._count_wait(before, lease)
+        if before is None:
+            return
+        if lease.preemption.count > before.preemption.count:
+            self.preemptions[_step(before, lease)] += 1
+        if _is_over_limit(lease) and not _is_over_limit(before):
+            self.over_limit += 1
+        if isinstance(lease.state, Ended) and before.grants:
+            key = (kind, outcome_name(lease.state.outcome))
+            lasted = self.durations.setdefault(key, Distribution(LONG_SECONDS))
+            lasted.add(lease.preemption.served_seconds)
+
+    def _count_wait(self, before: Lease | None, lease: Lease) -> None:
+        granted_at = lease.holds_since
+        if granted_at is None:
+            return
+        if before is None:
+            self.waits[lease.request.lease_class].add(0.0)
+        elif isinstance(before.state, Queued | Requeued):
+            self.waits[lease.request.lease_class].add(max(0.0, granted_at - before.state.since))
+
+
+class _Held:
+    """Hold the permille of GPUs that are held, by project and by user, and those that lie idle."""
+
+    def __init__(self, state: NodeState) -> None:
+        self.by_project: Counter[str] = Counter()
+        self.by_user: Counter[str] = Counter()
+        self.idle_by_user: Counter[str] = Counter()
+        for lease in state.holders():
+            permille = permille_of(lease.grants, state.gpus)
+            self.by_project[lease.payer] += permille
+            self.by_user[lease.owner_name] += permille
+            if lease.id in state.resting:
+                self.idle_by_user[lease.owner_name] += permille
+
+
+_GATE_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """Return the kind of an outcome: ``finished``, ``over_limit`` ..."""
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", type(outcome).__name__).lower()
+
+
+def _is_over_limit(lease: Lease) -> bool:
+    return isinstance(lease.state, Draining | Ended) and isinstance(lease.state.outcome, OverLimit)
+
+
+def _step(before: Lease, lease: Lease) -> PreemptionStep:
+    """Return the step by which the lease gave way just now: only a suspension keeps the program's work."""
+    if lease.preemption.begun_anew == before.preemption.begun_anew:
+        return PreemptionStep.SUSPEND
+    return PreemptionStep.REQUEUE if lease.preemption.requeues else PreemptionStep.STOP

@@ -1,0 +1,1 @@
+"""Tell users and sites what happens: keep notifications until their receivers have them."""

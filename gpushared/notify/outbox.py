@@ -1,0 +1,314 @@
+"""Keep notifications until their receivers have them, and deliver each at least once.
+
+A notification is written right after the step that it tells of. Every receiver has a task of its own, which
+delivers one notification after the other, so that a receiver that is slow or away delays no other. Receivers
+that runs name share a bounded number of attempts under way, and each user has few of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import assert_never
+
+from gpushared.config.notify import NotifyConfig
+from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.model.backoff import backoff_seconds
+from gpushared.domain.model.errors import ConfigError, GpushareError, OutboxUnavailable, TimedOut
+from gpushared.domain.model.notification import Notification
+from gpushared.notify import sendmail, user_command, webhook
+from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
+from gpushared.notify.payload import Origin, for_receiver, payload_of, to_text
+from gpushared.notify.targets import Routes, Target, Way, read_target
+from gpushared.ports import Clock
+from gpushared.storage.notification_file import Delivery, NewEvent, Remembered, SqliteNotifications
+
+log = logging.getLogger(__name__)
+
+PART = "notifications"
+MOST_BUFFERED = 2000
+"""Let this many notifications wait in memory while the file cannot be written; further ones are lost."""
+BATCH = 200
+AT_ONCE = 16
+AT_ONCE_OF_A_USER = 2
+PRUNE_SECONDS = 60.0
+RECENT_SECONDS = 86400.0
+"""After a restart an event that is older than this is not told any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Say how long to wait after failed attempts, and before the file is tried again."""
+
+    first_seconds: float = 2.0
+    longest_seconds: float = 600.0
+    file_seconds: float = 5.0
+
+
+class Outbox:
+    """Take notifications by ``add``, write them and deliver them by ``run`` as long as the daemon runs."""
+
+    def __init__(
+        self,
+        file: SqliteNotifications,
+        troubles: Troubles,
+        routes: Callable[[], Routes],
+        clock: Clock,
+        origin: Origin,
+        timing: Timing | None = None,
+    ) -> None:
+        self._file = file
+        self._troubles = troubles
+        self._routes = routes
+        self._clock = clock
+        self._origin = origin
+        self._timing = timing or Timing()
+        self._buffer: deque[NewEvent] = deque()
+        self._since: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._tasks = TaskSet("the delivery of notifications failed")
+        self._serving: set[str] = set()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._of_users: dict[str, asyncio.Semaphore] = {}
+        self._bad: dict[str, str] = {}
+        self._lost: dict[str, int] = {}
+        self._file_trouble = ""
+        self.live: Callable[[], Collection[str]] = list
+        """Return the subjects whose events must stay known, because they are not over."""
+
+    async def open(self) -> Remembered:
+        """Return what the file remembers, once it can be read. A trouble says why it cannot."""
+        while True:
+            try:
+                now = self._clock.now()
+                await self._file.keep_targets(self._routes().configured, now)
+                remembered = await self._file.remembered(now)
+            except (OutboxUnavailable, TimedOut, ConfigError) as error:
+                self._file_failed(error)
+                await asyncio.sleep(self._timing.file_seconds)
+                continue
+            self._file_works()
+            self._since = dict(remembered.targets)
+            for target in remembered.waiting:
+                self._serve(target)
+            self._wake.set()
+            return remembered
+
+    def add(self, events: Iterable[Notification], *, late: bool = False) -> None:
+        """Take events; ``late``: they happened before a restart, and new targets are not told of them."""
+        routes = self._routes()
+        for event in events:
+            targets = [one for one in routes.targets_of(event) if not late or self._knew(one, event.at)]
+            if not targets:
+                continue
+            body = to_text(payload_of(event, self._origin))
+            names = tuple(dict.fromkeys(map(str, targets)))
+            if len(self._buffer) >= MOST_BUFFERED:
+                self._count_lost(dict.fromkeys(names, 1))
+                continue
+            self._buffer.append(NewEvent(event.subject, event.kind, event.occasion, body, event.owner, names))
+            self._wake.set()
+
+    def _knew(self, target: Target, at: float) -> bool:
+        return target.is_of_run or self._since.get(target.configured, self._clock.now()) <= at
+
+    def reload(self) -> None:
+        """Follow a changed configuration."""
+        now = self._clock.now()
+        configured = self._routes().configured
+        self._since = {name: self._since.get(name, now) for name in configured}
+        self._tasks.start(self._keep_targets(configured, now))
+
+    async def _keep_targets(self, names: Collection[str], now: float) -> None:
+        try:
+            await self._file.keep_targets(names, now)
+        except (OutboxUnavailable, TimedOut, ConfigError) as error:
+            log.info("targets of notifications are not written yet: %s", error)
+
+    async def run(self) -> None:
+        """Write what was taken, at once, and forget what is too old now and then."""
+        prune_at = 0.0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PRUNE_SECONDS):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._flush()
+                if self._file_trouble or time.monotonic() >= prune_at:
+                    prune_at = time.monotonic() + PRUNE_SECONDS
+                    await self._prune()
+            except (OutboxUnavailable, TimedOut, ConfigError) as error:
+                self._file_failed(error)
+                await asyncio.sleep(self._timing.file_seconds)
+                self._wake.set()
+
+    async def close(self) -> None:
+        """Write what still waits in memory; deliveries go on after the next start."""
+        with contextlib.suppress(OutboxUnavailable, TimedOut, ConfigError):
+            await self._flush()
+        await self._tasks.cancel()
+        await self._file.close()
+
+    # --- the file --------------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        while self._buffer:
+            batch = list(self._buffer)[:BATCH]
+            most = self._routes().site.max_waiting
+            self._count_lost(await self._file.add(batch, self._clock.now(), most))
+            for _ in batch:
+                self._buffer.popleft()
+            for target in {name for event in batch for name in event.targets}:
+                self._serve(target)
+
+    async def _prune(self) -> None:
+        now = self._clock.now()
+        oldest = now - self._routes().site.keep_seconds
+        self._count_lost(await self._file.prune(now, oldest, json.dumps(list(self.live()))))
+        self._file_works()
+
+    def _file_failed(self, error: GpushareError) -> None:
+        self._file_trouble = f"{error}; {len(self._buffer)} notifications wait"
+        self._tell()
+
+    def _file_works(self) -> None:
+        if self._file_trouble:
+            self._file_trouble = ""
+            self._tell()
+
+    # --- delivery --------------------------------------------------------------------------------------
+
+    def _serve(self, name: str) -> None:
+        """Start the task of a target, unless it runs."""
+        if name not in self._serving:
+            self._serving.add(name)
+            self._tasks.start(self._deliver_all(name), lambda: self._serving.discard(name))
+
+    async def _deliver_all(self, name: str) -> None:
+        """Deliver what waits for a target, one after the other."""
+        target, failures = read_target(name), 0
+        while True:
+            try:
+                delivery = await self._file.next_of(name)
+                if delivery is None:
+                    self._serving.discard(name)  # before this task ends: what comes now needs another one
+                    return
+                attempt = await self._attempted(target, delivery)
+            except (OutboxUnavailable, TimedOut, ConfigError) as error:
+                await self._wait_for_file(error)
+                continue
+            failures = failures + 1 if isinstance(attempt, TryAgain) else 0
+            await self._settle(target, delivery, attempt)
+            timing = self._timing
+            await asyncio.sleep(
+                backoff_seconds(failures, first=timing.first_seconds, longest=timing.longest_seconds)
+            )
+
+    async def _attempted(self, target: Target, delivery: Delivery) -> Attempt:
+        if not self._routes().is_wanted(target):
+            return GivenUp("it is not a target any more")
+        async with self._turn(target):
+            return await self._attempt(target, delivery)
+
+    async def _attempt(self, target: Target, delivery: Delivery) -> Attempt:
+        routes = self._routes()
+        fields = for_receiver(delivery.body, is_owner=target.is_owner)
+        match target.way:
+            case Way.WEBHOOK:
+                at = int(self._origin.day(self._clock.now()))
+                secret = routes.secret_file(target)
+                return await webhook.post(target.address, to_text(fields), fields["id"], at, secret)
+            case Way.MAIL:
+                program = sendmail.find_sendmail(routes.site.sendmail)
+                if program is None:
+                    return TryAgain("there is no program sendmail")
+                mail = sendmail.message_of(fields, target.address, routes.site.mail_from)
+                return await sendmail.send(program, mail)
+            case Way.COMMAND:
+                assert isinstance(routes.site, NotifyConfig), "only nodes run commands"
+                seconds = float(routes.site.command_seconds)
+                uid, text = int(target.address), to_text(fields)
+                return await user_command.run(routes.command, uid, text, seconds=seconds)
+
+    async def _settle(self, target: Target, delivery: Delivery, attempt: Attempt) -> None:
+        """Write the result, however long the file takes: what was delivered is not delivered again."""
+        match attempt:
+            case TryAgain(why):
+                self._went_badly(target, why)
+                write = self._file.failed
+            case GivenUp(why):
+                self._went_badly(target, f"{why}; the notification is dropped")
+                write = self._file.done
+            case Delivered():
+                self._went_well(target)
+                write = self._file.done
+            case unreachable:
+                assert_never(unreachable)
+        while True:
+            try:
+                await write(delivery.number)
+            except (OutboxUnavailable, TimedOut, ConfigError) as error:
+                await self._wait_for_file(error)
+            else:
+                return
+
+    async def _wait_for_file(self, error: GpushareError) -> None:
+        self._file_failed(error)
+        self._wake.set()  # ``run`` finds out when the file works again
+        await asyncio.sleep(self._timing.file_seconds)
+
+    @asynccontextmanager
+    async def _turn(self, target: Target) -> AsyncIterator[None]:
+        """Wait for a turn. The site's and projects' own receivers are few, and wait for nobody."""
+        if not target.is_owner:
+            yield
+            return
+        user = target.address if target.way is Way.COMMAND else target.scope
+        own = self._of_users.setdefault(user, asyncio.Semaphore(AT_ONCE_OF_A_USER))
+        async with own, self._at_once:
+            yield
+
+    # --- troubles --------------------------------------------------------------------------------------
+
+    def _went_well(self, target: Target) -> None:
+        had = self._bad.pop(target.shown, None), self._lost.pop(target.shown, None)
+        if had != (None, None):
+            self._tell()
+
+    def _went_badly(self, target: Target, why: str) -> None:
+        """Tell the trouble of a configured target to the node's users, and that of a run's own to the log."""
+        log.info("notification target=%s failed: %s", target.shown, why)
+        if not target.is_owner:
+            self._bad[target.shown] = why
+            self._tell()
+
+    def _count_lost(self, dropped: Iterable[str] | dict[str, int]) -> None:
+        counts = dict(dropped) if isinstance(dropped, dict) else dict.fromkeys(dropped, 1)
+        for name, count in counts.items():
+            target = read_target(name)
+            log.warning("notifications dropped target=%s count=%d", target.shown, count)
+            if not target.is_owner:
+                self._lost[target.shown] = self._lost.get(target.shown, 0) + count
+        if counts:
+            self._tell()
+
+    def _tell(self) -> None:
+        texts = [self._file_trouble] if self._file_trouble else []
+        for shown in sorted({*self._bad, *self._lost}):
+            lost = self._lost.get(shown, 0)
+            parts = [self._bad[shown]] if shown in self._bad else []
+            parts += [f"{lost} notifications were dropped"] if lost else []
+            texts.append(f"{shown}: {', and '.join(parts)}")
+        if texts:
+            self._troubles.raised(PART, "; ".join(texts))
+        else:
+            self._troubles.cleared(PART)

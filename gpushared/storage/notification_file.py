@@ -1,0 +1,226 @@
+"""Keep the notifications that wait for their delivery, and the events that were told, in an SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpushared.domain.model.errors import OutboxUnavailable
+from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
+from gpushared.storage.sqlite.file_calls import Calls
+
+WORDS = FileWords(
+    noun="the file of notifications",
+    program="the daemon",
+    error=OutboxUnavailable,
+    if_busy="is another daemon running here?",
+    if_damaged="move it away and restart: a new one is begun, and what waited in it is not told",
+    if_newer="install the newer gpushared again, or move the file away",
+)
+APPLICATION_ID = 0x67706E6F
+"""The number is ``gpno`` in ASCII."""
+
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    # 1: events, deliveries, targets
+    (
+        """CREATE TABLE event (
+            subject TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            occasion TEXT NOT NULL,
+            at REAL NOT NULL,
+            body TEXT NOT NULL,
+            number INTEGER PRIMARY KEY,
+            UNIQUE (subject, kind, occasion)
+        )""",
+        "CREATE INDEX event_at ON event (at)",
+        """CREATE TABLE delivery (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            event INTEGER NOT NULL,
+            target TEXT NOT NULL,
+            owner TEXT NOT NULL,
+            at REAL NOT NULL,
+            tries INTEGER NOT NULL
+        )""",
+        "CREATE INDEX delivery_target ON delivery (target, tries, number)",
+        "CREATE INDEX delivery_owner ON delivery (owner, number)",
+        "CREATE INDEX delivery_event ON delivery (event)",
+        "CREATE TABLE target (name TEXT PRIMARY KEY, since REAL NOT NULL) WITHOUT ROWID",
+    ),
+)
+SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
+
+FILE_ITSELF = ""
+"""The file's own row among the targets tells since when there is a file."""
+EVENTS_KEPT_SECONDS = 8 * 86400.0
+"""An event is recognised for this long, and for as long as its lease lives."""
+_PUT_EVENT = """INSERT OR IGNORE INTO event (subject, kind, occasion, at, body) VALUES (?, ?, ?, ?, ?)"""
+_PUT_DELIVERY = "INSERT INTO delivery (event, target, owner, at, tries) VALUES (?, ?, ?, ?, 0)"
+_FULLEST = "SELECT owner FROM delivery GROUP BY owner ORDER BY count(*) DESC, owner LIMIT 1"
+_DROP_OLDEST = """DELETE FROM delivery WHERE number IN
+    (SELECT number FROM delivery WHERE owner = ? ORDER BY number LIMIT ?) RETURNING target"""
+_PRUNE = """DELETE FROM event WHERE at < ? AND number NOT IN (SELECT event FROM delivery)
+    AND subject NOT IN (SELECT value FROM json_each(?))"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """Hold an event with the targets that are told, and its owner for the bounds."""
+
+    subject: str
+    kind: str
+    occasion: str
+    body: str
+    owner: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Hold one delivery that waits. ``tries`` counts those that failed."""
+
+    number: int
+    body: str
+    at: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Hold what the file knows at a start: since when there are the file and each target, and told events."""
+
+    since: float
+    targets: Mapping[str, float]
+    told: tuple[tuple[str, str, str], ...]
+    waiting: tuple[str, ...]
+    """The targets with deliveries that wait."""
+
+
+Dropped = Mapping[str, int]
+"""How many deliveries were dropped, by target."""
+
+
+class NotificationFile(SqliteFile):
+    """Keep events and deliveries. Raises OutboxUnavailable, or ConfigError for another version."""
+
+    def __init__(self, path: Path, *, busy_seconds: float) -> None:
+        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+
+    def remembered(self, now: float) -> Remembered:
+        """Return what is known; a new file begins at ``now``."""
+        with self._writing() as db:
+            db.execute("INSERT OR IGNORE INTO target VALUES (?, ?)", (FILE_ITSELF, now))
+            targets = dict(db.execute("SELECT name, since FROM target").fetchall())
+            told = tuple(db.execute("SELECT subject, kind, occasion FROM event").fetchall())
+            waiting = tuple(name for (name,) in db.execute("SELECT DISTINCT target FROM delivery").fetchall())
+        return Remembered(targets.pop(FILE_ITSELF), targets, told, waiting)
+
+    def keep_targets(self, names: Collection[str], now: float) -> None:
+        """Record since when each configured target exists, and forget the others with their deliveries."""
+        with self._writing() as db:
+            known = {name for (name,) in db.execute("SELECT name FROM target").fetchall()} - {FILE_ITSELF}
+            db.executemany("INSERT INTO target VALUES (?, ?)", [(name, now) for name in {*names} - known])
+            gone = [(name,) for name in known - {*names}]
+            db.executemany("DELETE FROM target WHERE name = ?", gone)
+            db.executemany("DELETE FROM delivery WHERE target = ?", gone)
+
+    def add(self, events: Sequence[NewEvent], now: float, most: int) -> Dropped:
+        """Write events with their deliveries; an event that is known already stays as it is.
+
+        Of more than ``most`` waiting deliveries the oldest of the owner with the most of them are dropped.
+        """
+        with self._writing() as db:
+            for event in events:
+                row = (event.subject, event.kind, event.occasion, now, event.body)
+                made = db.execute(_PUT_EVENT, row)
+                if made.rowcount == 1:
+                    rows = [(made.lastrowid, target, event.owner, now) for target in event.targets]
+                    db.executemany(_PUT_DELIVERY, rows)
+            return _shrunk(db, most)
+
+    def next_of(self, target: str) -> Delivery | None:
+        """Return the delivery to try next: of those that failed least often the oldest.
+
+        So a receiver that answers with an error to one notification still gets the others.
+        """
+        with self._reading() as db:
+            row = db.execute(
+                """SELECT delivery.number, body, delivery.at, tries FROM delivery
+                JOIN event ON event.number = delivery.event
+                WHERE target = ? ORDER BY tries, delivery.number LIMIT 1""",
+                (target,),
+            ).fetchone()
+        return None if row is None else Delivery(*row)
+
+    def done(self, number: int) -> None:
+        with self._writing() as db:
+            db.execute("DELETE FROM delivery WHERE number = ?", (number,))
+
+    def failed(self, number: int) -> None:
+        with self._writing() as db:
+            db.execute("UPDATE delivery SET tries = tries + 1 WHERE number = ?", (number,))
+
+    def prune(self, now: float, oldest: float, live: str) -> Dropped:
+        """Drop deliveries from before ``oldest``, and forget old events but those of the ``live`` subjects.
+
+        ``live`` is a list in JSON.
+        """
+        with self._writing() as db:
+            dropped = db.execute("DELETE FROM delivery WHERE at < ? RETURNING target", (oldest,)).fetchall()
+            db.execute(_PRUNE, (now - EVENTS_KEPT_SECONDS, live))
+        return _counted(dropped)
+
+
+def _shrunk(db: sqlite3.Connection, most: int) -> Dropped:
+    (count,) = db.execute("SELECT count(*) FROM delivery").fetchone()
+    dropped: list[tuple[str]] = []
+    while len(dropped) < count - most:
+        (owner,) = db.execute(_FULLEST).fetchone()
+        dropped += db.execute(_DROP_OLDEST, (owner, min(count - most - len(dropped), 100))).fetchall()
+    return _counted(dropped)
+
+
+def _counted(rows: Sequence[tuple[str]]) -> Dropped:
+    counts: dict[str, int] = {}
+    for (target,) in rows:
+        counts[target] = counts.get(target, 0) + 1
+    return counts
+
+
+class SqliteNotifications(Calls):
+    """Keep the notifications in the file ``path``, opened by the first call.
+
+    Every call raises ``OutboxUnavailable`` (then nothing happened), ``TimedOut`` (the outcome is unknown;
+    writing the same events again is right in both cases), or ``ConfigError`` (the file is not for this
+    version).
+    """
+
+    def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
+        super().__init__("notifications", path, WORDS, timeout_seconds=timeout_seconds)
+        self._store = NotificationFile(path, busy_seconds=busy_seconds)
+
+    async def remembered(self, now: float) -> Remembered:
+        return await self._call(lambda: self._store.remembered(now))
+
+    async def keep_targets(self, names: Collection[str], now: float) -> None:
+        await self._call(lambda: self._store.keep_targets(names, now))
+
+    async def add(self, events: Sequence[NewEvent], now: float, most: int) -> Dropped:
+        return await self._call(lambda: self._store.add(events, now, most))
+
+    async def next_of(self, target: str) -> Delivery | None:
+        return await self._read(lambda: self._store.next_of(target))
+
+    async def done(self, number: int) -> None:
+        await self._call(lambda: self._store.done(number))
+
+    async def failed(self, number: int) -> None:
+        await self._call(lambda: self._store.failed(number))
+
+    async def prune(self, now: float, oldest: float, live: str) -> Dropped:
+        return await self._call(lambda: self._store.prune(now, oldest, live))
+
+    async def close(self) -> None:
+        """Finish the earlier calls, then release the file. Later calls are refused."""
+        await self._close(self._store.close)

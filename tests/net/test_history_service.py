@@ -1,0 +1,230 @@
+"""The calls of the history: who sees what of others, and what the answers add up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpushared.api.v1 import history_pb2
+from gpushared.config.history_settings import Others
+from gpushared.domain.accounting.summary import LeaseSummary, summary_of
+from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, RequestError
+from gpushared.domain.model.gpu import MIB, GpuId
+from gpushared.domain.model.lease import Ended, Finished, LeaseId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.span import Span
+from gpushared.net.history_service import HistoryApi, Rights
+from gpushared.node.runtime.use_series import SeriesSample, UseSeries
+from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, SourceName
+from gpushared.testing import fake_lease
+
+BEGIN = 490_000 * HOUR_MS
+GPU = GpuId("GPU-0")
+ALICE, BOB = Caller(1000, 1000, "alice"), Caller(1001, 1001, "bob")
+ROOT = Caller(0, 0, "root", trusted=True)
+BOX = SourceName("box", 1)
+
+
+def summary(number: int, owner: Caller, minutes: tuple[int, int], **facts: object) -> LeaseSummary:
+    lease = fake_lease(number, Ended(Finished(0), (BEGIN + minutes[1] * MINUTE_MS) / 1000))
+    made = replace(
+        summary_of(lease),
+        lease=LeaseId(f"l-{number}"),
+        owner_uid=owner.uid,
+        owner=owner.name,
+        project=f"of-{owner.name}",
+        image="secret:1",
+        container_name=f"box-{number}",
+        created_at=(BEGIN + minutes[0] * MINUTE_MS) / 1000,
+    )
+    return replace(made, **facts)  # type: ignore[arg-type]  # the tests name fields
+
+
+def span(number: int, minutes: tuple[int, int], gpu: GpuId | None = GPU, mib: int = 20_000) -> Span:
+    begin, end = (BEGIN + minute * MINUTE_MS for minute in minutes)
+    permille = mib * 1000 // 80_000
+    return Span(LeaseId(f"l-{number}"), "p", begin, end, gpu, permille if gpu else 0, mib * MIB if gpu else 0)
+
+
+def worked(minutes: tuple[int, int], use: float, mib: int) -> UseSeries:
+    series = UseSeries(1)
+    for minute in range(*minutes):
+        for second in range(0, 60, 10):
+            at_ms = BEGIN + minute * MINUTE_MS + second * 1000
+            series.take(at_ms, SeriesSample(250, 20_000, use, mib), 10_000)
+    return series
+
+
+@pytest.fixture
+async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
+    """Alice held the whole GPU for half an hour; bob waited for it, then used a third of his quarter."""
+    store = SqliteHistory(tmp_path / "history.db")
+    series = worked((30, 60), 0.5, 6_000)
+    await store.write(
+        HistoryBatch(
+            BOX,
+            BEGIN + HOUR_MS,
+            gpus=(GpuFacts(GPU, "0", "H100", 80_000),),
+            leases=(
+                summary(1, ALICE, (0, 30)),
+                summary(2, BOB, (10, 60), job="k3m9x0p2qa", attempt=1, time_limit_seconds=8 * 3600),
+            ),
+            spans=(
+                (1, span(1, (0, 30), mib=70_000)),
+                (2, span(2, (10, 30), None)),
+                (3, span(2, (30, 60))),
+            ),
+            waits={(LeaseId("l-2"), "resources"): 20 * MINUTE_MS},
+            uses={(LeaseId("l-2"), GPU): series.changed()},
+        )
+    )
+    yield store
+    await store.close()
+
+
+def api(history: SqliteHistory, others: Others = Others.LEASES, *, by_name: bool = False) -> HistoryApi:
+    async def flush() -> None:
+        pass
+
+    return HistoryApi(history, flush, Rights(lambda: others, by_name=by_name), simulated=True)
+
+
+def of(**window: object) -> history_pb2.HistoryWindow:
+    return history_pb2.HistoryWindow(**window)  # type: ignore[arg-type]  # the tests name fields
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("others", "caller", "leases", "users"),
+    [
+        (Others.LEASES, ALICE, ["l-2", "l-1"], ["alice", "bob"]),
+        (Others.TOTALS, ALICE, ["l-1"], ["alice", "bob"]),
+        (Others.NOTHING, ALICE, ["l-1"], ["alice"]),
+        (Others.NOTHING, ROOT, ["l-2", "l-1"], ["alice", "bob"]),
+    ],
+)
+async def test_of_others_everybody_sees_what_the_site_allows(
+    history: SqliteHistory,
+    others: Others,
+    caller: Caller,
+    leases: list[str],
+    users: list[str],
+    *,
+    by_name: bool,
+) -> None:
+    one = api(history, others, by_name=by_name)
+    ended = await one.ended(history_pb2.EndedRequest(), caller)
+    assert [lease.id for lease in ended.leases] == leases
+    assert [row.key for row in (await one.usage(history_pb2.UsageRequest(), caller)).rows] == users
+    waits = await one.waits(history_pb2.WaitsRequest(by="user"), caller)
+    assert sorted(row.key for row in waits.rows) == users
+    exported = await one.export(history_pb2.ExportRequest(kind="leases"), caller)
+    assert sorted(json.loads(row)["lease"] for row in exported.rows) == sorted(leases)
+    spans = await one.export(history_pb2.ExportRequest(kind="spans"), caller)
+    assert {json.loads(row)["lease"] for row in spans.rows} == set(leases)
+
+
+async def test_names_of_images_and_containers_are_for_their_owner_and_trusted_callers(
+    history: SqliteHistory,
+) -> None:
+    one = api(history)
+    for caller, seen in ((ALICE, {"l-1"}), (BOB, {"l-2"}), (ROOT, {"l-1", "l-2"})):
+        ended = await one.ended(history_pb2.EndedRequest(), caller)
+        assert {lease.id for lease in ended.leases if lease.image or lease.container_name} == seen
+        exported = await one.export(history_pb2.ExportRequest(), caller)
+        rows = [json.loads(row) for row in exported.rows]
+        assert {row["lease"] for row in rows if row["image"] or row["container_name"]} == seen
+        report = await one.report(history_pb2.ReportRequest(name="l-2"), caller)
+        assert bool(report.leases[0].lease.image) == ("l-2" in seen)
+
+
+@pytest.mark.parametrize("user", ["bob", "1001"])
+async def test_another_user_is_refused_where_only_own_leases_are_shown(
+    history: SqliteHistory, user: str
+) -> None:
+    one = api(history, Others.TOTALS)
+    with pytest.raises(PermissionRefused):
+        await one.ended(history_pb2.EndedRequest(window=of(user=user)), ALICE)
+    assert len((await one.ended(history_pb2.EndedRequest(window=of(user=user)), BOB)).leases) == 1
+    with pytest.raises(NotFound):
+        await one.report(history_pb2.ReportRequest(name="l-2"), ALICE)
+
+
+async def test_usage_adds_up_in_each_grouping(history: SqliteHistory) -> None:
+    one = api(history)
+    window = of(since=BEGIN / 1000, until=(BEGIN + HOUR_MS) / 1000)
+    for by in ("user", "project", "class", "gpu", "node", "model", "day", "week"):
+        answer = await one.usage(history_pb2.UsageRequest(window=window, by=by), ROOT)
+        held = sum(row.account.held_gpu_ms for row in answer.rows)
+        assert held == answer.total.account.held_gpu_ms == (875 + 250) * 30 * MINUTE_MS // 1000
+    total = answer.total.account
+    assert total.unseen_gpu_ms == 875 * 30 * MINUTE_MS // 1000
+    assert total.well_used_gpu_ms + total.too_big_gpu_ms == total.active_gpu_ms == 250 * 30 * 60
+    assert total.use_of_held_ratio == pytest.approx(0.5)
+    assert (answer.waited_requests, answer.waited_ms) == (1, 20 * MINUTE_MS)
+
+
+async def test_waits_count_requests_that_started_at_once(history: SqliteHistory) -> None:
+    answer = await api(history).waits(history_pb2.WaitsRequest(), ROOT)
+    assert (answer.total.requests, answer.total.waited) == (2, 1)
+    assert (answer.total.p50_ms, answer.total.p90_ms) == (0, 20 * MINUTE_MS)
+    by_reason = await api(history).waits(history_pb2.WaitsRequest(by="reason"), ROOT)
+    assert [(row.key, row.total_ms) for row in by_reason.rows] == [("resources", 20 * MINUTE_MS)]
+
+
+@pytest.mark.parametrize("name", ["l-2", "k3m9x0p2qa"])
+async def test_a_report_says_what_would_have_been_better(history: SqliteHistory, name: str) -> None:
+    answer = await api(history).report(history_pb2.ReportRequest(name=name), BOB)
+    (report,) = answer.leases
+    assert (report.lease.id, report.lease.job, report.lease.ran_ms) == ("l-2", "k3m9x0p2qa", 30 * MINUTE_MS)
+    assert [(one.reason, one.waited_ms) for one in report.reasons] == [("resources", 20 * MINUTE_MS)]
+    assert {point.use_ratio for point in report.curve} == {0.5}
+    assert len(report.curve) == 30
+    notes = {note.kind: note for note in report.notes}
+    assert set(notes) == {"memory_too_big", "time_limit"}
+    assert notes["memory_too_big"].mend == "--gpu-memory 7g"
+    assert "would have started 20m earlier" in notes["memory_too_big"].text
+    assert notes["time_limit"].mend == "--time 1h"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("usage", history_pb2.UsageRequest(by="colour")),
+        ("usage", history_pb2.UsageRequest(by="day")),
+        ("usage", history_pb2.UsageRequest(window=of(since=float("nan")))),
+        ("waits", history_pb2.WaitsRequest(by="day")),
+        ("ended", history_pb2.EndedRequest(limit=-1)),
+        ("ended", history_pb2.EndedRequest(window=of(**{"class": "gold"}))),
+        ("report", history_pb2.ReportRequest()),
+        ("export", history_pb2.ExportRequest(kind="secrets")),
+        ("export", history_pb2.ExportRequest(page_token="x:1")),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_in_a_sentence(
+    history: SqliteHistory, call: str, message: object
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        await getattr(api(history), call)(message, ROOT)
+    assert isinstance(refused.value, GpushareError)
+    assert refused.value.hint
+
+
+async def test_an_export_goes_on_from_page_to_page(history: SqliteHistory) -> None:
+    for kind, expected in (("leases", 2), ("spans", 3), ("hours", 1), ("minutes", 30)):
+        rows, token, pages = [], "", 0
+        while True:
+            page = await api(history).export(history_pb2.ExportRequest(kind=kind, page_token=token), ROOT)
+            rows += [json.loads(row) for row in page.rows]
+            token, pages = page.next_page_token, pages + 1
+            assert pages < 9
+            if not token:
+                break
+        assert len(rows) == expected, kind
+        assert all(row["node"] == "box" for row in rows)
