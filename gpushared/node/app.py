@@ -53,6 +53,7 @@ from gpushared.node.runtime.history_recorder import HistoryRecorder
 from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
+from gpushared.node.runtime.weekly_digest import WeeklyDigest
 from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.jobs_of_node import NodeJobs
@@ -232,6 +233,13 @@ class Daemon:
             Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
         )
         stack.push_async_callback(self._outbox.close)
+        self._digest = WeeklyDigest(
+            loop,
+            self._outbox,
+            self._parts.history,
+            lambda: notify_routes(self._config),
+            self._recorder.flush,
+        )
         self._lease_notifier = LeaseNotifier(
             loop, self._outbox, lambda: self._config.notify.ends_soon_seconds
         )
@@ -506,6 +514,7 @@ class Daemon:
             self._audit.run(),
             self._outbox.run(),
             self._lease_notifier.run(),
+            self._digest.run(),
             self._recorder.run(),
             self._room.recorder.run(),
             self._metrics.run(),
