@@ -99,7 +99,7 @@ class JobRecorder:
     async def flush(self) -> None:
         """Write what there is, so that answers are of now. Raises HistoryUnavailable, TimedOut, ConfigError."""
         async with self._writing:
-            if time.monotonic() - self._written_at >= FRESH_SECONDS:
+            if self._unwritten or time.monotonic() - self._written_at >= FRESH_SECONDS:
                 await self._write()
 
     async def close(self) -> None:
