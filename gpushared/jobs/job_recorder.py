@@ -92,8 +92,8 @@ class JobRecorder:
         due = 0.0
         while True:
             if time.monotonic() >= due:
-                await self._try_to_write()
-                due = time.monotonic() + WRITE_SECONDS
+                ok = await self._try_to_write()
+                due = time.monotonic() + (WRITE_SECONDS if ok else 0.0)
             await asyncio.sleep(LOOK_SECONDS)
             await self._take_waits()
 
@@ -195,14 +195,15 @@ class JobRecorder:
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    async def _try_to_write(self) -> None:
+    async def _try_to_write(self) -> bool:
         try:
             async with self._writing:
                 await self._write()
         except (Unavailable, TimedOut, ConfigError) as error:
             self._troubles.raised(PART, f"the history of the jobs is behind: {error}")
-        else:
-            self._troubles.cleared(PART)
+            return False
+        self._troubles.cleared(PART)
+        return True
 
     async def _write(self) -> None:
         if not self._resumed:
