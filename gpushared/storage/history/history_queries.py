@@ -263,7 +263,7 @@ def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
             (edge, source.number),
         )
         for series, *row in rows:
-            found[series] += _part_of(hour_of(row), since, until)
+            found[series] += _part_of(hour_of(row), since, until, source.seen_ms)
     return found
 
 
@@ -277,8 +277,11 @@ def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int)
     )
 
 
-def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
-    """Return the part of an hour that lies in a time: by its minutes, else in proportion."""
+def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Account:
+    """Return the part of an hour that lies in a time: by its minutes, else in proportion.
+
+    The newest hour ends for now at ``seen_ms``, the time of the newest row.
+    """
     inside = whole = 0
     for number, minute in hour.seen_minutes():
         at_ms = hour.hour * HOUR_MS + number * MINUTE_MS
@@ -286,7 +289,8 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
         inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
     if not whole:
         begin = hour.hour * HOUR_MS
-        inside, whole = min(until_ms, begin + HOUR_MS) - max(since_ms, begin), HOUR_MS
+        end = max(begin + 1, min(begin + HOUR_MS, seen_ms))
+        inside, whole = max(0, min(until_ms, end) - max(since_ms, begin)), end - begin
     return _used(
         hour.active_permille_ms * inside // whole,
         hour.idle_permille_ms * inside // whole,
