@@ -11,8 +11,8 @@ import click
 from gpushared.api.v1.history_messages import PastLease
 from gpushared.cli import history_jobs, text
 from gpushared.cli.errors import UsageError, whole_number
-from gpushared.cli.history_options import FILTERS, account_cells, bounds, client_for, lasted, percent, window
-from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.history_options import FILTERS, account_cells, bounds, lasted, percent, window
+from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS

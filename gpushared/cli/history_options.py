@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from gpushared.api.v1.history_messages import Account
 from gpushared.cli import text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Options, Own
-from gpushared.client import Client
 from gpushared.client.period import PERIODS, read_bounds
 
 GPU_HOUR_MS = 3_600_000
@@ -34,18 +32,6 @@ OWNERS = (
 )
 POOL = Own(("--pool",), "Count all nodes of the pool.")
 FILTERS = (*TIME, *OWNERS, Own(("--node",), "Count only this node.", "NODE"), POOL)
-
-
-def client_for(client: Client, options: Options) -> Client:
-    """Return the client that is asked: this node's, which asks the coordinator for the pool.
-
-    Where no node's daemon is, administrators ask the coordinator on this machine for the pool.
-    """
-    if not options.value("pool") or Path(client.path).exists():
-        return client
-    from gpushared.client.pool_calls import pool_socket
-
-    return Client(f"unix://{pool_socket()}")
 
 
 def window(options: Options) -> dict[str, object]:

@@ -10,8 +10,8 @@ import click
 
 from gpushared.api.v1.history_messages import Account, LeaseReport, PastJob, PastLease, Report
 from gpushared.cli import complete, text
-from gpushared.cli.history_options import client_for, hours, lasted, percent
-from gpushared.cli.listing import Options, write_items
+from gpushared.cli.history_options import hours, lasted, percent
+from gpushared.cli.listing import Options, client_for, write_items
 from gpushared.cli.options import output_option
 from gpushared.cli.sparkline import is_plain, sparkline
 from gpushared.client import Client

@@ -280,7 +280,7 @@ def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int)
 def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Account:
     """Return the part of an hour that lies in a time: by its minutes, else in proportion.
 
-    The newest hour ends for now at ``seen_ms``, the time of the newest row.
+    The hour that was under way at ``seen_ms`` is known up to then only.
     """
     inside = whole = 0
     for number, minute in hour.seen_minutes():
@@ -289,7 +289,7 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Accou
         inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
     if not whole:
         begin = hour.hour * HOUR_MS
-        end = max(begin + 1, min(begin + HOUR_MS, seen_ms))
+        end = min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS))
         inside, whole = max(0, min(until_ms, end) - max(since_ms, begin)), end - begin
     return _used(
         hour.active_permille_ms * inside // whole,
