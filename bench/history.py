@@ -35,7 +35,7 @@ from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.ports import GpuReading
 from gpushared.storage.history import HistoryFile, SqliteHistory
 from gpushared.storage.history.history_export import ExportKind
-from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
+from gpushared.storage.history.hour_use import MINUTE_MS
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, SeriesName, SourceName
 from gpushared.testing import MemoryJournal, fake_lease
 
@@ -152,7 +152,7 @@ def series_of(at: int) -> list[Any]:
     for minute in range(60):
         seen = SeriesSample(125, 10_000, RANDOM.random(), RANDOM.randrange(10_000), 400.0)
         series.take(at * 1000 + minute * MINUTE_MS + 1, seen, MINUTE_MS)
-    return series.finished(at * 1000 + HOUR_MS)
+    return series.changed()
 
 
 def read(path: Path) -> None:

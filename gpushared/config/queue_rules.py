@@ -113,7 +113,7 @@ class QueueOrderConfig:
         2 * HOUR_SECONDS,
         Seconds(1, YEAR_SECONDS),
         "A request that waits longer may be its project's next turn, whatever its priority; turns come so "
-        "often.",
+        "often. A request for several GPUs that waits longer goes first where it fits at once.",
     )
     turn_seconds: int = setting(
         HOUR_SECONDS,

@@ -22,6 +22,7 @@ from gpushared.domain.jobs.submit_limits import (
 )
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.notification import MAIL
 from gpushared.domain.model.request import Request
 from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.model.units import LATEST_SECONDS, shown
@@ -31,6 +32,7 @@ MAX_BODY_BYTES = 96 * 1024
 """
 MAX_ARRAY_BYTES = 128 * 1024 * 1024
 """Bound the create bodies of an array together, because each of its jobs is stored with its own body."""
+MAX_MAILED_ARRAY = 100
 MAX_NAME = 128
 MAX_IMAGE = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -78,6 +80,11 @@ def read_submit(
     numbers, limit = read_array(message.array)
     if numbers and message.interactive:
         raise RequestError("an interactive job cannot be an array", hint="leave --array out")
+    if MAIL in request.notify and len(numbers) > MAX_MAILED_ARRAY:
+        raise RequestError(
+            f"an array of {len(numbers)} jobs would send {2 * len(numbers)} mails",
+            hint=f"name a URL instead; arrays of up to {MAX_MAILED_ARRAY} jobs may send mail",
+        )
     spec = _spec(message, request, owner, after, origin)
     if not numbers:
         job = id_for(owner.principal, spec.request_id, is_known)

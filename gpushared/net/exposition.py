@@ -6,7 +6,7 @@ Sources: Prometheus's "Exposition formats" (text format 0.0.4) and the OpenMetri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +18,7 @@ UNITS = ("seconds", "bytes", "ratio", "celsius", "joules", "watts")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _HOSTILE = re.compile(r'[\\"\n]')
+_NO_NUMBERS = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _MAX_ACCEPT = 1024
 
 Labels = tuple[str, ...]
@@ -108,54 +109,69 @@ def write(families: Iterable[Family], form: Format, hidden: frozenset[str] = fro
     lines: list[str] = []
     for family in families:
         if family.samples:
-            _add_head(lines, family.metric, form)
+            lines.append(_head(family.metric, form))
             _add_samples(lines, family, hidden)
     if form is Format.OPEN_METRICS:
         lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-def _add_head(lines: list[str], metric: Metric, form: Format) -> None:
+@lru_cache(maxsize=1024)
+def _head(metric: Metric, form: Format) -> str:
     if form is Format.TEXT:
         kind = Kind.GAUGE if metric.kind is Kind.INFO else metric.kind
-        lines.append(f"# HELP {metric.name} {metric.help.translate(_HELP_ESCAPES)}\n")
-        lines.append(f"# TYPE {metric.name} {kind}\n")
-        return
-    lines.append(f"# TYPE {metric.family} {metric.kind}\n")
-    if metric.unit:
-        lines.append(f"# UNIT {metric.family} {metric.unit}\n")
-    lines.append(f"# HELP {metric.family} {metric.help.translate(_ESCAPES)}\n")
+        text = metric.help.translate(_HELP_ESCAPES)
+        return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n"
+    unit = f"# UNIT {metric.family} {metric.unit}\n" if metric.unit else ""
+    text = metric.help.translate(_ESCAPES)
+    return f"# TYPE {metric.family} {metric.kind}\n{unit}# HELP {metric.family} {text}\n"
 
 
 def _add_samples(lines: list[str], family: Family, hidden: frozenset[str]) -> None:
-    metric = family.metric
-    kept = [place for place, name in enumerate(metric.labels) if name not in hidden]
-    names = [metric.labels[place] for place in kept]
-    for labels, value in family.samples:
-        pairs = [f'{name}="{_escaped(labels[place])}"' for name, place in zip(names, kept, strict=True)]
-        if isinstance(value, Distribution):
-            _add_buckets(lines, metric.name, pairs, value)
-        else:
-            lines.append(f"{_named(metric.name, pairs)} {_number(value)}\n")
+    name, kept, form = _form_of(family.metric, hidden)
+    samples = family.samples
+    if kept is not None:
+        samples = [(tuple(labels[place] for place in kept), value) for labels, value in samples]
+    if family.metric.kind is Kind.HISTOGRAM:
+        for labels, value in samples:
+            assert isinstance(value, Distribution), "a histogram's values"
+            _add_buckets(lines, name, form % tuple(map(_escaped, labels)), value)
+        return
+    begin = f"{name}{form} "
+    lines += [f"{_filled(begin, labels)}{_number(value)}\n" for labels, value in samples]
 
 
-def _add_buckets(lines: list[str], name: str, pairs: Sequence[str], value: Distribution) -> None:
+@lru_cache(maxsize=4096)
+def _filled(form: str, labels: Labels) -> str:
+    """Return the form with labels in it; most series are the same at each scrape."""
+    return form % tuple(map(_escaped, labels))
+
+
+@lru_cache(maxsize=1024)
+def _form_of(metric: Metric, hidden: frozenset[str]) -> tuple[str, tuple[int, ...] | None, str]:
+    """Return a metric's name, the places of its labels that are shown (None: all), and the labels' form."""
+    kept = tuple(place for place, name in enumerate(metric.labels) if name not in hidden)
+    pairs = ",".join(f'{metric.labels[place]}="%s"' for place in kept)
+    is_whole = len(kept) == len(metric.labels)
+    return metric.name, None if is_whole else kept, f"{{{pairs}}}" if kept else ""
+
+
+def _add_buckets(lines: list[str], name: str, labels: str, value: Distribution) -> None:
     counts = list(accumulate(value.counts))
-    for bound, count in zip((*map(repr, value.bounds), "+Inf"), counts, strict=True):
-        at = [*pairs, f'le="{bound}"']
-        lines.append(f"{_named(f'{name}_bucket', at)} {count}\n")
-    lines.append(f"{_named(f'{name}_sum', pairs)} {_number(value.total)}\n")
-    lines.append(f"{_named(f'{name}_count', pairs)} {counts[-1]}\n")
+    begin = f"{name}_bucket{labels[:-1]}," if labels else f"{name}_bucket{{"
+    lines += [f"{begin}{end}{count}\n" for end, count in zip(_ends(value.bounds), counts, strict=True)]
+    lines.append(f"{name}_sum{labels} {_number(value.total)}\n")
+    lines.append(f"{name}_count{labels} {counts[-1]}\n")
 
 
-def _named(name: str, pairs: Sequence[str]) -> str:
-    return f"{name}{{{','.join(pairs)}}}" if pairs else name
+@lru_cache(maxsize=64)
+def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(f'le="{bound}"}} ' for bound in (*map(repr, bounds), "+Inf"))
 
 
-def _number(value: float) -> str:
-    if value in (float("inf"), float("-inf")):
-        return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if value != value else repr(value)  # noqa: PLR0124 - the test for NaN
+def _number(value: Value) -> str:
+    text = repr(value)
+    return _NO_NUMBERS.get(text, text)
 
 
 @lru_cache(maxsize=4096)

@@ -81,7 +81,7 @@ async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
                 (3, span(2, (30, 60))),
             ),
             waits={(LeaseId("l-2"), "resources"): 20 * MINUTE_MS},
-            uses={(LeaseId("l-2"), GPU): series.finished(BEGIN + HOUR_MS)},
+            uses={(LeaseId("l-2"), GPU): series.changed()},
         )
     )
     yield store
@@ -92,7 +92,7 @@ def api(history: SqliteHistory, others: Others = Others.LEASES, *, by_name: bool
     async def flush() -> None:
         pass
 
-    return HistoryApi(history, flush, Rights(lambda: others, by_name=by_name), simulated=True)
+    return HistoryApi(history, flush, Rights(lambda: others, by_name=by_name), simulated=lambda: True)
 
 
 def of(**window: object) -> history_pb2.HistoryWindow:

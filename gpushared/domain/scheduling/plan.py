@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from statistics import fmean
 
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.scheduling.capacity_port import CapacityPort
@@ -62,6 +63,7 @@ def plan(
     _drain_a_host(ready, desk)
     _reserve_turns(queues, desk)
     _serve_claims(queues, desk)
+    _serve_long_waits(queues, desk)
     _serve_the_rest(_left_over(queues, desk), desk)
     return Plan(
         desk.grants,
@@ -172,6 +174,31 @@ def _serve_a_claim(backlog: ProjectQueue, desk: SchedulingPass) -> bool:
         backlog.advance()
         return True
     return False
+
+
+def _serve_long_waits(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
+    """Start requests for several GPUs that have waited for the patience where they fit, the oldest first.
+
+    A host is seldom empty, so whoever fits only there must not lose it to what fits elsewhere too. Projects
+    that used more than the average do without.
+    """
+    names = {*queues, *desk.ledger.holder_index.projects()}
+    average = fmean(map(desk.ledger.fair, names)) if names else 0.0
+    long = [
+        one
+        for name, backlog in queues.items()
+        if desk.ledger.fair(name) <= average
+        for kind in backlog.kinds()
+        if kind.candidates[0].lease.request.gpu_count > 1
+        for one in kind.candidates
+        if one.since + desk.policy.patience_seconds <= desk.now and not desk.is_done(one.lease.id)
+    ]
+    for one in sorted(long, key=lambda one: (one.since, one.lease.sequence)):
+        room = desk.at_once(one)
+        if room is not None:
+            backlog = queues[one.project]
+            desk.settle(one, room, turn=one is backlog.turn)
+            backlog.turn = None if one is backlog.turn else backlog.turn
 
 
 def _left_over(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> Mapping[str, ProjectQueue]:

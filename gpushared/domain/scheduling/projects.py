@@ -134,7 +134,8 @@ class Policy:
     Attributes:
         half_life_seconds: Use so long ago counts half.
         lookahead_seconds: A project's present holdings count as if it had held them so much longer.
-        patience_seconds: A request that waits longer may be its project's next turn; so often there is one.
+        patience_seconds: A request that waits longer may be its project's next turn; so often there is one. A
+            request for several GPUs that waits longer goes first where it fits at once.
         turn_seconds: A lease has held its GPUs so long before a turn may take them.
         notice_seconds: The time from the notice of a preemption to the signal that ends the container.
         grace_seconds: The time from that signal to its end by force.

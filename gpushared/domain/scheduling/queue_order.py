@@ -1,7 +1,8 @@
 """Order the queue.
 
 Between projects: a request within its project's guarantee goes before all others, first that of the project
-which holds the least part of its guarantee; then the project with the least decayed use by weight.
+which holds the least part of its guarantee; then requests for several GPUs that have waited for
+``patience_seconds`` and fit at once (``plan``); then the project with the least decayed use by weight.
 Inside a project: the higher priority, then the class, then the older request. Besides, once every
 ``patience_seconds`` a project's next turn is its request that has waited longest, whatever its priority, if
 that request has waited longer than that: so priority orders a project's queue but never stops a request in
@@ -69,6 +70,10 @@ class ProjectQueue:
         """Drop the first kind, which is refused as a whole."""
         self.dropped.append(heappop(self.heap))
         return self.dropped[-1][2]
+
+    def kinds(self) -> Iterable[RequestLine]:
+        """Return the kinds, in no order, those that were dropped too."""
+        return (kind for _, _, kind in (*self.heap, *self.dropped))
 
     def restore(self) -> None:
         """Take the dropped kinds back."""

@@ -250,6 +250,13 @@ class SchedulingPass:
                     return room
         return None
 
+    def at_once(self, one: PendingRequest) -> PlacementPlan | None:
+        """Return free room for a request that is kept for nobody else."""
+        allowed = self._allowed(one)
+        if not isinstance(allowed, Request) or not self._room_anywhere(("", allowed)):
+            return None
+        return self._free(allowed, self._closed(one, allowed))
+
     @contextmanager
     def _own_parts(self, one: PendingRequest) -> Iterator[Parts]:
         """Free the parts that are fixed for the project's build work, while such work is being placed."""

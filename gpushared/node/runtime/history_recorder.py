@@ -26,7 +26,7 @@ from gpushared.node.runtime.sampler import Sample, Sampler
 from gpushared.node.runtime.use_series import Recent, SeriesSample, UseSeries
 from gpushared.ports import Journal, PastLeases
 from gpushared.storage.history.history_file import SqliteHistory
-from gpushared.storage.history.hour_use import MINUTE_MS, HourUse
+from gpushared.storage.history.hour_use import HourUse
 from gpushared.storage.history.records import (
     GpuFacts,
     HistoryBatch,
@@ -236,14 +236,13 @@ class HistoryRecorder:
         return len(spans) == SPANS_PER_WRITE
 
     def _gather_uses(self) -> None:
-        """Move the minutes that are over to what is to be written, and drop the series of past holders."""
-        now_ms = milliseconds(self._loop.now())
+        """Move what changed to what is to be written, and drop the series of past holders."""
         held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
         for key, series in list(self._series.items()):
             lease, gpu = key
             over = key not in held if lease else gpu not in self._loop.state.gpus
             hours = self._unwritten.setdefault(key, {})
-            for hour in series.finished(now_ms + MINUTE_MS if over else now_ms):
+            for hour in series.changed():
                 hours[hour.hour] = hour
             for oldest in sorted(hours)[:-MAX_HOURS]:
                 del hours[oldest]

@@ -147,26 +147,38 @@ class UseSeries:
         self.recent.put(at_ms, seen)
         self._touched = True
 
-    def finished(self, at_ms: int) -> list[HourUse]:
-        """Return the hours that changed since the last call, with the minutes that are over by ``at_ms``."""
-        if self._minute_at >= 0 and at_ms // MINUTE_MS != self._minute_at:
-            self._end_minute()
-            self._minute_at = -1
-        changed, self._done = self._done, []
-        if self._hour is not None and self._touched:
-            changed.append(self._hour)
-        self._touched = self._minute_at >= 0
-        # Another thread writes these, while samples go on.
-        return [replace(hour, minutes=bytearray(hour.minutes)) for hour in changed]
+    def changed(self) -> list[HourUse]:
+        """Return the hours that changed since the last call, with the present minute as far as it is known.
+
+        The hours are copies: another thread writes them, while samples go on.
+        """
+        if not self._touched:
+            return []
+        self._touched = False
+        hours, self._done = self._done, []
+        if self._hour is not None:
+            hours.append(_copied(self._hour))
+        if hours and hours[-1].hour == self._minute_at * MINUTE_MS // HOUR_MS:
+            self._add_minute_to(hours[-1])
+        else:
+            hours.append(self._add_minute_to(HourUse(self._minute_at * MINUTE_MS // HOUR_MS)))
+        return hours
 
     def _end_minute(self) -> None:
         if self._minute_at < 0:
             return
-        begin_ms = self._minute_at * MINUTE_MS
-        hour = begin_ms // HOUR_MS
+        hour = self._minute_at * MINUTE_MS // HOUR_MS
         if self._hour is None or self._hour.hour != hour:
             if self._hour is not None:
                 self._done.append(self._hour)
             self._hour = HourUse(hour)
-        self._minute.add_to(self._hour)
-        self._hour.put_minute(begin_ms % HOUR_MS // MINUTE_MS, self._minute.as_minute)
+        self._add_minute_to(self._hour)
+
+    def _add_minute_to(self, hour: HourUse) -> HourUse:
+        self._minute.add_to(hour)
+        hour.put_minute(self._minute_at * MINUTE_MS % HOUR_MS // MINUTE_MS, self._minute.as_minute)
+        return hour
+
+
+def _copied(hour: HourUse) -> HourUse:
+    return replace(hour, minutes=bytearray(hour.minutes))

@@ -65,7 +65,7 @@ def test_what_a_lease_held_and_used_is_split_into_active_and_idle(history: Histo
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
     worked(series, (30, 40), 0.0, 10_000)
-    uses = {(LEASE, GPU): series.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): series.changed()}
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (one,) = history.accounts(NEW)
@@ -88,7 +88,7 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryFile) -> 
         spans=((1, held((0, 60))),),
         open_spans=(held((60, 90)),),
         waits={(LEASE, "no-gpu"): 5000},
-        uses={(LEASE, GPU): series.finished(BEGIN + HOUR_MS)},
+        uses={(LEASE, GPU): series.changed()},
     )
     history.write(whole)
     before = (account_of(history), history.waits(NEW), history.leases(replace(NEW, lease=LEASE), 9))
@@ -99,7 +99,7 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryFile) -> 
 def test_times_are_cut_to_the_window_and_shifted_to_the_time_of_day(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 60), 1.0, 5_000)
-    uses = {(LEASE, GPU): series.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): series.changed()}
     spans = ((1, held((0, 60))),)
     history.write(batch(ahead_ms=HOUR_MS, leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     day = BEGIN + HOUR_MS
@@ -119,7 +119,7 @@ def test_a_lease_waited_for_reasons(history: HistoryFile) -> None:
 def test_old_minutes_and_hours_go_and_the_figures_of_a_lease_stay(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
-    uses = {(LEASE, GPU): series.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): series.changed()}
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (before,) = history.leases(NEW, 9)
@@ -147,11 +147,11 @@ def test_a_series_goes_on_after_a_restart_within_its_hour(history: HistoryFile) 
     first, second = UseSeries(1), UseSeries(1)
     worked(first, (0, 10), 0.5, 5_000)
     leases = (summary(),)
-    history.write(batch(leases=leases, uses={(LEASE, GPU): first.finished(BEGIN + 10 * MINUTE_MS)}))
+    history.write(batch(leases=leases, uses={(LEASE, GPU): first.changed()}))
     worked(second, (20, 30), 0.0, 6_000)
     resumption = history.resume(HOME, BEGIN + 20 * MINUTE_MS)
     second.go_on_with(resumption.uses[LEASE, GPU])
-    uses = {(LEASE, GPU): second.finished(BEGIN + HOUR_MS)}
+    uses = {(LEASE, GPU): second.changed()}
     history.write(batch(leases=leases, spans=((1, held((0, 60))),), uses=uses))
     account = account_of(history)
     assert account.active_permille_ms == account.idle_permille_ms == 250 * 10 * MINUTE_MS

@@ -1,0 +1,114 @@
+"""Derive from the pool's state the events that owners of jobs and the site are told.
+
+As for leases (``leases/notifications.py``), each event stands in the state with an occasion, and those that
+were told before are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import assert_never
+
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import Cancelled, Ended, Job, JobFailed, JobOutcome, Running, Succeeded
+from gpushared.domain.jobs.liveness import UNKNOWN_BEATS, beat_seconds
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.notification import Notification, NotificationKind
+
+Told = Collection[tuple[NotificationKind, str]]
+NODE_SUBJECT = "node "
+JOB_SUBJECT = "job "
+
+
+def of_job(job: Job, told: Told) -> tuple[Notification, ...]:
+    """Return the events of a job that were not told yet: the beginning of each attempt, and the end."""
+    who = f"job {job.id} of {job.spec.owner.person}"
+    match job.state:
+        case Running(attempt=attempt, since=since, parts=parts):
+            kind, occasion, at = NotificationKind.GRANTED, str(attempt), since
+            text = f"{who} runs on {' and '.join(sorted({part.node or 'this node' for part in parts}))}"
+        case Ended(at=at, outcome=outcome):
+            kind, occasion = NotificationKind.ENDED, ""
+            text = f"{who} {_words(outcome)}"
+        case _:
+            return ()
+    if (kind, occasion) in told:
+        return ()
+    return (_notification(job, kind, occasion, at, text),)
+
+
+def of_nodes(state: PoolState, now: float, told: Mapping[str, Told]) -> tuple[Notification, ...]:
+    """Return the nodes that fell silent or are heard again, as far as that was not told yet."""
+    found: list[Notification] = []
+    for member in state.members.values():
+        found += _of_node(member, state, now, told.get(NODE_SUBJECT + member.name, ()))
+    return tuple(found)
+
+
+def _of_node(member: Member, state: PoolState, now: float, told: Told) -> Iterator[Notification]:
+    silent = {occasion for kind, occasion in told if kind is NotificationKind.NODE_SILENT}
+    back = {occasion for kind, occasion in told if kind is NotificationKind.NODE_BACK}
+    heard_at = max(member.heard_at or 0.0, state.started_at)
+    patience = UNKNOWN_BEATS * beat_seconds(len(state.members), state.rules)
+    subject = NODE_SUBJECT + member.name
+    if now - heard_at > patience and member.forgotten_at is None:
+        if silent <= back:
+            text = f"node {member.name} is not heard any more; its leases may run on"
+            kind, occasion = NotificationKind.NODE_SILENT, f"{heard_at:.3f}"
+            yield Notification(kind, subject, occasion, heard_at, text, node=member.name)
+    elif member.heard_at is not None and now - member.heard_at <= patience:
+        for occasion in sorted(silent - back):
+            text = f"node {member.name} is heard again"
+            kind = NotificationKind.NODE_BACK
+            yield Notification(kind, subject, occasion, member.heard_at, text, node=member.name)
+
+
+def _words(outcome: JobOutcome) -> str:
+    """Write an outcome without names; the reason of a failure may name others."""
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case JobFailed(exit_code=None):
+            return "failed, and `gpushare why` tells the reason"
+        case JobFailed(exit_code=code):
+            return f"failed with exit code {code}"
+        case Cancelled():
+            return "was cancelled"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _name(outcome: JobOutcome) -> str:
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case JobFailed():
+            return "failed"
+        case Cancelled():
+            return "cancelled"
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _notification(job: Job, kind: NotificationKind, occasion: str, at: float, text: str) -> Notification:
+    spec, parts = job.spec, job.parts
+    outcome = job.state.outcome if isinstance(job.state, Ended) else None
+    code = outcome.exit_code if isinstance(outcome, JobFailed) else 0 if outcome == Succeeded() else None
+    return Notification(
+        kind,
+        JOB_SUBJECT + job.id,
+        occasion,
+        at,
+        text,
+        lease=(parts[0].lease or "") if len(parts) == 1 else "",
+        job=job.id,
+        owner=spec.owner.person,
+        project=job.project,
+        lease_class=spec.request.lease_class,
+        outcome="" if outcome is None else _name(outcome),
+        exit_code=code,
+        node=",".join(sorted({part.node for part in parts})),
+        container=spec.name,
+        image=spec.image,
+        targets=spec.request.notify,
+    )
