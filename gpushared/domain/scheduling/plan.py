@@ -186,19 +186,16 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) 
     average = fmean(map(desk.ledger.fair, names)) if names else 0.0
     long = [
         one
-        for name, backlog in queues.items()
-        if desk.ledger.fair(name) <= average
+        for backlog in queues.values()
         for kind in backlog.kinds()
         if kind.candidates[0].lease.request.gpu_count > 1
         for one in kind.candidates
         if one.since + desk.policy.patience_seconds <= desk.now and not desk.is_done(one.lease.id)
     ]
     for one in sorted(long, key=lambda one: (one.since, one.lease.sequence)):
-        room = desk.at_once(one)
+        room = desk.at_once(one) if desk.ledger.fair(one.project) <= average else None
         if room is not None:
-            backlog = queues[one.project]
-            desk.settle(one, room, turn=one is backlog.turn)
-            backlog.turn = None if one is backlog.turn else backlog.turn
+            desk.settle(one, room, turn=one is queues[one.project].turn)
 
 
 def _left_over(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> Mapping[str, ProjectQueue]:
@@ -225,6 +222,8 @@ def _serve_the_rest(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) ->
 def _serve_one(backlog: ProjectQueue, desk: SchedulingPass) -> None:
     """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
     turn, backlog.turn = backlog.turn, None
+    if turn is not None and desk.is_done(turn.lease.id):
+        turn = None
     kind = backlog.first()
     assert kind is not None
     one = turn or kind.candidates[0]
