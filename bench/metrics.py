@@ -47,7 +47,7 @@ def figures() -> NodeFigures:
         now=1000.0,
         state=state,
         sample=Sample(999.0, readings, uses=uses),
-        decisions=(),
+        reasons={},
         counters=counters,
         refusals=Totals(10),
         pass_seconds=Distribution(SHORT_SECONDS),

@@ -29,6 +29,7 @@ CLASS_NAMES = {
     "ListLeasesResponse": "LeaseList",
     "ListProjectsResponse": "ProjectList",
     "NodesResponse": "NodeList",
+    "PastJobsResponse": "PastJobs",
     "PresetsResponse": "PresetList",
     "ReportResponse": "Report",
     "UsageResponse": "Usage",

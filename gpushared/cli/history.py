@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gpushared.api.v1.history_messages import PastLease
-from gpushared.cli import text
+from gpushared.cli import history_jobs, text
 from gpushared.cli.errors import UsageError, whole_number
 from gpushared.cli.history_options import FILTERS, account_cells, bounds, client_for, lasted, percent, window
 from gpushared.cli.listing import Listing, Options, Own, Screen
@@ -129,7 +129,10 @@ Examples:
 
 def _filter_options(command: Callable[..., int]) -> Callable[..., int]:
     for one in reversed(FILTERS):
-        command = click.option(*one.names, one.key, metavar=one.metavar, help=one.help)(command)
+        is_flag = one.metavar is None
+        command = click.option(*one.names, one.key, metavar=one.metavar, is_flag=is_flag, help=one.help)(
+            command
+        )
     return command
 
 
@@ -148,6 +151,9 @@ def _group() -> click.Group:
 
 
 history = _group()
+history.add_command(
+    listing_command(history_jobs.LISTING, "Show jobs that are over, with all their attempts.")
+)
 
 
 @history.command("export")
@@ -161,7 +167,7 @@ history = _group()
     help="Export summaries of leases, spans of holding and waiting, or use by the hour or minute.  [leases]",
 )
 @_filter_options
-def export(*, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **said: str | None) -> int:
+def export(*, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **said: str | bool | None) -> int:
     """Write the history's rows for other programs.
 
     The columns are in docs/reference/history.md. Times are seconds since the epoch. Of others you see what the
@@ -177,7 +183,8 @@ def export(*, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **sa
 
     if as_csv + as_jsonl + (parquet is not None) > 1:
         raise UsageError("only one form is possible", hint="choose --csv, --jsonl or --parquet FILE")
-    options = Options(said=frozenset((name, value) for name, value in said.items() if value))
+    chosen_words = {name: "true" if value is True else str(value) for name, value in said.items() if value}
+    options = Options(said=frozenset(chosen_words.items()))
     client, chosen = client_for(Client(), options), window(options)
     pages = history_export.pages(client, chosen, kind)
     if parquet is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 from gpushared.api.v1.history_messages import Account
 from gpushared.cli import text
@@ -31,12 +32,20 @@ OWNERS = (
     Own(("--project",), "Count only this project.", "PROJECT"),
     Own(("--class",), "Count only build, train or infer.", "CLASS"),
 )
-FILTERS = (*TIME, *OWNERS, Own(("--node",), "Count only this node.", "NODE"))
+POOL = Own(("--pool",), "Count all nodes of the pool.")
+FILTERS = (*TIME, *OWNERS, Own(("--node",), "Count only this node.", "NODE"), POOL)
 
 
-def client_for(client: Client, options: Options) -> Client:  # noqa: ARG001 - the place for another choice
-    """Return the client whose history is asked: this node's."""
-    return client
+def client_for(client: Client, options: Options) -> Client:
+    """Return the client that is asked: this node's, which asks the coordinator for the pool.
+
+    Where no node's daemon is, administrators ask the coordinator on this machine for the pool.
+    """
+    if not options.value("pool") or Path(client.path).exists():
+        return client
+    from gpushared.client.pool_calls import pool_socket
+
+    return Client(f"unix://{pool_socket()}")
 
 
 def window(options: Options) -> dict[str, object]:
@@ -58,7 +67,8 @@ def window(options: Options) -> dict[str, object]:
             "the time ends before it begins", hint="choose an earlier --since or a later --until"
         )
     names = {name: options.value(name) for name in ("user", "project", "class", "node")}
-    return {"since": begin, "until": end, **{name: said for name, said in names.items() if said}}
+    chosen = {"since": begin, "until": end, **{name: said for name, said in names.items() if said}}
+    return {**chosen, "pool": True} if options.value("pool") else chosen
 
 
 def bounds(chosen: dict[str, object]) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from gpushared.api.v1.history_messages import Account, LeaseReport, PastLease, Report
+from gpushared.api.v1.history_messages import Account, LeaseReport, PastJob, PastLease, Report
 from gpushared.cli import complete, text
 from gpushared.cli.history_options import client_for, hours, lasted, percent
 from gpushared.cli.listing import Options, write_items
@@ -22,9 +22,10 @@ WIDTH = 10
 
 @click.command("report")
 @output_option("text", "json")
+@click.option("--pool", is_flag=True, help="Look for it on all nodes of the pool.")
 @click.option("--ascii", "plain", is_flag=True, help="Draw curves in ASCII, as for a terminal that is dumb.")
 @click.argument("lease", shell_complete=complete.outputs)
-def report(lease: str, output: str, *, plain: bool) -> int:
+def report(lease: str, output: str, *, pool: bool, plain: bool) -> int:
     """Show what a lease or a job used of what it held, over its life, and what to ask for next time.
 
     LEASE is the id of a lease or a job, also of one that is over long ago, or the name of a container that is
@@ -35,7 +36,8 @@ def report(lease: str, output: str, *, plain: bool) -> int:
       gpushare report l-7f3k
       gpushare report k3m9x0p2qa -o json
     """
-    found = _found(client_for(Client(), Options()), lease)
+    said = frozenset({("pool", "true")}) if pool else frozenset[tuple[str, str]]()
+    found = _found(client_for(Client(), Options(said=said)), lease, pool=pool)
     write_items(
         output,
         "gpushare.report/1",
@@ -43,14 +45,17 @@ def report(lease: str, output: str, *, plain: bool) -> int:
         _lines(found, plain=plain or is_plain(sys.stdout)),
         simulated=found.simulated,
         account=found.account.to_json(),
+        job=None if found.job is None else found.job.to_json(),
     )
     return 0
 
 
-def _found(client: Client, word: str) -> Report:
+def _found(client: Client, word: str, *, pool: bool) -> Report:
     try:
-        return client.report(word)
+        return client.report(word, pool=pool)
     except NotFound as error:
+        if pool:
+            raise
         try:
             known = client.get(word).id
         except GpushareError:
@@ -60,6 +65,8 @@ def _found(client: Client, word: str) -> Report:
 
 def _lines(found: Report, *, plain: bool) -> Iterator[str]:
     now = time.time()
+    if found.job is not None:
+        yield from _job(found.job, now)
     for one in found.leases:
         yield from _lease(one, now, plain=plain)
     if len(found.leases) > 1:
@@ -87,6 +94,21 @@ def _lease(one: LeaseReport, now: float, *, plain: bool) -> Iterator[str]:
     for note in one.notes:
         shown = note.text if not note.mend or f"`{note.mend}`" in note.text else f"{note.text}: `{note.mend}`"
         yield _line("note", shown)
+
+
+def _job(job: PastJob, now: float) -> Iterator[str]:
+    code = "" if job.exit_code in {None, 0} else f"({job.exit_code})"
+    outcome = f"{job.outcome}{code}" if job.outcome else "not over"
+    why = f" ({job.outcome_text})" if job.outcome_text else ""
+    yield f"{job.id}: job, {outcome}{why}, {job.lease_class}, of {job.owner} in {job.project}"
+    yield _line("asked", job.asks if job.node_count == 1 else f"{job.node_count} nodes x {job.asks}")
+    ended = f", ended {text.clock(job.ended_at, now)}" if job.ended_at else ""
+    yield _line("submitted", f"{text.clock(job.submitted_at or now, now)}{ended}")
+    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in job.reasons)
+    waited = f"{lasted(job.waited_ms)} before its leases" if job.waited_ms else "not at all before its leases"
+    yield _line("waited", waited + (f": {reasons}" if reasons else ""))
+    where = f" on {', '.join(job.nodes)}" if job.nodes else ""
+    yield _line("attempts", f"{job.attempts}{where}")
 
 
 def _line(title: str, words: str) -> str:

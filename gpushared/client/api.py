@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar, Unpack
 
     from gpushared.api.v1.admin_messages import AuditPage, PolicyExplanation, PolicyRules
-    from gpushared.api.v1.history_messages import ExportPage, PastLeases, Report, Usage, Waits
+    from gpushared.api.v1.history_messages import ExportPage, PastJobs, PastLeases, Report, Usage, Waits
 
     _Answer = TypeVar("_Answer")
 
@@ -307,11 +307,19 @@ class Client:
         asked = {"window": window, "outcome": outcome, "job": job, "limit": limit}
         return PastLeases(self.call("History/Ended", asked))
 
-    def report(self, name: str, *, node: str = "", points: int = 0) -> Report:
+    def report(self, name: str, *, node: str = "", points: int = 0, pool: bool = False) -> Report:
         """Report on a lease, or on all attempts of a job, by its id."""
         from gpushared.api.v1.history_messages import Report
 
-        return Report(self.call("History/Report", {"name": name, "node": node, "points": points}))
+        return Report(
+            self.call("History/Report", {"name": name, "node": node, "points": points, "pool": pool})
+        )
+
+    def past_jobs(self, window: Mapping[str, object], *, outcome: str = "", limit: int = 0) -> PastJobs:
+        """Return jobs that are over, the newest end first."""
+        from gpushared.api.v1.history_messages import PastJobs
+
+        return PastJobs(self.call("History/Jobs", {"window": window, "outcome": outcome, "limit": limit}))
 
     def usage(self, window: Mapping[str, object], *, by: str = "") -> Usage:
         """Sum what was held and used by user, project, class, gpu, node, model, day or week."""

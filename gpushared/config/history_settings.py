@@ -30,6 +30,15 @@ class HistoryConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolHistoryConfig:
+    """What the leases of all nodes held and used, and the jobs of the pool: the same commands with `--pool`."""
+
+    keep_hours_days: int = setting(
+        730, Whole(1, 36500), "How long each hour stays. The summaries of leases and jobs stay for ever."
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class PrivacyConfig:
     """What ordinary users see of others in the history. Administrators see all."""
 

@@ -12,12 +12,13 @@ from gpushared.config.kinds import (
     Text,
     TextList,
     Whole,
+    YesOrNo,
     setting,
 )
 from gpushared.domain.model.notification import MAIL, NotificationKind, is_url
 
 NOTIFY = "notify"
-_ALL = tuple(kind.value for kind in NotificationKind)
+_ALL = tuple(kind.value for kind in NotificationKind if kind is not NotificationKind.DIGEST)
 _FOR_PEOPLE = (
     NotificationKind.GPU_UNHEALTHY.value,
     NotificationKind.NODE_SILENT.value,
@@ -36,14 +37,17 @@ _URLS = TextList(Text("a URL that begins with `https://` or `http://`", is_url))
 _EVENTS = TextList(Text("an event", lambda text: text in _ALL))
 _ADDRESSES = TextList(Text("a mail address", is_address))
 _EVENTS_TEXT = "Of which [events](notifications.md#events) the webhooks are told; empty: of all."
+_DIGEST_TEXT = (
+    "Each Monday all of these get [the digest](notifications.md#the-weekly-digest) of the week before."
+)
 _KEY_TEXT = (
     "The file with the key of the webhooks' signatures, readable by root only; empty: they are not signed."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectNotifyConfig:
-    """Who is told of the leases of a project."""
+class ReceiversConfig:
+    """Who is told of events."""
 
     webhooks: tuple[str, ...] = setting((), _URLS, "Each gets a POST with JSON for every event.")
     secret_file: str = setting("", PATH_OR_EMPTY, _KEY_TEXT)
@@ -55,7 +59,14 @@ class ProjectNotifyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolNotifyConfig(ProjectNotifyConfig):
+class ProjectNotifyConfig(ReceiversConfig):
+    """Who is told of the leases of a project."""
+
+    digest: bool = setting(False, YesOrNo(), _DIGEST_TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNotifyConfig(ReceiversConfig):
     """Who is told what happens, and by which ways."""
 
     mail_events: tuple[str, ...] = setting(_FOR_PEOPLE, _EVENTS, "Of which events a mail is sent.")
@@ -97,6 +108,7 @@ class PoolNotifyConfig(ProjectNotifyConfig):
 class NotifyConfig(PoolNotifyConfig):
     """Who is told what happens to leases and GPUs, and by which ways."""
 
+    digest: bool = setting(False, YesOrNo(), _DIGEST_TEXT)
     command: tuple[str, ...] = setting(
         (),
         TextList(Text("a word")),

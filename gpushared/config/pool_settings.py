@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpushared.config.history_settings import PoolHistoryConfig, PrivacyConfig
 from gpushared.config.idle import IdleConfig, IdleQuietConfig
 from gpushared.config.job_settings import AuditConfig
 from gpushared.config.kinds import (
@@ -210,6 +211,8 @@ class CoordinatorConfig:
     classes_infer: InferConfig = field(default_factory=InferConfig)
     placement: PoolPlacementConfig = field(default_factory=PoolPlacementConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    history: PoolHistoryConfig = field(default_factory=PoolHistoryConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     metrics: PoolMetricsConfig = field(default_factory=PoolMetricsConfig)
     notify: PoolNotifyConfig = field(default_factory=PoolNotifyConfig)
     log: LogConfig = field(default_factory=LogConfig)

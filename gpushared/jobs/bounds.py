@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
+from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.jobs.job import Ending, JobSpec
 from gpushared.domain.jobs.job_commands import MAX_NODES
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
@@ -32,7 +33,10 @@ from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, MigInstance
 from gpushared.domain.model.lease import AttemptKey, Grant
 from gpushared.domain.model.request import MAX_PRIORITY, Request
 from gpushared.domain.model.request_spec import MAX_RESTARTS
+from gpushared.domain.model.span import Span
 from gpushared.domain.model.units import MAX_DURATION_SECONDS, MAX_GPUS, MAX_MEMORY_BYTES
+from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, HourSums
+from gpushared.storage.history.records import GpuFacts
 
 MAX_NUMBER = (1 << 31) - 1
 """Bound attempts, exit codes and counts: messages to users have 32 bits for them."""
@@ -58,6 +62,12 @@ class Bounds(NamedTuple):
             raise RequestError(f"{number} as {self.what} cannot be", hint=f"only {self.least} to {self.most}")
 
 
+_COUNT = Bounds(0, MAX_NUMBER, "a number of a history")
+_MS = Bounds(0, int(MAX_MOMENT) * 1000, "a time in milliseconds")
+_HOUR = Bounds(0, int(MAX_MOMENT) // 3600, "an hour")
+_PERMILLE_MS = Bounds(0, 1 << 43, "an hour's sum of shares")
+_MIB_MS = Bounds(0, 1 << 46, "an hour's sum of memory")
+_MIB = Bounds(0, MAX_MEMORY_BYTES >> 20, "a size of memory in MiB")
 _INDEX = Bounds(0, MAX_GPU_INDEX, "an index of a GPU")
 _GPUS = Bounds(1, MAX_GPUS, "a number of GPUs")
 _MEMORY = Bounds(0, MAX_MEMORY_BYTES, "a size of memory")
@@ -69,7 +79,10 @@ _REVISION = Bounds(0, MAX_WHOLE, "a revision")
 _GENERATION = Bounds(0, MAX_WHOLE, "a generation of trust")
 _SEQUENCE = Bounds(0, MAX_WHOLE, "a number of a beat")
 _GRACE = Bounds(0, MAX_DURATION_SECONDS, "a grace")
+_QUESTION = Bounds(0, MAX_WHOLE, "a number of a question")
 _PRIORITY = Bounds(-MAX_PRIORITY, MAX_PRIORITY, "a priority")
+_JOURNAL = Bounds(0, MAX_WHOLE, "a journal")
+_NUMBER_OF_SPAN = Bounds(0, MAX_WHOLE, "a number of a span")
 _BEAT = Bounds(0, MAX_BEAT_SECONDS, "the seconds between beats")
 
 RECORDS: Mapping[type, Mapping[str, Bounds]] = {
@@ -104,6 +117,51 @@ RECORDS: Mapping[type, Mapping[str, Bounds]] = {
         "stop_after_seconds": Bounds(1, LONGEST_STOP_AFTER_SECONDS, "the seconds without the pool's word"),
         "index": Bounds(0, MAX_INDEX, "a number in an array"),
         "array_limit": Bounds(1, MAX_NUMBER, "a number of jobs at once"),
+    },
+    HistoryPosition: {
+        "journal": _JOURNAL,
+        "span": _NUMBER_OF_SPAN,
+        "ended_at": _MOMENT,
+        "hour": _HOUR,
+        "series": Bounds(0, MAX_WHOLE, "a number of a series"),
+    },
+    HistoryPart: {
+        "journal": _JOURNAL,
+        "at_ms": _MS,
+        "ahead_ms": Bounds(-int(MAX_MOMENT) * 1000, int(MAX_MOMENT) * 1000, "a distance of two clocks"),
+        "spans": _NUMBER_OF_SPAN,
+        "waits": _MS,
+    },
+    GpuFacts: {"memory_mib": _MIB},
+    Span: {"start_ms": _MS, "end_ms": _MS, "permille": _SHARE, "memory_bytes": _MEMORY},
+    HourSums: {
+        "hour": _HOUR,
+        "seen_permille_ms": _PERMILLE_MS,
+        "active_permille_ms": _PERMILLE_MS,
+        "idle_permille_ms": _PERMILLE_MS,
+        "used_permille_ms": _PERMILLE_MS,
+        "use_max_permille": _COUNT,
+        "memory_seen_mib_ms": _MIB_MS,
+        "memory_used_mib_ms": _MIB_MS,
+        "memory_ms": _PERMILLE_MS,
+        "memory_max_mib": _MIB,
+        "energy_mj": _PERMILLE_MS,
+    },
+    LeaseSummary: {
+        "owner_uid": Bounds(-1, (1 << 32) - 1, "a number of a user"),
+        "attempt": _COUNT,
+        "gpu_count": _COUNT,
+        "memory_bytes": _MEMORY,
+        "memory_permille": _SHARE,
+        "compute_permille": _SHARE,
+        "priority": _PRIORITY,
+        "time_limit_seconds": Bounds(0, MAX_DURATION_SECONDS, "a time limit"),
+        "created_at": _MOMENT,
+        "ended_at": _MOMENT,
+        "exit_code": Bounds(-MAX_NUMBER, MAX_NUMBER, "an exit code"),
+        "preemptions": _COUNT,
+        "begun_anew": _COUNT,
+        "restarts": _COUNT,
     },
     Request: {
         "gpu_count": _GPUS,
@@ -144,6 +202,8 @@ MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
         "received": Bounds(0, MAX_WHOLE, "a number of bytes"),
     },
     "TunnelData": {"received": Bounds(0, MAX_WHOLE, "a number of bytes")},
+    "Question": {"number": _QUESTION},
+    "Answer": {"number": _QUESTION},
     "NewTrust": {"generation": _GENERATION},
     "Allowance": {"revision": _REVISION},
 }

@@ -85,8 +85,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         """Hold the members' GPUs as the last scheduling passes and explanations saw them."""
         self.archive = Archive(store)
         self.observers: list[Callable[[PoolStep], None]] = []
-        """Each is called with every step after it is in the store. An observer returns at once and raises
-        nothing."""
+        """Each is called with every step after it is in the store. An observer returns at once."""
         self._store = store
         self._troubles = troubles
         self._epoch = state.epoch
@@ -394,13 +393,19 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             for renew in self._on_new_epoch:
                 renew()
         for sent, step in done:
-            for observe in self.observers:
-                observe(step)
+            self._observed(step)
             for instruction in step.instructions:
                 self._tell(instruction)
             if not sent.answer.done():
                 sent.answer.set_result(step)
         self._wake(before, [step for _, step in done])
+
+    def _observed(self, step: PoolStep) -> None:
+        for observe in self.observers:
+            try:
+                observe(step)
+            except Exception:  # a bug in an observer must not end the coordinator
+                log.exception("an observer of steps failed")
 
     def _tell(self, instruction: m.PoolInstruction) -> None:
         for subscriber in tuple(self._subscribers):

@@ -102,6 +102,28 @@ def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
     return None if state.rules.here or member is None else silent_since(member, state, now)
 
 
+def wait_code(job: Job, state: PoolState, now: float) -> str:
+    """Return the code of ``why`` for a job in the queue, without the work for a sentence; empty if unknown."""
+    assert isinstance(job.state, Queued), "asked of those that wait"
+    begin_at = job.spec.request.begin_at
+    if job.held_by:
+        return JobReason.HELD
+    if job.awaits:
+        return JobReason.AFTER_JOB
+    if job.id in state.old:
+        return JobReason.RECOVERING
+    if begin_at is not None and state.moment(begin_at) > now:
+        return JobReason.BEGIN_TIME
+    if job.state.not_before > now:
+        return JobReason.TRIED_AGAIN
+    if _waits_for_its_array(job, state):
+        return JobReason.ARRAY_LIMIT
+    if state.rules.here:
+        return Reason.QUEUE_ORDER
+    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
+    return "" if verdict is None else str(verdict.reason or "")
+
+
 # --- it waits ------------------------------------------------------------------------------------------
 
 

@@ -136,7 +136,7 @@ class JobViews:
             case Cancelling():
                 return "cancelling"
             case Ended(outcome=outcome):
-                return _OUTCOME_WORDS[type(outcome)]
+                return outcome_word(outcome)
 
     def _part(self, part: Part) -> jobs_pb2.JobPart:
         view = jobs_pb2.JobPart(
@@ -183,6 +183,11 @@ class JobViews:
         told = self.why(job)
         if told is not None:
             view.reason, view.hint, view.position = told.sentence, told.hint, told.position
+
+
+def outcome_word(outcome: JobOutcome) -> str:
+    """Return the word of a finished job's state."""
+    return _OUTCOME_WORDS[type(outcome)]
 
 
 def exit_code(state: Ended) -> int | None:

@@ -109,23 +109,22 @@ def write(families: Iterable[Family], form: Format, hidden: frozenset[str] = fro
     lines: list[str] = []
     for family in families:
         if family.samples:
-            _add_head(lines, family.metric, form)
+            lines.append(_head(family.metric, form))
             _add_samples(lines, family, hidden)
     if form is Format.OPEN_METRICS:
         lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-def _add_head(lines: list[str], metric: Metric, form: Format) -> None:
+@lru_cache(maxsize=1024)
+def _head(metric: Metric, form: Format) -> str:
     if form is Format.TEXT:
         kind = Kind.GAUGE if metric.kind is Kind.INFO else metric.kind
-        lines.append(f"# HELP {metric.name} {metric.help.translate(_HELP_ESCAPES)}\n")
-        lines.append(f"# TYPE {metric.name} {kind}\n")
-        return
-    lines.append(f"# TYPE {metric.family} {metric.kind}\n")
-    if metric.unit:
-        lines.append(f"# UNIT {metric.family} {metric.unit}\n")
-    lines.append(f"# HELP {metric.family} {metric.help.translate(_ESCAPES)}\n")
+        text = metric.help.translate(_HELP_ESCAPES)
+        return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n"
+    unit = f"# UNIT {metric.family} {metric.unit}\n" if metric.unit else ""
+    text = metric.help.translate(_ESCAPES)
+    return f"# TYPE {metric.family} {metric.kind}\n{unit}# HELP {metric.family} {text}\n"
 
 
 def _add_samples(lines: list[str], family: Family, hidden: frozenset[str]) -> None:

@@ -27,11 +27,11 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestEr
 from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.domain.model.units import shown
 from gpushared.net.history_report import lease_report
-from gpushared.net.history_views import account_view, lease_view, usage_row, waits_row
+from gpushared.net.history_views import account_view, job_view, lease_view, usage_row, waits_row
 from gpushared.net.unary_json import Unary
 from gpushared.storage.history.history_export import ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
-from gpushared.storage.history.records import HistoryFilter, LeaseHistory
+from gpushared.storage.history.records import HistoryFilter, JobHistory, LeaseHistory
 
 LISTED = 50
 MAX_LISTED = 10_000
@@ -89,7 +89,9 @@ class Rights:
 class HistoryApi:
     """Answer from the history. ``flush`` writes what is not yet in it, so that answers are of now."""
 
-    def __init__(self, history: SqliteHistory, flush: Flush, rights: Rights, *, simulated: bool) -> None:
+    def __init__(
+        self, history: SqliteHistory, flush: Flush, rights: Rights, *, simulated: Callable[[], bool]
+    ) -> None:
         self._history = history
         self._flush = flush
         self._rights = rights
@@ -101,6 +103,7 @@ class HistoryApi:
             "gpushare.v1.History/Report": Unary(history_pb2.ReportRequest, self.report),
             "gpushare.v1.History/Usage": Unary(history_pb2.UsageRequest, self.usage),
             "gpushare.v1.History/Waits": Unary(history_pb2.WaitsRequest, self.waits),
+            "gpushare.v1.History/Jobs": Unary(history_pb2.PastJobsRequest, self.jobs),
             "gpushare.v1.History/Export": Unary(history_pb2.ExportRequest, self.export),
         }
 
@@ -116,25 +119,47 @@ class HistoryApi:
         return history_pb2.EndedResponse(
             leases=[self._view(one, caller) for one in found[:limit]],
             more=len(found) > limit,
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
+
+    async def jobs(
+        self, message: history_pb2.PastJobsRequest, caller: Caller
+    ) -> history_pb2.PastJobsResponse:
+        """Return jobs that are over, the newest end first."""
+        limit = _within(message.limit or LISTED, MAX_LISTED, "jobs")
+        wanted = replace(_filter(message.window), outcome=message.outcome, job=message.job)
+        wanted = self._rights.leases(wanted, caller)
+        await self._flush()
+        found = await self._history.jobs(wanted, limit + 1)
+        return history_pb2.PastJobsResponse(
+            jobs=[self._job_view(one, caller) for one in found[:limit]],
+            more=len(found) > limit,
+            simulated=self._simulated(),
+        )
+
+    def _job_view(self, one: JobHistory, caller: Caller) -> history_pb2.PastJob:
+        own = self._rights.is_own(caller, one.summary.owner, one.summary.owner_uid)
+        return job_view(one, with_names=caller.trusted or own)
 
     async def report(self, message: history_pb2.ReportRequest, caller: Caller) -> history_pb2.ReportResponse:
         """Report on a lease, or on all attempts of a job."""
         points = _within(message.points or POINTS, MAX_POINTS, "points")
         await self._flush()
-        found = await self._named(message, caller)
+        found, job = await self._named(message, caller)
         reports = [await lease_report(self._history, one, points, round(time.time() * 1000)) for one in found]
         for one, report in zip(found, reports, strict=True):
             report.lease.CopyFrom(self._view(one, caller))
         return history_pb2.ReportResponse(
             leases=reports,
             account=account_view(sum((one.account for one in found), Account())),
-            simulated=self._simulated,
+            simulated=self._simulated(),
+            job=None if job is None else self._job_view(job, caller),
         )
 
-    async def _named(self, message: history_pb2.ReportRequest, caller: Caller) -> list[LeaseHistory]:
-        """Return the lease of a name, or the attempts of the job of the name, oldest first."""
+    async def _named(
+        self, message: history_pb2.ReportRequest, caller: Caller
+    ) -> tuple[list[LeaseHistory], JobHistory | None]:
+        """Return the lease of a name, or the job of the name with the leases of its attempts, oldest first."""
         if not message.name:
             raise RequestError("no lease and no job is named", hint="gpushare history lists both")
         by_lease, by_job = (
@@ -144,13 +169,16 @@ class HistoryApi:
                 HistoryFilter(node=message.node, job=message.name),
             )
         )
-        found = await self._history.leases(by_lease, 1) or await self._history.leases(by_job, MAX_ATTEMPTS)
-        if not found:
+        if found := await self._history.leases(by_lease, 1):
+            return found, None
+        found = await self._history.leases(by_job, MAX_ATTEMPTS)
+        job = next(iter(await self._history.jobs(by_job, 1)), None)
+        if not found and job is None:
             raise NotFound(
                 f"the history has no lease and no job {shown(message.name)}",
                 hint="gpushare history lists those that you may see",
             )
-        return sorted(found, key=lambda one: one.created_ms)
+        return sorted(found, key=lambda one: one.created_ms), job
 
     async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
         """Sum what was held and used."""
@@ -176,7 +204,7 @@ class HistoryApi:
             total=usage_row(summed(rows)),
             waited_requests=len(waits),
             waited_ms=sum(waits),
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
 
     async def waits(self, message: history_pb2.WaitsRequest, caller: Caller) -> history_pb2.WaitsResponse:
@@ -186,7 +214,7 @@ class HistoryApi:
         await self._flush()
         found = await self._history.waits(wanted)
         answer = history_pb2.WaitsResponse(
-            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated
+            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated()
         )
         if by is not WaitGrouping.REASON:
             total = wait_group("", ((one.waited_ms, one.waits_still) for one in found))
@@ -209,7 +237,7 @@ class HistoryApi:
             columns=list(rows[0]) if rows else (),
             rows=[json.dumps(row) for row in rows],
             next_page_token=page.after,
-            simulated=self._simulated,
+            simulated=self._simulated(),
         )
 
     def _view(self, one: LeaseHistory, caller: Caller) -> history_pb2.PastLease:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from gpushared.api.v1 import history_pb2
 from gpushared.domain.accounting.account import Account
 from gpushared.domain.accounting.grouping import Group, WaitGroup
+from gpushared.domain.accounting.job_summary import JobSummary
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE
 from gpushared.domain.model.units import format_memory, format_percent, format_share
-from gpushared.storage.history.records import LeaseHistory
+from gpushared.storage.history.records import JobHistory, LeaseHistory
 
 MS_PER_SECOND = 1000
 
@@ -86,7 +87,35 @@ def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
     return view
 
 
-def asked_words(asked: LeaseSummary) -> str:
+def job_view(one: JobHistory, *, with_names: bool) -> history_pb2.PastJob:
+    """Show a job. ``with_names``: the caller may see its image and its name."""
+    job = one.summary
+    reasons = sorted(one.reasons.items(), key=lambda item: -item[1])
+    view = history_pb2.PastJob(
+        id=job.job,
+        owner=job.owner,
+        project=job.project,
+        outcome=job.outcome,
+        outcome_text=job.outcome_text,
+        exit_code=job.exit_code,
+        asks=asked_words(job),
+        node_count=job.node_count,
+        submitted_at=one.submitted_ms / MS_PER_SECOND,
+        started_at=(one.started_ms or 0) / MS_PER_SECOND,
+        ended_at=(one.ended_ms or 0) / MS_PER_SECOND,
+        waited_ms=one.waited_ms,
+        reasons=[history_pb2.ReasonWait(reason=reason, waited_ms=ms) for reason, ms in reasons],
+        attempts=job.attempts,
+        preemptions=job.preemptions,
+        nodes=filter(None, job.nodes.split(",")),
+        image=job.image if with_names else "",
+        name=job.name if with_names else "",
+    )
+    setattr(view, "class", job.lease_class)
+    return view
+
+
+def asked_words(asked: LeaseSummary | JobSummary) -> str:
     """Write the size that was asked for as a user would type it: ``0.25``, ``2``, ``8 GiB and 30% compute``."""
     if asked.memory_bytes is not None:
         parts = [format_memory(asked.memory_bytes)]

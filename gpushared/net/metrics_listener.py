@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
@@ -46,6 +47,7 @@ class MetricsListener:
         self._troubles = troubles
         self._routes = Routes(_no_call, _no_path, json_prefix=b"\n", metrics=page)
         self._tasks = TaskSet("a scrape failed")
+        self._open: dict[socket.socket, asyncio.Task[None]] = {}
         self._reloaded = asyncio.Event()
 
     def reload(self) -> None:
@@ -84,10 +86,14 @@ class MetricsListener:
                 await self._reloaded.wait()
 
     def _arrived(self, sock: socket.socket) -> None:
-        if len(self._tasks) >= MAX_CONNECTIONS:
-            sock.close()
-            return
-        self._tasks.start(self._converse(sock))
+        """Serve a connection; of too many the oldest goes, so that idle ones cannot keep a scraper out."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._open.pop(next(iter(self._open))).cancel()
+        self._open[sock] = self._tasks.start(self._converse(sock), partial(self._ended, sock))
+
+    def _ended(self, sock: socket.socket) -> None:
+        self._open.pop(sock, None)
+        sock.close()
 
     async def _converse(self, sock: socket.socket) -> None:
         try:

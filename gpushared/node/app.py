@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
+from gpushared.node.pool.pool_answers import HistoryAnswers
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, remembered, rules_of
@@ -52,6 +53,7 @@ from gpushared.node.runtime.history_recorder import HistoryRecorder
 from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
+from gpushared.node.runtime.weekly_digest import WeeklyDigest
 from gpushared.node.services import grpc_services
 from gpushared.node.services.examination import Examination
 from gpushared.node.services.jobs_of_node import NodeJobs
@@ -62,6 +64,7 @@ from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
 from gpushared.notify.outbox import Outbox
 from gpushared.notify.payload import Origin
+from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
 
@@ -230,6 +233,13 @@ class Daemon:
             Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
         )
         stack.push_async_callback(self._outbox.close)
+        self._digest = WeeklyDigest(
+            loop,
+            self._outbox,
+            self._parts.history,
+            lambda: notify_routes(self._config),
+            self._recorder.flush,
+        )
         self._lease_notifier = LeaseNotifier(
             loop, self._outbox, lambda: self._config.notify.ends_soon_seconds
         )
@@ -374,7 +384,8 @@ class Daemon:
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         policy = PolicyApi(gate)
-        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
+        history = self._pool.with_pool(self._make_history_api().calls())
+        json.add(policy.calls() | self._pool.calls() | history)
         front = Front(inner, self._identities, routes)
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
@@ -388,7 +399,13 @@ class Daemon:
 
     async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
         """Open the jobs only when containers can be made, because waiting jobs begin at once."""
-        room = JobsRoom(self._parts.jobs, self._parts.clock, self._troubles, self._enrolment.asserter)
+        room = self._room = JobsRoom(
+            self._parts.jobs,
+            self._parts.clock,
+            self._troubles,
+            self._parts.history,
+            self._enrolment.asserter,
+        )
         opened = room.open(
             lambda: self._config,
             loop,
@@ -409,8 +426,17 @@ class Daemon:
             self._audit.take,
             runtime_dir=self._runtime_dir,
             simulated=self._parts.gpus.simulated,
+            answerers=self._answerers(),
         )
         return jobs
+
+    def _answerers(self) -> Mapping[str, Answerer]:
+        history = HistoryAnswers(self._parts.history, self._recorder.flush, self._pool_name, self._realm)
+        return history.answerers()
+
+    def _pool_name(self) -> str:
+        membership = self._enrolment.membership
+        return "" if membership is None else membership.pool
 
     def _realm(self) -> str:
         return self._config.pool.realm or self._node_name()
@@ -433,7 +459,11 @@ class Daemon:
     def _make_history_api(self) -> HistoryApi:
         rights = Rights(lambda: self._config.privacy.others)
         simulated = self._parts.gpus.simulated
-        return HistoryApi(self._parts.history, self._recorder.flush, rights, simulated=simulated)
+        return HistoryApi(self._parts.history, self._flush_history, rights, simulated=lambda: simulated)
+
+    async def _flush_history(self) -> None:
+        await self._recorder.flush()
+        await self._room.recorder.flush()
 
     def _node_name(self) -> str:
         return self._config.node.name or socket.gethostname()
@@ -483,7 +513,9 @@ class Daemon:
             self._audit.run(),
             self._outbox.run(),
             self._lease_notifier.run(),
+            self._digest.run(),
             self._recorder.run(),
+            self._room.recorder.run(),
             self._metrics.run(),
             loop.ended(),
             self._stop.wait(),

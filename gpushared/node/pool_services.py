@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,14 +14,17 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.doctor.machine_facts import PoolView
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.jobs.job import Job, NodeName, Owner
+from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.lease import AttemptKey
 from gpushared.domain.model.request import Caller
+from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.net.call_checks import error_of
 from gpushared.net.unary_json import Unary
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.jobs.local_jobs import LocalJobs
+from gpushared.node.pool.calls_for_pool import calls_for_pool
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
@@ -31,6 +34,7 @@ from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls, Metadata
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.node_ports import Answerer
 from gpushared.pool.member.outbox import OUTBOX, Outbox
 from gpushared.pool.member.tunnel_endpoints import TunnelEndpoints
 from gpushared.pool.member.tunnel_ends import TunnelEnds
@@ -38,6 +42,7 @@ from gpushared.pool.trust.assertions import Asserter
 from gpushared.ports import Clock
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.line import Sink
+from gpushared.storage.history import SqliteHistory
 
 DOORS_FOLDER = "doors"
 MAX_AT_ONCE = 50
@@ -60,11 +65,20 @@ class PoolServices:
         *,
         runtime_dir: Path,
         simulated: bool,
+        answerers: Mapping[str, Answerer],
     ) -> None:
         """Take an open ``room`` and a loaded ``enrolment``."""
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
-            config, enrolment, host.order_handler, loop, room.outbox, troubles, orders, simulated=simulated
+            config,
+            enrolment,
+            host.order_handler,
+            loop,
+            room.outbox,
+            troubles,
+            orders,
+            simulated=simulated,
+            answerers=answerers,
         )
         self._loop = loop
         self._enrolment = enrolment
@@ -102,6 +116,10 @@ class PoolServices:
     def calls(self) -> dict[str, Unary]:
         """Return the calls, besides those about jobs, that go to the coordinator unchanged."""
         return admin_calls(self._calls)
+
+    def with_pool(self, own: Mapping[str, Unary]) -> dict[str, Unary]:
+        """Return this node's own calls, which the coordinator answers where a message asks for the pool."""
+        return calls_for_pool(own, self._calls)
 
     def view(self, realm: str) -> PoolView | None:
         """Return the membership's state for the doctor, None without a pool. ``realm``: its users' realm."""
@@ -186,18 +204,21 @@ class JobsRoom:
 
     jobs: NodeJobs
     outbox: Outbox
+    recorder: JobRecorder
 
     def __init__(
         self,
         store: JobStore,
         clock: Clock,
         troubles: Troubles,
+        history: SqliteHistory,
         asserter: Callable[[], Asserter] = _in_no_pool,
     ) -> None:
         """Take ``asserter``, which vouches for this node's users; it raises StateConflict without a pool."""
         self._store = store
         self._clock = clock
         self._troubles = troubles
+        self._history = history
         self._asserter = asserter
 
     @asynccontextmanager
@@ -219,6 +240,9 @@ class JobsRoom:
             self._store, book_rules_of(config()), host.order_handler, self._clock, self._troubles
         )
         async with local_jobs.running():
+            self.recorder = JobRecorder(
+                local_jobs.loop, self._history, self._troubles, lambda job: _account_of(job, loop.state)
+            )
             kept = await self._store.load(OUTBOX)
             self.outbox = Outbox(
                 {key: record.value for key, record in kept.records.items()},
@@ -237,4 +261,16 @@ class JobsRoom:
                 stop_grace_seconds=config().engine.stop_grace_seconds,
                 socket=socket,
             )
-            yield self.jobs
+            try:
+                yield self.jobs
+            finally:
+                await self.recorder.close()
+
+
+def _account_of(job: Job, state: NodeState) -> tuple[str, int]:
+    """Return the account of a job's lease; before it has one the name in its submission, with no number."""
+    for part in job.parts:
+        lease = None if part.lease is None else state.leases.get(part.lease) or state.ended.get(part.lease)
+        if lease is not None:
+            return lease.owner_name, lease.owner_uid
+    return job.spec.owner.name, -1

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import assert_never
 
 from gpushared.config.notify import NotifyConfig
@@ -74,6 +74,8 @@ class Outbox:
         self._buffer: deque[NewEvent] = deque()
         self._since: dict[str, float] = {}
         self._wake = asyncio.Event()
+        self.opened = asyncio.Event()
+        """Set once it is known since when there is each target."""
         self._tasks = TaskSet("the delivery of notifications failed")
         self._serving: set[str] = set()
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -81,6 +83,7 @@ class Outbox:
         self._bad: dict[str, str] = {}
         self._lost: dict[str, int] = {}
         self._file_trouble = ""
+        self._lacks: list[str] = []
         self.live: Callable[[], Collection[str]] = list
         """Return the subjects whose events must stay known, because they are not over."""
 
@@ -100,6 +103,7 @@ class Outbox:
             for target in remembered.waiting:
                 self._serve(target)
             self._wake.set()
+            self.opened.set()
             return remembered
 
     def add(self, events: Iterable[Notification], *, late: bool = False) -> None:
@@ -124,8 +128,14 @@ class Outbox:
         """Follow a changed configuration."""
         now = self._clock.now()
         configured = self._routes().configured
+        hosts = {read_target(name).shown for name in configured if name.count(" ") > 1}
+        for known in (self._bad, self._lost):
+            for gone in known.keys() - hosts:
+                del known[gone]
+        self._tell()
         self._since = {name: self._since.get(name, now) for name in configured}
         self._tasks.start(self._keep_targets(configured, now))
+        self._check_configuration()
 
     async def _keep_targets(self, names: Collection[str], now: float) -> None:
         try:
@@ -171,9 +181,10 @@ class Outbox:
                 self._serve(target)
 
     async def _prune(self) -> None:
+        self._check_configuration()
         now = self._clock.now()
         oldest = now - self._routes().site.keep_seconds
-        self._count_lost(await self._file.prune(now, oldest, json.dumps(list(self.live()))))
+        self._count_lost(await self._file.prune(now, oldest, frozenset(self.live())))
         self._file_works()
 
     def _file_failed(self, error: GpushareError) -> None:
@@ -281,13 +292,15 @@ class Outbox:
 
     def _went_well(self, target: Target) -> None:
         had = self._bad.pop(target.shown, None), self._lost.pop(target.shown, None)
+        if self._lacks:
+            self._check_configuration()
         if had != (None, None):
             self._tell()
 
     def _went_badly(self, target: Target, why: str) -> None:
         """Tell the trouble of a configured target to the node's users, and that of a run's own to the log."""
         log.info("notification target=%s failed: %s", target.shown, why)
-        if not target.is_owner:
+        if not target.is_owner and self._routes().is_wanted(target):
             self._bad[target.shown] = why
             self._tell()
 
@@ -301,8 +314,23 @@ class Outbox:
         if counts:
             self._tell()
 
+    def _check_configuration(self) -> None:
+        """Find out what the configuration promises and the machine lacks, before an event needs it."""
+        routes, found = self._routes(), []
+        mailed = any(f" {Way.MAIL} " in name for name in routes.configured)
+        if mailed and sendmail.find_sendmail(routes.site.sendmail) is None:
+            found.append("mail is configured, and there is no program sendmail")
+        for path in sorted(routes.secret_files):
+            try:
+                webhook.read_key(Path(path))
+            except ConfigError as error:
+                found.append(f"webhooks cannot be signed: {error.message}")
+        if found != self._lacks:
+            self._lacks = found
+            self._tell()
+
     def _tell(self) -> None:
-        texts = [self._file_trouble] if self._file_trouble else []
+        texts = [*self._lacks, *([self._file_trouble] if self._file_trouble else [])]
         for shown in sorted({*self._bad, *self._lost}):
             lost = self._lost.get(shown, 0)
             parts = [self._bad[shown]] if shown in self._bad else []

@@ -34,6 +34,7 @@ def payload_of(event: Notification, origin: Origin) -> dict[str, Any]:
         "kind": str(event.kind),
         "at": round(origin.day(event.at), 3),
         "text": event.text,
+        "lines": list(event.lines),
         "from": origin.name,
         "simulated": origin.simulated(),
         "node": event.node or None,

@@ -7,7 +7,7 @@ import shutil
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
-from email.utils import formatdate, make_msgid
+from email.utils import formatdate
 from typing import Any
 
 from gpushared.daemon.programs import run_program
@@ -48,14 +48,16 @@ def message_of(fields: dict[str, Any], address: str, sender: str) -> EmailMessag
         mail["From"] = _address(sender)
     mail["Subject"] = f"[gpushared {_one_line(fields['from'])}] {_one_line(fields['text'])}"
     mail["Date"] = formatdate(fields["at"])
-    mail["Message-ID"] = make_msgid(fields["id"], "gpushared.invalid")
+    # A mail that is sent again has the same id, by which mail programs drop it.
+    mail["Message-ID"] = f"<{fields['id']}@gpushared.invalid>"
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Gpushare-Id"] = fields["id"]
     rows = [f"{label}: {_one_line(str(fields[name]))}" for name, label in _ROWS if fields[name] is not None]
     gpus = [f"GPU {part['gpu']}: {part['memory_bytes'] / 2**30:.1f} GiB" for part in fields["gpus"]]
     hint = [f"`gpushare why {fields['lease']}` tells its story."] if fields["lease"] else []
     simulated = ["The GPUs are simulated."] if fields["simulated"] else []
-    paragraphs = [[f"{_one_line(fields['text'])}."], [*rows, *gpus], [*hint, *simulated]]
+    lines = [f"- {_one_line(line)}" for line in fields["lines"]]
+    paragraphs = [[f"{_one_line(fields['text'])}."], lines, [*rows, *gpus], [*hint, *simulated]]
     mail.set_content("\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n")
     return mail
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import quote, urlsplit
 
-from gpushared.config.notify import NotifyConfig, PoolNotifyConfig, ProjectNotifyConfig, is_address
+from gpushared.config.notify import (
+    NotifyConfig,
+    PoolNotifyConfig,
+    ProjectNotifyConfig,
+    ReceiversConfig,
+    is_address,
+)
 from gpushared.domain.model.notification import MAIL, Notification, NotificationKind, is_allowed
 from gpushared.notify.sendmail import find_sendmail
 
@@ -106,6 +112,8 @@ class Routes:
 
     def targets_of(self, event: Notification) -> tuple[Target, ...]:
         """Return everybody who is told of an event."""
+        if event.kind is NotificationKind.DIGEST:
+            return self._of_digest(event.project)
         found = [*_of(SITE, self.site, event.kind)]
         project = self.projects.get(event.project) if event.project else None
         if project is not None:
@@ -113,6 +121,19 @@ class Routes:
         if event.owner_uid is not None and self.command and _concerns(self.site, event.kind):
             found.append(Target(SITE, Way.COMMAND, str(event.owner_uid)))
         return (*found, *self._of_run(event))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Return the projects that want a digest; the empty name stands for the whole machine."""
+        projects = [name for name, project in self.projects.items() if project.digest]
+        of_site = isinstance(self.site, NotifyConfig) and self.site.digest
+        return ("", *projects) if of_site else tuple(projects)
+
+    def _of_digest(self, project: str) -> tuple[Target, ...]:
+        if project not in self.digests:
+            return ()
+        scope, config = (PROJECT + project, self.projects[project]) if project else (SITE, self.site)
+        return tuple(_all_of(scope, config))
 
     def _of_run(self, event: Notification) -> list[Target]:
         scope, found = RUN + quote(event.owner, safe=""), []
@@ -132,6 +153,12 @@ class Routes:
             return target.configured in self.configured
         return is_allowed(MAIL if target.way is Way.MAIL else target.address, self.site.allow)
 
+    @property
+    def secret_files(self) -> frozenset[str]:
+        """Return the files with keys that somebody's webhooks need."""
+        with_hooks = [one for one in (self.site, *self.projects.values()) if one.webhooks and one.secret_file]
+        return frozenset(one.secret_file for one in with_hooks)
+
     def secret_file(self, target: Target) -> str:
         """Return the file with the key that signs for a webhook; empty if it is not signed.
 
@@ -148,12 +175,12 @@ def routes_of(site: PoolNotifyConfig, projects: Mapping[str, ProjectNotifyConfig
     return Routes(site, {name: one for name, one in projects.items() if one is not None})
 
 
-def _all_of(scope: str, config: ProjectNotifyConfig) -> list[Target]:
+def _all_of(scope: str, config: ReceiversConfig) -> list[Target]:
     webhooks = [Target(scope, Way.WEBHOOK, url) for url in config.webhooks]
     return webhooks + [Target(scope, Way.MAIL, address) for address in config.mail]
 
 
-def _of(scope: str, config: ProjectNotifyConfig, kind: NotificationKind) -> list[Target]:
+def _of(scope: str, config: ReceiversConfig, kind: NotificationKind) -> list[Target]:
     mailed = kind in config.mail_events
     return [
         target
@@ -162,5 +189,5 @@ def _of(scope: str, config: ProjectNotifyConfig, kind: NotificationKind) -> list
     ]
 
 
-def _concerns(config: ProjectNotifyConfig, kind: NotificationKind) -> bool:
+def _concerns(config: ReceiversConfig, kind: NotificationKind) -> bool:
     return not config.events or kind in config.events

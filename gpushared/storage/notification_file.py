@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +56,14 @@ FILE_ITSELF = ""
 """The file's own row among the targets tells since when there is a file."""
 EVENTS_KEPT_SECONDS = 8 * 86400.0
 """An event is recognised for this long, and for as long as its lease lives."""
+SHRINK_STEP = 100
+"""Drop at most so many of one owner before looking again who has the most."""
 _PUT_EVENT = """INSERT OR IGNORE INTO event (subject, kind, occasion, at, body) VALUES (?, ?, ?, ?, ?)"""
 _PUT_DELIVERY = "INSERT INTO delivery (event, target, owner, at, tries) VALUES (?, ?, ?, ?, 0)"
 _FULLEST = "SELECT owner FROM delivery GROUP BY owner ORDER BY count(*) DESC, owner LIMIT 1"
-_DROP_OLDEST = """DELETE FROM delivery WHERE number IN
-    (SELECT number FROM delivery WHERE owner = ? ORDER BY number LIMIT ?) RETURNING target"""
-_PRUNE = """DELETE FROM event WHERE at < ? AND number NOT IN (SELECT event FROM delivery)
-    AND subject NOT IN (SELECT value FROM json_each(?))"""
+_OLDEST = "SELECT number, target FROM delivery WHERE owner = ? ORDER BY number LIMIT ?"
+_OLD = "SELECT number, target FROM delivery WHERE at < ?"
+_OLD_EVENTS = "SELECT number, subject FROM event WHERE at < ? AND number NOT IN (SELECT event FROM delivery)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,31 +163,29 @@ class NotificationFile(SqliteFile):
         with self._writing() as db:
             db.execute("UPDATE delivery SET tries = tries + 1 WHERE number = ?", (number,))
 
-    def prune(self, now: float, oldest: float, live: str) -> Dropped:
-        """Drop deliveries from before ``oldest``, and forget old events but those of the ``live`` subjects.
-
-        ``live`` is a list in JSON.
-        """
+    def prune(self, now: float, oldest: float, live: Collection[str]) -> Dropped:
+        """Drop deliveries from before ``oldest``, and forget old events but those of the ``live`` subjects."""
         with self._writing() as db:
-            dropped = db.execute("DELETE FROM delivery WHERE at < ? RETURNING target", (oldest,)).fetchall()
-            db.execute(_PRUNE, (now - EVENTS_KEPT_SECONDS, live))
-        return _counted(dropped)
+            dropped = _dropped(db, db.execute(_OLD, (oldest,)).fetchall())
+            old = db.execute(_OLD_EVENTS, (now - EVENTS_KEPT_SECONDS,)).fetchall()
+            gone = [(number,) for number, subject in old if subject not in live]
+            db.executemany("DELETE FROM event WHERE number = ?", gone)
+        return dropped
 
 
 def _shrunk(db: sqlite3.Connection, most: int) -> Dropped:
     (count,) = db.execute("SELECT count(*) FROM delivery").fetchone()
-    dropped: list[tuple[str]] = []
-    while len(dropped) < count - most:
+    dropped: Counter[str] = Counter()
+    while (surplus := count - most - dropped.total()) > 0:
         (owner,) = db.execute(_FULLEST).fetchone()
-        dropped += db.execute(_DROP_OLDEST, (owner, min(count - most - len(dropped), 100))).fetchall()
-    return _counted(dropped)
+        dropped += _dropped(db, db.execute(_OLDEST, (owner, min(surplus, SHRINK_STEP))).fetchall())
+    return dropped
 
 
-def _counted(rows: Sequence[tuple[str]]) -> Dropped:
-    counts: dict[str, int] = {}
-    for (target,) in rows:
-        counts[target] = counts.get(target, 0) + 1
-    return counts
+def _dropped(db: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> Counter[str]:
+    """Delete the rows, and count them by target."""
+    db.executemany("DELETE FROM delivery WHERE number = ?", [(number,) for number, _ in rows])
+    return Counter(target for _, target in rows)
 
 
 class SqliteNotifications(Calls):
@@ -218,7 +218,7 @@ class SqliteNotifications(Calls):
     async def failed(self, number: int) -> None:
         await self._call(lambda: self._store.failed(number))
 
-    async def prune(self, now: float, oldest: float, live: str) -> Dropped:
+    async def prune(self, now: float, oldest: float, live: Collection[str]) -> Dropped:
         return await self._call(lambda: self._store.prune(now, oldest, live))
 
     async def close(self) -> None:

@@ -92,7 +92,7 @@ def api(history: SqliteHistory, others: Others = Others.LEASES, *, by_name: bool
     async def flush() -> None:
         pass
 
-    return HistoryApi(history, flush, Rights(lambda: others, by_name=by_name), simulated=True)
+    return HistoryApi(history, flush, Rights(lambda: others, by_name=by_name), simulated=lambda: True)
 
 
 def of(**window: object) -> history_pb2.HistoryWindow:

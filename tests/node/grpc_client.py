@@ -22,6 +22,8 @@ from gpushared.api.v1 import (
     audit_pb2_grpc,
     gpus_pb2,
     gpus_pb2_grpc,
+    history_pb2,
+    history_pb2_grpc,
     jobs_pb2,
     jobs_pb2_grpc,
     leases_pb2,
@@ -42,6 +44,7 @@ STUBS = {
     "Node": node_pb2_grpc.NodeStub,
     "Jobs": jobs_pb2_grpc.JobsStub,
     "Audit": audit_pb2_grpc.AuditStub,
+    "History": history_pb2_grpc.HistoryStub,
     "Policy": policy_pb2_grpc.PolicyStub,
 }
 REQUESTS = {
@@ -60,6 +63,8 @@ REQUESTS = {
     "Gpus/Undrain": gpus_pb2.UndrainRequest,
     "Node/Status": node_pb2.NodeStatusRequest,
     "Node/Presets": node_pb2.PresetsRequest,
+    "History/Ended": history_pb2.EndedRequest,
+    "History/Usage": history_pb2.UsageRequest,
     "Node/Doctor": node_pb2.DoctorRequest,
     "Jobs/Submit": jobs_pb2.SubmitRequest,
     "Jobs/SubmitBatch": jobs_pb2.SubmitBatchRequest,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import signal
 import socket
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -213,13 +215,31 @@ def test_tcp_serves_metrics_and_nothing_else(new_daemon: NewDaemon, path: str) -
     assert get(port)[0] == 200
 
 
-def test_idle_connections_are_bounded_and_the_daemon_serves_on(new_daemon: NewDaemon) -> None:
+def test_idle_connections_keep_no_scraper_out(new_daemon: NewDaemon) -> None:
     daemon, port = serving(new_daemon)
     crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    crowd[-1].sendall(b"GET /metr")
+    assert get(port)[0] == 200
     assert daemon.metrics()
+    crowd[0].settimeout(10)
+    assert crowd[0].recv(1) == b"", "the oldest ones are closed"
     for one in crowd:
         one.close()
-    wait_until(lambda: _answers(port), "the port serves again")
+
+
+def test_the_address_follows_a_reload(new_daemon: NewDaemon) -> None:
+    daemon, port = new_daemon(), free_port()
+    daemon.start()
+    for listen in (str(port), "", f"[::1]:{port}" if socket.has_ipv6 else str(port), f"127.0.0.1:{port}"):
+        (daemon.directory / "config.toml").write_text(f'[metrics]\nlisten = "{listen}"\n')
+        daemon.signal(signal.SIGHUP)
+        is_here = bool(listen) and not listen.startswith("[")
+        seen = _answers if is_here else _is_silent
+        wait_until(partial(seen, port), f"it listens at {listen!r}")
+
+
+def _is_silent(port: int) -> bool:
+    return not _answers(port)
 
 
 def _answers(port: int) -> bool:

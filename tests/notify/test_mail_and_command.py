@@ -68,6 +68,7 @@ async def test_a_run_that_asked_for_mail_has_its_owner_told(tmp_path: Path) -> N
     assert (mail["To"], mail["From"]) == ("ada@lab.example", "gpu@lab.example")
     assert mail["Subject"] == "[gpushared gpu1] l-1 of ada ended: exit code 0"
     assert mail["Auto-Submitted"] == "auto-generated"
+    assert mail["Message-ID"] == f"<{mail['X-Gpushare-Id']}@gpushared.invalid>"
     text = mail.get_content()
     for words in ("Lease: l-1", "Container: my-box", "Exit code: 0", "`gpushare why l-1`", "are simulated"):
         assert words in text

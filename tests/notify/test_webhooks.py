@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ async def test_a_receiver_gets_the_json_of_an_event_without_the_names_of_its_con
         "kind": "ended",
         "at": NOW + 5,
         "text": "l-1 of ada ended: exit code 0",
+        "lines": [],
         "from": "gpu1",
         "simulated": True,
         "node": None,
@@ -214,6 +216,20 @@ async def test_a_receiver_without_a_valid_certificate_gets_nothing() -> None:
         url = receiver.url().replace("http:", "https:")
         assert isinstance(await post(url, "{}", "x", 0, ""), TryAgain)
     assert receiver.got == []
+
+
+async def test_what_the_configuration_promises_and_the_machine_lacks_is_said_before_any_event(
+    path: Path, tmp_path: Path
+) -> None:
+    key = str(tmp_path / "key")
+    bed = Bed(path, NotifyConfig(webhooks=("https://a.example/",), secret_file=key))
+    bed.projects = {"vision": ProjectNotifyConfig(mail=("ada",))}
+    bed.site = replace(bed.site, sendmail="/nonexistent")
+    async with bed.running() as outbox:
+        await bed.until(lambda: "cannot be signed" in bed.trouble and "no program sendmail" in bed.trouble)
+        bed.site, bed.projects = NotifyConfig(), {}
+        outbox.reload()
+        await bed.until(lambda: bed.trouble == "")
 
 
 # --- who is told -------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from gpushared.daemon.systemd import Notifier
 from gpushared.pool.coordinator.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
 from gpushared.ports.job_store import Transaction
 from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.history import SqliteHistory
 from gpushared.storage.job_store import SqliteStore
 
 NEVER = 0
@@ -52,7 +53,9 @@ def configured(state: Path, runtime: Path) -> CoordinatorConfig:
 async def serve(state: Path, runtime: Path, number: int, *, after: bool) -> None:
     """Until it dies, or is told to end."""
     store = DyingStore(state / STORE_NAME, number, after=after)
-    parts = PoolParts(store, SteadyClock(), SqliteAudit(state / AUDIT_NAME))
+    parts = PoolParts(
+        store, SteadyClock(), SqliteAudit(state / AUDIT_NAME), SqliteHistory(state / "history.db")
+    )
     daemon = PoolDaemon(configured(state, runtime), parts, Notifier())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
     await daemon.run()

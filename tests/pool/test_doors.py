@@ -24,6 +24,7 @@ from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.people import coordinator_host
 from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.history import SqliteHistory
 from gpushared.testing import ManualClock, MemoryStore
 
 SECONDS = 20
@@ -73,7 +74,12 @@ async def served(folder: Path, **flags: str) -> AsyncIterator[House]:
     config = configured(folder, **{name.replace("__", "."): word for name, word in flags.items()})
     authority = Authority.found(folder / CA_FOLDER, "lab", time.time())
     notes = Notes()
-    parts = PoolParts(MemoryStore(), ManualClock(time.time()), SqliteAudit(folder / "audit.db"))
+    parts = PoolParts(
+        MemoryStore(),
+        ManualClock(time.time()),
+        SqliteAudit(folder / "audit.db"),
+        SqliteHistory(folder / "history.db"),
+    )
     daemon = PoolDaemon(config, parts, notes)
     running = asyncio.create_task(daemon.run())
     waiting = asyncio.create_task(notes.served.wait())
@@ -190,7 +196,12 @@ async def test_a_pool_of_another_name_is_not_served(tmp_path: Path) -> None:
 
 
 async def test_without_an_authority_it_says_how_to_begin(tmp_path: Path) -> None:
-    parts = PoolParts(MemoryStore(), ManualClock(0.0), SqliteAudit(tmp_path / "audit.db"))
+    parts = PoolParts(
+        MemoryStore(),
+        ManualClock(0.0),
+        SqliteAudit(tmp_path / "audit.db"),
+        SqliteHistory(tmp_path / "history.db"),
+    )
     daemon = PoolDaemon(configured(tmp_path), parts, Notes())
     with pytest.raises(ConfigError) as told:
         await daemon.run()

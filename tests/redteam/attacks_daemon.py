@@ -105,6 +105,15 @@ def by_the_request_id_of_another(scene: Scene) -> Told:
     return told if json.loads(told.message)["id"] != lease else Told(0, "it got the victim's lease")
 
 
+def metrics_of_others(scene: Scene) -> Told:
+    """The page has figures of all GPUs, and leases, users and images of the caller alone."""
+    lease = scene.daemon.call("Leases/Request", {"gpu": "0.1"}, uid=VICTIM)
+    told = scene.ask("GET", "/metrics")
+    scene.daemon.call("Leases/Release", {"lease_id": lease["id"]}, uid=VICTIM)
+    labels = (f'"{lease["id"]}"', f'"{lease["owner"]}"')
+    return Told(0, told.message) if any(one in told.message for one in labels) else told
+
+
 def without_settings(scene: Scene) -> Told:
     told = called(scene, "Node/Doctor")
     return told if json.loads(told.message)["settings"] == [] else Told(0, told.message)
@@ -310,6 +319,7 @@ ATTACKS = [
         streams_that_hold_memory,
         refused="the bodies of your requests hold",
     ),
+    Attack("metrics-of-others", LEAK, metrics_of_others, harmless="it has the caller's own leases only"),
     Attack("settings-by-the-doctor", LEAK, without_settings, harmless="they are for the trusted"),
     Attack(
         "policy-of-another-asked-for", LEAK, calls("Policy/Explain", user="root"), refused="for yourself only"

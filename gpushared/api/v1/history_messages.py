@@ -122,6 +122,36 @@ class LeaseReport(Message):
     notes: tuple[ReportNote, ...] = ()
 
 
+class PastJob(Message):
+    """A past job is one of the history; it may still wait or run."""
+
+    id: str = ""
+    owner: str = ""
+    project: str = ""
+    lease_class: str = ""
+    # Empty = the job is not over.
+    outcome: str = ""
+    outcome_text: str = ""
+    exit_code: int | None = None
+    # The size asked for on each node: 0.25, 2, 8 GiB...
+    asks: str = ""
+    node_count: int = 0
+    # Unix seconds; 0 = not yet.
+    submitted_at: float = 0.0
+    started_at: Time = None
+    ended_at: Time = None
+    # In the coordinator's queue, before any lease; its leases' own waits are not in it.
+    waited_ms: int = 0
+    reasons: tuple[ReasonWait, ...] = ()
+    attempts: int = 0
+    preemptions: int = 0
+    # Attempts ran on these nodes.
+    nodes: tuple[str, ...] = ()
+    # For the owner and trusted callers only.
+    image: str = ""
+    name: str = ""
+
+
 class Report(Message):
     """Hold the answer of ``History.Report``."""
 
@@ -130,6 +160,8 @@ class Report(Message):
     # The account of all of them.
     account: Account = Account({})
     simulated: bool = False
+    # It is set if a job was named; its leases may be none yet.
+    job: PastJob | None = None
 
 
 class UsageRow(Message):
@@ -174,6 +206,15 @@ class Waits(Message):
     rows: tuple[WaitsRow, ...] = ()
     # All requests; left out if they are grouped by reason.
     total: WaitsRow | None = None
+    simulated: bool = False
+
+
+class PastJobs(Message):
+    """Hold the answer of ``History.Jobs``."""
+
+    jobs: tuple[PastJob, ...] = ()
+    # There are more jobs than the limit.
+    more: bool = False
     simulated: bool = False
 
 

@@ -30,6 +30,7 @@ class HistoryWindow(_message.Message):
     PROJECT_FIELD_NUMBER: _builtins.int
     CLASS_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     since: _builtins.float
     """Unix seconds; 0 = from the beginning."""
     until: _builtins.float
@@ -38,6 +39,8 @@ class HistoryWindow(_message.Message):
     """A name, or a uid in digits."""
     project: _builtins.str
     node: _builtins.str
+    pool: _builtins.bool
+    """A node answers for all nodes of its pool, by asking the coordinator."""
     def __init__(
         self,
         *,
@@ -46,10 +49,11 @@ class HistoryWindow(_message.Message):
         user: _builtins.str = ...,
         project: _builtins.str = ...,
         node: _builtins.str = ...,
+        pool: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "node", b"node", "project", b"project", "since", b"since", "until", b"until", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "node", b"node", "pool", b"pool", "project", b"project", "since", b"since", "until", b"until", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -310,27 +314,174 @@ class PastLease(_message.Message):
 Global___PastLease: _TypeAlias = PastLease  # noqa: Y015
 
 @_typing.final
+class PastJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    outcome: _builtins.str
+    """succeeded, failed, cancelled."""
+    job: _builtins.str
+    """One job by its id, also if it is not over."""
+    limit: _builtins.int
+    """How many at most, up to 10000; 0 = 50."""
+    @_builtins.property
+    def window(self) -> Global___HistoryWindow: ...
+    def __init__(
+        self,
+        *,
+        window: Global___HistoryWindow | None = ...,
+        outcome: _builtins.str = ...,
+        job: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "limit", b"limit", "outcome", b"outcome", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastJobsRequest: _TypeAlias = PastJobsRequest  # noqa: Y015
+
+@_typing.final
+class PastJobsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """There are more jobs than the limit."""
+    simulated: _builtins.bool
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PastJob]: ...
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___PastJob] | None = ...,
+        more: _builtins.bool = ...,
+        simulated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "more", b"more", "simulated", b"simulated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastJobsResponse: _TypeAlias = PastJobsResponse  # noqa: Y015
+
+@_typing.final
+class PastJob(_message.Message):
+    """A past job is one of the history; it may still wait or run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    CLASS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    OUTCOME_TEXT_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    NODE_COUNT_FIELD_NUMBER: _builtins.int
+    SUBMITTED_AT_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
+    WAITED_MS_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    owner: _builtins.str
+    project: _builtins.str
+    outcome: _builtins.str
+    """Empty = the job is not over."""
+    outcome_text: _builtins.str
+    exit_code: _builtins.int
+    asks: _builtins.str
+    """The size asked for on each node: 0.25, 2, 8 GiB..."""
+    node_count: _builtins.int
+    submitted_at: _builtins.float
+    """Unix seconds; 0 = not yet."""
+    started_at: _builtins.float
+    ended_at: _builtins.float
+    waited_ms: _builtins.int
+    """In the coordinator's queue, before any lease; its leases' own waits are not in it."""
+    attempts: _builtins.int
+    preemptions: _builtins.int
+    image: _builtins.str
+    """For the owner and trusted callers only."""
+    name: _builtins.str
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReasonWait]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Attempts ran on these nodes."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        project: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        outcome_text: _builtins.str = ...,
+        exit_code: _builtins.int | None = ...,
+        asks: _builtins.str = ...,
+        node_count: _builtins.int = ...,
+        submitted_at: _builtins.float = ...,
+        started_at: _builtins.float = ...,
+        ended_at: _builtins.float = ...,
+        waited_ms: _builtins.int = ...,
+        reasons: _abc.Iterable[Global___ReasonWait] | None = ...,
+        attempts: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        image: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "asks", b"asks", "attempts", b"attempts", "class", b"class", "ended_at", b"ended_at", "exit_code", b"exit_code", "id", b"id", "image", b"image", "name", b"name", "node_count", b"node_count", "nodes", b"nodes", "outcome", b"outcome", "outcome_text", b"outcome_text", "owner", b"owner", "preemptions", b"preemptions", "project", b"project", "reasons", b"reasons", "started_at", b"started_at", "submitted_at", b"submitted_at", "waited_ms", b"waited_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
+    _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exit_code) -> _WhichOneofReturnType__exit_code | None: ...
+
+Global___PastJob: _TypeAlias = PastJob  # noqa: Y015
+
+@_typing.final
 class ReportRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A lease's or a job's id."""
     node: _builtins.str
     points: _builtins.int
     """The points of the curve of each lease; 0 = 60, up to 500."""
+    pool: _builtins.bool
+    """As of HistoryWindow."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         node: _builtins.str = ...,
         points: _builtins.int = ...,
+        pool: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node", "points", b"points"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node", "points", b"points", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -343,6 +494,7 @@ class ReportResponse(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     ACCOUNT_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     simulated: _builtins.bool
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseReport]:
@@ -352,16 +504,21 @@ class ReportResponse(_message.Message):
     def account(self) -> Global___Account:
         """The account of all of them."""
 
+    @_builtins.property
+    def job(self) -> Global___PastJob:
+        """It is set if a job was named; its leases may be none yet."""
+
     def __init__(
         self,
         *,
         leases: _abc.Iterable[Global___LeaseReport] | None = ...,
         account: Global___Account | None = ...,
         simulated: _builtins.bool = ...,
+        job: Global___PastJob | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "leases", b"leases", "simulated", b"simulated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "job", b"job", "leases", b"leases", "simulated", b"simulated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,11 @@ class HistoryStub:
                 request_serializer=gpushare_dot_v1_dot_history__pb2.WaitsRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_history__pb2.WaitsResponse.FromString,
                 _registered_method=True)
+        self.Jobs = channel.unary_unary(
+                '/gpushare.v1.History/Jobs',
+                request_serializer=gpushare_dot_v1_dot_history__pb2.PastJobsRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_history__pb2.PastJobsResponse.FromString,
+                _registered_method=True)
         self.Export = channel.unary_unary(
                 '/gpushare.v1.History/Export',
                 request_serializer=gpushare_dot_v1_dot_history__pb2.ExportRequest.SerializeToString,
@@ -96,6 +101,13 @@ class HistoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Jobs(self, request, context):
+        """Lists jobs that are over, the newest end first; a pool's with `window.pool`, else the node's own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Export(self, request, context):
         """Returns a page of the history's rows.
         """
@@ -125,6 +137,11 @@ def add_HistoryServicer_to_server(servicer, server):
                     servicer.Waits,
                     request_deserializer=gpushare_dot_v1_dot_history__pb2.WaitsRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_history__pb2.WaitsResponse.SerializeToString,
+            ),
+            'Jobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.Jobs,
+                    request_deserializer=gpushare_dot_v1_dot_history__pb2.PastJobsRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_history__pb2.PastJobsResponse.SerializeToString,
             ),
             'Export': grpc.unary_unary_rpc_method_handler(
                     servicer.Export,
@@ -242,6 +259,33 @@ class History:
             '/gpushare.v1.History/Waits',
             gpushare_dot_v1_dot_history__pb2.WaitsRequest.SerializeToString,
             gpushare_dot_v1_dot_history__pb2.WaitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Jobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.History/Jobs',
+            gpushare_dot_v1_dot_history__pb2.PastJobsRequest.SerializeToString,
+            gpushare_dot_v1_dot_history__pb2.PastJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

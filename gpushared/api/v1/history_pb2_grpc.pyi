@@ -43,6 +43,8 @@ class HistoryStub:
     """Sums what was held and used, by user, project, day..."""
     Waits: _grpc.UnaryUnaryMultiCallable[_history_pb2.WaitsRequest, _history_pb2.WaitsResponse]
     """Counts how long requests waited, by class, size, reason..."""
+    Jobs: _grpc.UnaryUnaryMultiCallable[_history_pb2.PastJobsRequest, _history_pb2.PastJobsResponse]
+    """Lists jobs that are over, the newest end first; a pool's with `window.pool`, else the node's own."""
     Export: _grpc.UnaryUnaryMultiCallable[_history_pb2.ExportRequest, _history_pb2.ExportResponse]
     """Returns a page of the history's rows."""
 
@@ -61,6 +63,8 @@ class HistoryAsyncStub(HistoryStub):
     """Sums what was held and used, by user, project, day..."""
     Waits: _aio.UnaryUnaryMultiCallable[_history_pb2.WaitsRequest, _history_pb2.WaitsResponse]  # type: ignore[assignment]
     """Counts how long requests waited, by class, size, reason..."""
+    Jobs: _aio.UnaryUnaryMultiCallable[_history_pb2.PastJobsRequest, _history_pb2.PastJobsResponse]  # type: ignore[assignment]
+    """Lists jobs that are over, the newest end first; a pool's with `window.pool`, else the node's own."""
     Export: _aio.UnaryUnaryMultiCallable[_history_pb2.ExportRequest, _history_pb2.ExportResponse]  # type: ignore[assignment]
     """Returns a page of the history's rows."""
 
@@ -100,6 +104,14 @@ class HistoryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_history_pb2.WaitsResponse, _abc.Awaitable[_history_pb2.WaitsResponse]]:
         """Counts how long requests waited, by class, size, reason..."""
+
+    @_abc_1.abstractmethod
+    def Jobs(
+        self,
+        request: _history_pb2.PastJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_history_pb2.PastJobsResponse, _abc.Awaitable[_history_pb2.PastJobsResponse]]:
+        """Lists jobs that are over, the newest end first; a pool's with `window.pool`, else the node's own."""
 
     @_abc_1.abstractmethod
     def Export(

@@ -30,6 +30,7 @@ class Up(_message.Message):
     STALE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CLIENT_GONE_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     report: _builtins.bytes
     """A report: JSON of the record, as journals keep it."""
     stale: _builtins.bytes
@@ -46,6 +47,8 @@ class Up(_message.Message):
     def cancel(self) -> Global___OutboxCancel: ...
     @_builtins.property
     def client_gone(self) -> Global___ClientGone: ...
+    @_builtins.property
+    def answer(self) -> Global___Answer: ...
     def __init__(
         self,
         *,
@@ -57,12 +60,13 @@ class Up(_message.Message):
         stale: _builtins.bytes = ...,
         cancel: Global___OutboxCancel | None = ...,
         client_gone: Global___ClientGone | None = ...,
+        answer: Global___Answer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "client_gone", b"client_gone", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "beat", b"beat", "cancel", b"cancel", "client_gone", b"client_gone", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "client_gone", b"client_gone", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "beat", b"beat", "cancel", b"cancel", "client_gone", b"client_gone", "hello", b"hello", "job", b"job", "report", b"report", "stale", b"stale", "trust_seen", b"trust_seen", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["hello", "beat", "report", "job", "trust_seen", "stale", "cancel", "client_gone"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["hello", "beat", "report", "job", "trust_seen", "stale", "cancel", "client_gone", "answer"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -268,6 +272,7 @@ class Down(_message.Message):
     TRUST_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     ALLOWANCE_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     order: _builtins.bytes
     """An order: JSON of it."""
     @_builtins.property
@@ -288,6 +293,8 @@ class Down(_message.Message):
     def drain(self) -> Global___DrainNotice: ...
     @_builtins.property
     def allowance(self) -> Global___Allowance: ...
+    @_builtins.property
+    def question(self) -> Global___Question: ...
     def __init__(
         self,
         *,
@@ -301,16 +308,79 @@ class Down(_message.Message):
         trust: Global___NewTrust | None = ...,
         drain: Global___DrainNotice | None = ...,
         allowance: Global___Allowance | None = ...,
+        question: Global___Question | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allowance", b"allowance", "beat_ack", b"beat_ack", "drain", b"drain", "order", b"order", "outbox_ack", b"outbox_ack", "refuse", b"refuse", "trust", b"trust", "tunnel", b"tunnel", "update", b"update", "welcome", b"welcome", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allowance", b"allowance", "beat_ack", b"beat_ack", "drain", b"drain", "order", b"order", "outbox_ack", b"outbox_ack", "question", b"question", "refuse", b"refuse", "trust", b"trust", "tunnel", b"tunnel", "update", b"update", "welcome", b"welcome", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowance", b"allowance", "beat_ack", b"beat_ack", "drain", b"drain", "order", b"order", "outbox_ack", b"outbox_ack", "refuse", b"refuse", "trust", b"trust", "tunnel", b"tunnel", "update", b"update", "welcome", b"welcome", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowance", b"allowance", "beat_ack", b"beat_ack", "drain", b"drain", "order", b"order", "outbox_ack", b"outbox_ack", "question", b"question", "refuse", b"refuse", "trust", b"trust", "tunnel", b"tunnel", "update", b"update", "welcome", b"welcome", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["welcome", "refuse", "beat_ack", "order", "outbox_ack", "update", "tunnel", "trust", "drain", "allowance"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["welcome", "refuse", "beat_ack", "order", "outbox_ack", "update", "tunnel", "trust", "drain", "allowance", "question"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___Down: _TypeAlias = Down  # noqa: Y015
+
+@_typing.final
+class Question(_message.Message):
+    """What the coordinator wants to know of a node now. A node announces each kind that it can answer as a
+    capability; a question that gets no answer is asked anew.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    what: _builtins.str
+    """history, leases, gpus"""
+    body: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        what: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "number", b"number", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Question: _TypeAlias = Question  # noqa: Y015
+
+@_typing.final
+class Answer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    HINT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    body: _builtins.bytes
+    code: _builtins.str
+    """Why there is none; empty where there is one."""
+    message: _builtins.str
+    hint: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        body: _builtins.bytes = ...,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+        hint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "code", b"code", "hint", b"hint", "message", b"message", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):

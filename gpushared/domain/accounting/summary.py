@@ -39,6 +39,8 @@ class LeaseSummary:
     container_name: str
     job: str
     attempt: int
+    pool: str
+    """The pool that ordered the job; empty for the node's own jobs, and without a job."""
     gpu_count: int
     memory_bytes: int | None
     """The memory asked for on each GPU; None if a share was asked for."""
@@ -74,6 +76,7 @@ def summary_of(lease: Lease) -> LeaseSummary:
         lease.container_name,
         "" if lease.attempt is None else lease.attempt.job,
         0 if lease.attempt is None else lease.attempt.number,
+        lease.coordinator,
         len(asked.gpus) or asked.gpu_count,
         asked.memory_bytes,
         asked.memory_permille,

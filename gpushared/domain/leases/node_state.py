@@ -144,7 +144,7 @@ class NodeState:
 
     def waiting(self) -> list[Lease]:
         """Return the queue in the order in which leases joined it; a lease that gave way joins it anew."""
-        waiting = [lease for lease in self.leases.values() if _waits(lease)]
+        waiting = [lease for lease in self.leases.values() if waits(lease)]
         return sorted(waiting, key=_place)
 
     def holders(self) -> list[Lease]:
@@ -208,7 +208,7 @@ class NodeState:
         return next((lease for lease in self.leases.values() if lease.device_name == device_name), None)
 
 
-def _waits(lease: Lease) -> bool:
+def waits(lease: Lease) -> bool:
     """Return True if the lease is in the queue; a paused lease is in it only if it is to come back."""
     state = lease.state
     return isinstance(state, Queued | Requeued) or (isinstance(state, Suspended) and state.wanted)
@@ -353,8 +353,8 @@ class Draft:
 
     def _with_wait(self, before: Lease | None, lease: Lease) -> Lease:
         """Return the lease with the time since which it waits, and record the wait that is over."""
-        waited = before is not None and _waits(before)
-        if _waits(lease):
+        waited = before is not None and waits(before)
+        if waits(lease):
             since = before.waits_since if before is not None and waited else self.now
             return replace(lease, waiting_since=since)
         if before is not None and waited and before.waits_since is not None:
@@ -472,7 +472,7 @@ def open_spans(state: NodeState, now: float) -> list[Span]:
     for lease in state.leases.values():
         if (since := lease.holds_since) is not None:
             found += held_spans(lease, since, now, state.gpus)
-        elif _waits(lease) and (since := lease.waits_since) is not None:
+        elif waits(lease) and (since := lease.waits_since) is not None:
             found.append(Span(lease.id, lease.payer, milliseconds(since), milliseconds(now)))
     return [span for span in found if span.end_ms > span.start_ms]
 

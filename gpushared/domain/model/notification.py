@@ -14,7 +14,8 @@ MAIL = "mail"
 """A run names this word to tell its owner by mail; a run's other targets are URLs."""
 MAX_TARGETS = 4
 MAX_URL = 1000
-_URL = re.compile(r"(?P<site>https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?)(?P<path>/[!-~]*)?", re.ASCII)
+MAX_PORT = 65535
+_URL = re.compile(r"(?P<site>https?://[A-Za-z0-9.-]+(?P<port>:[0-9]{1,5})?)(?P<path>/[!-~]*)?", re.ASCII)
 _STEPS = re.compile(r"(^|/)\.{1,2}(/|$)")
 _ENCODED = re.compile(r"%(2[ef]|5c)", re.IGNORECASE)
 """Servers read these steps of a path, and these signs in it, as a way out of the folder that the site allowed."""
@@ -34,6 +35,8 @@ class NotificationKind(StrEnum):
     GPU_UNHEALTHY = "gpu-unhealthy"
     NODE_SILENT = "node-silent"
     NODE_BACK = "node-back"
+    DIGEST = "digest"
+    """A week is over; its use, waste and waits are told to receivers that want them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class Notification:
     container: str = ""
     """Only the owner is told the names of container and image."""
     image: str = ""
+    lines: tuple[str, ...] = ()
+    """Further sentences."""
     targets: tuple[str, ...] = ()
     """The targets that the request of the lease or the job named."""
 
@@ -110,6 +115,8 @@ def is_url(text: str) -> bool:
     if match is None or len(text) > MAX_URL:
         return False
     path = (match["path"] or "").partition("?")[0]
+    if int((match["port"] or ":0")[1:]) > MAX_PORT:
+        return False
     return not set(text) & set("#\\") and not _ENCODED.search(path) and not _STEPS.search(path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Identity
 from gpushared.pool.member.membership_file import Membership
-from gpushared.pool.member.node_ports import Guests, OutboxPort, free_of, inventory_of
+from gpushared.pool.member.node_ports import Answerer, Guests, OutboxPort, free_of, inventory_of
 from gpushared.pool.member.outbox import Outbox, OutboxRecord
 
 NAME_SERVICE_SECONDS = 5.0
@@ -118,12 +118,14 @@ class PoolLink:
         audit: OrderAudit,
         *,
         simulated: bool,
+        answerers: Mapping[str, Answerer] | None = None,
     ) -> None:
         self.link: MemberLink | None = None
         self.guests = Guests(
             drained=audit.drained,
             new_trust=audit.trusting(enrolment.take_trust, enrolment.trust_generation),
             trust_generation=enrolment.trust_generation,
+            answerers=answerers or {},
         )
         self._audit = audit
         self._config = config

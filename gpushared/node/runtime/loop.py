@@ -50,7 +50,7 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         self.after_recovery: Callable[[], None] = lambda: None
         self.observers: list[Callable[[NodeState, Step], None]] = []
         """Each is called with every step after it is on disk, and with the state before it. An observer
-        returns at once and raises nothing."""
+        returns at once."""
         self.refusals = Totals(len(Code) * 4)
         """The refused requests for leases, by the kind of their error."""
         self._journal = journal
@@ -115,10 +115,16 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             raise
         self._publish(state)
         for sent, step in done:
-            for observe in self.observers:
-                observe(before, step)
+            self._observed(before, step)
             before = step.state
             self._conclude(sent, step)
+
+    def _observed(self, before: NodeState, step: Step) -> None:
+        for observe in self.observers:
+            try:
+                observe(before, step)
+            except Exception:  # a bug in an observer must not end the daemon
+                log.exception("an observer of steps failed")
 
     async def _write(self, steps: Sequence[Step]) -> None:
         writes = [

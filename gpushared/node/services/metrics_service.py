@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 from gpushared.config.metrics_settings import NAMES_OF_PEOPLE, metrics_address
 from gpushared.config.model import Config
 from gpushared.daemon.measures import SHORT_SECONDS, Distribution, follow_lag
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.net.exposition import format_of, write
 from gpushared.net.http_server import WebReply
@@ -25,6 +27,8 @@ from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.audit.line import AuditLine
 
 VERSION_SECONDS = 3600.0
+RESTS = 100
+"""The queue is looked at again after this many times the duration of the last look."""
 VERSION_RETRY_SECONDS = 60.0
 
 
@@ -50,6 +54,8 @@ class NodeMetrics:
         self._driver = driver
         self._config = config
         self._lag = Distribution(SHORT_SECONDS)
+        self._reasons: Mapping[LeaseId, str] = {}
+        self._look_at = 0.0
         self._version = "" if driver else "simulated"
         self._counters = NodeCounters(loop.state, loop.now)
         self._listener = MetricsListener(self._address, lambda _, accept: self._told(accept), troubles)
@@ -97,7 +103,7 @@ class NodeMetrics:
             now=loop.now(),
             state=loop.state,
             sample=self._sampler.newest,
-            decisions=loop.decisions(),
+            reasons=self._reasons_of_waits(),
             counters=self._counters,
             refusals=loop.refusals,
             pass_seconds=loop.pass_seconds,
@@ -109,6 +115,16 @@ class NodeMetrics:
             driver=self._version,
             simulated=self._driver is None,
         )
+
+    def _reasons_of_waits(self) -> Mapping[LeaseId, str]:
+        """Return why leases wait. A pass over a long queue takes long, so that it is rarer than scrapes."""
+        now = self._loop.now()
+        if now >= self._look_at:
+            begun = time.perf_counter()
+            decided = self._loop.decisions()
+            self._reasons = {one.lease: one.reason for one in decided if one.reason is not None}
+            self._look_at = now + RESTS * (time.perf_counter() - begun)
+        return self._reasons
 
     async def _follow_driver(self) -> None:
         """Ask for the driver's version, which changes only with the driver."""

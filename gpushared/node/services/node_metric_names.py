@@ -63,7 +63,12 @@ LEASE_IDLE = _gauge(
 )
 
 LEASES = _gauge("leases", "Leases that are not over.", "state")
-QUEUE_LENGTH = _gauge("queue_length", "Waiting requests, by the reason for their wait.", "class", "reason")
+QUEUE_LENGTH = _gauge(
+    "queue_length",
+    "Waiting requests, by the reason for their wait; unknown until the next look at the queue.",
+    "class",
+    "reason",
+)
 QUEUE_OLDEST = _gauge("queue_oldest_wait_seconds", "Wait of the oldest waiting request.", "class")
 QUEUE_WAIT = _histogram("queue_wait_seconds", "Waits of granted requests.", "class")
 LEASE_DURATION = _histogram(

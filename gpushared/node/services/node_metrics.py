@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
 import gpushared
 from gpushared.daemon.measures import Distribution, Totals
 from gpushared.domain.leases.idle_leases import idle_since
-from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.node_state import NodeState, waits
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
-from gpushared.domain.model.lease import Ended, Lease, LeaseState, state_name
+from gpushared.domain.model.lease import Ended, Lease, LeaseId, LeaseState, Waiting, state_name
 from gpushared.domain.scheduling.gpu_amounts import permille_of
-from gpushared.domain.scheduling.outcome import Decision
 from gpushared.net.exposition import Family, Metric, Value
 from gpushared.node.runtime.sampler import Sample
 from gpushared.node.services import node_metric_names as names
@@ -22,6 +21,7 @@ from gpushared.node.services.node_counters import NodeCounters
 from gpushared.node.services.views import mode_of
 from gpushared.ports import GpuReading
 
+UNKNOWN = "unknown"
 OWN = "own"
 """This stands for the project of a user of its own, where the names of users are not told."""
 _STATES = tuple(one.__name__.lower() for one in get_args(LeaseState) if one is not Ended)
@@ -46,7 +46,8 @@ class NodeFigures:
     now: float
     state: NodeState
     sample: Sample
-    decisions: Sequence[Decision]
+    reasons: Mapping[LeaseId, str]
+    """Why leases wait; a lease that joined the queue since the last look has none."""
     counters: NodeCounters
     refusals: Totals
     pass_seconds: Distribution
@@ -101,21 +102,17 @@ class _Page:
 
     def add_gpus(self) -> None:
         rooms, readings = self._state.rooms(), self._readings
-        memory: Counter[GpuId] = Counter()
-        compute: Counter[GpuId] = Counter()
-        for grants in self._held.values():
-            for grant in grants:
-                memory[grant.gpu] += grant.memory_bytes
-                compute[grant.gpu] += grant.compute_permille
         for gpu in self._state.gpus.values():
-            drained = self._state.drain_of(gpu.id)
-            mode = mode_of(rooms[gpu.id], drained)
+            drained, room = self._state.drain_of(gpu.id), rooms[gpu.id]
+            mode = mode_of(room, drained)
             self._add(names.GPU_INFO, 1, gpu.id, gpu.label, gpu.name, self._figures.driver, mode)
             self._add(names.GPU_DRAINED, int(drained is not None), gpu.id)
             self._add(names.GPU_MEMORY, gpu.memory_total_bytes or None, gpu.id)
             if not gpu.split:
-                self._add(names.GPU_MEMORY_LEASED, memory[gpu.id], gpu.id)
-                self._add(names.GPU_COMPUTE_LEASED, compute[gpu.id] / WHOLE_PERMILLE, gpu.id)
+                leased_bytes = gpu.leasable_bytes - room.stray_bytes - room.free_bytes
+                self._add(names.GPU_MEMORY_LEASED, leased_bytes, gpu.id)
+                held_permille = WHOLE_PERMILLE - room.free_permille
+                self._add(names.GPU_COMPUTE_LEASED, held_permille / WHOLE_PERMILLE, gpu.id)
             if (reading := readings.get(gpu.id)) is not None:
                 self._add_reading(gpu, reading)
         for (gpu_id, number), count in self._figures.counters.xids.items():
@@ -160,13 +157,11 @@ class _Page:
     def add_queue(self) -> None:
         lengths: Counter[tuple[str, str]] = Counter()
         oldest: dict[str, float] = {}
-        for decision in self._figures.decisions:
-            lease = self._state.leases.get(decision.lease)
-            if lease is None or isinstance(lease.state, Ended):
-                continue
-            kind = str(lease.request.lease_class)
-            lengths[kind, decision.reason or "none"] += 1
-            oldest[kind] = min(oldest.get(kind, lease.state.since), lease.state.since)
+        for lease in self._state.leases.values():
+            if lease.id not in self._held and isinstance(lease.state, Waiting) and waits(lease):
+                kind, since = str(lease.request.lease_class), lease.state.since
+                lengths[kind, self._figures.reasons.get(lease.id, UNKNOWN)] += 1
+                oldest[kind] = min(oldest.get(kind, since), since)
         for (kind, reason), count in lengths.items():
             self._add(names.QUEUE_LENGTH, count, kind, reason)
         for kind, since in oldest.items():
@@ -229,8 +224,8 @@ class _Page:
         for step, count in counters.preemptions.items():
             self._add(names.PREEMPTIONS, count, step)
         self._add(names.OVER_LIMIT, counters.over_limit)
-        for one, waits in counters.waits.items():
-            self._add(names.QUEUE_WAIT, waits, one)
+        for one, waited in counters.waits.items():
+            self._add(names.QUEUE_WAIT, waited, one)
         for (one, outcome), lasted in counters.durations.items():
             self._add(names.LEASE_DURATION, lasted, one, outcome)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -31,7 +32,9 @@ from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
+from gpushared.domain.model.span import milliseconds
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews, has_simulated
 from gpushared.jobs.restore import HighWater, read_high_water, restored, write_high_water
 from gpushared.net.call_audit import CallAudit
@@ -46,6 +49,7 @@ from gpushared.notify.payload import Origin
 from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
+from gpushared.pool.coordinator.history_gatherer import HistoryGatherer
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.pool.coordinator.pool_notifier import PoolNotifier
@@ -54,6 +58,7 @@ from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
     admin_services,
     audit_services,
+    history_services,
     jobs_services,
     link_services,
 )
@@ -63,6 +68,8 @@ from gpushared.ports import Clock
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.audit.audit_log import AuditLog
+from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.records import KeepHistory
 from gpushared.storage.job_store import SqliteStore
 from gpushared.storage.notification_file import SqliteNotifications
 
@@ -70,6 +77,7 @@ log = logging.getLogger(__name__)
 
 STORE_NAME = "pool.db"
 AUDIT_NAME = "audit.db"
+HISTORY_NAME = "history.db"
 NOTIFICATIONS_NAME = "notifications.db"
 MARK_NAME = "high-water.json"
 SOCKET_NAME = "gpushared-pool.sock"
@@ -77,7 +85,7 @@ INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
 PRUNE_SECONDS = 300.0
-ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services)
+ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services, history_services)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ class PoolParts:
     store: JobStore
     clock: Clock
     audit: SqliteAudit
+    history: SqliteHistory
     now: Callable[[], float] = time.time
 
 
@@ -100,6 +109,7 @@ def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
         SqliteStore(folder / STORE_NAME),
         SteadyClock(folder / CLOCK_NAME),
         SqliteAudit(folder / AUDIT_NAME),
+        SqliteHistory(folder / HISTORY_NAME),
     )
 
 
@@ -164,6 +174,7 @@ class PoolDaemon:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._parts.store.close)
             stack.push_async_callback(self._audit.close)
+            stack.push_async_callback(self._parts.history.close)
             watchdog = asyncio.create_task(feed_watchdog(self._notifier))
             stack.callback(watchdog.cancel)
             await keep(self._parts.clock, self._troubles)
@@ -177,8 +188,10 @@ class PoolDaemon:
             self._make_notifier(loop, trust.pool, stack)
             await stack.enter_async_context(loop.running())
             await stack.enter_async_context(trust.running())
-            connections = await self._serve(self._coordinator(loop, trust), front, stack)
-            await self._live(loop, connections)
+            coordinator = self._coordinator(loop, trust)
+            connections = await self._serve(coordinator, front, stack)
+            stack.push_async_callback(coordinator.recorder.close)
+            await self._live(loop, connections, coordinator)
 
     # --- parts -----------------------------------------------------------------------------------------
 
@@ -267,17 +280,31 @@ class PoolDaemon:
         loop.on_new_epoch(link.renew)
         trust.on_fall(link.drop)
         trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
+        gatherer = HistoryGatherer(
+            link,
+            self._parts.history,
+            self._troubles,
+            trust.pool,
+            partial(self._job, loop),
+            trust.guard.local_owner,
+        )
         return CoordinatorParts(
             config=lambda: self._config,
             loop=loop,
             store=self._parts.store,
             trust=trust,
             link=link,
+            history=self._parts.history,
+            gatherer=gatherer,
+            recorder=JobRecorder(loop, self._parts.history, self._troubles),
             troubles=self._troubles,
             audit=self._audit,
             of_calls=self._of_calls,
             nodes_port=lambda: self.nodes_port,
         )
+
+    async def _job(self, loop: PoolLoop, job: JobId) -> Job | None:
+        return loop.state.jobs.get(job) or loop.state.ended.get(job) or await loop.archive.get(job)
 
     def _front(self) -> tuple[Front, CallAuthenticator]:
         """Return the unix socket's front, and the authenticator of its gRPC calls."""
@@ -324,7 +351,7 @@ class PoolDaemon:
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_status)
 
-    async def _live(self, loop: PoolLoop, connections: Connections) -> None:
+    async def _live(self, loop: PoolLoop, connections: Connections, coordinator: CoordinatorParts) -> None:
         """Serve until the stop. Raises Deposed if this coordinator must not go on."""
         self._notifier.ready(self._status(loop))
         log.info(
@@ -338,6 +365,8 @@ class PoolDaemon:
             self._tick(loop),
             self._keep_mark(loop),
             self._prune(loop),
+            coordinator.gatherer.run(),
+            coordinator.recorder.run(),
             connections.run(),
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),
@@ -394,7 +423,15 @@ class PoolDaemon:
             else:
                 if forgotten:
                     log.info("forgotten jobs=%d", forgotten)
+            await self._prune_history(now)
             await asyncio.sleep(PRUNE_SECONDS)
+
+    async def _prune_history(self, now: float) -> None:
+        keep = KeepHistory(minutes_days=0, hours_days=self._config.history.keep_hours_days)
+        try:
+            await self._parts.history.prune(keep, milliseconds(now))
+        except GpushareError as error:
+            log.warning("old hours of the history were not dropped: %s", error)
 
     async def _enrolled(self, node: NodeName, realms: tuple[str, ...]) -> None:
         assert self._loop is not None, "nobody joins before it serves"

@@ -157,6 +157,26 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         subject = (link_pb2.OpenTunnel, tunnel.tunnel_id)
         stream.put(subject, lambda: link_pb2.Down(tunnel=tunnel))
 
+    async def ask(self, node: NodeName, what: str, body: bytes, timeout_seconds: float) -> bytes:
+        """Ask a node, and return the body of its answer.
+
+        Raises Unavailable, StateConflict for a node that cannot answer, TimedOut, and the node's own error.
+        """
+        stream = self._streams.get(node)
+        if stream is None:
+            raise Unavailable(
+                f"node {node} is not connected to the coordinator",
+                hint="`gpushare nodes` tells since when; it reconnects by itself",
+            )
+        if codec.answers(what) not in stream.capabilities:
+            raise StateConflict(f"node {node} cannot tell its {what}", hint="update gpushared there")
+        return await stream.ask(what, body, timeout_seconds)
+
+    def answering(self, what: str) -> frozenset[NodeName]:
+        """Return the connected nodes that answer questions of this kind."""
+        capability = codec.answers(what)
+        return frozenset(node for node, one in self._streams.items() if capability in one.capabilities)
+
     def drop(self, node: NodeName, why: GpushareError) -> None:
         """End the stream of a node that was forgotten or whose certificate was revoked."""
         self._troubles.cleared(_claim_of(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -22,10 +23,10 @@ from gpushared.domain.jobs.coordinator_events import (
     PoolEvent,
 )
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.job import Job, NodeName, Owner
+from gpushared.domain.jobs.job import Job, NodeName, Owner, cut_short
 from gpushared.domain.jobs.liveness import beat_seconds
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError, TimedOut
+from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError, TimedOut, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds
@@ -154,6 +155,8 @@ class NodeStream:
         self._messages = 0
         self._listens = False
         self._slots = asyncio.Semaphore(IN_WORK)
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._work = TaskSet(f"node={node} a message was not handled")
 
     def end(self, why: GpushareError) -> None:
@@ -195,6 +198,7 @@ class NodeStream:
             for way in ways:
                 way.cancel()
             await self._work.cancel()
+            self._drop_questions()
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _part(self, context: Context, why: GpushareError) -> None:
@@ -217,6 +221,39 @@ class NodeStream:
             self._idle.clear()
             await context.write(message)
             self._idle.set()
+
+    async def ask(self, what: str, body: bytes, timeout_seconds: float) -> bytes:
+        """Ask the node, and return the body of its answer.
+
+        Raises TimedOut, Unavailable if the stream ends, and the error that the node answers.
+        """
+        number = next(self._numbers)
+        question = link_pb2.Down(question=link_pb2.Question(number=number, what=what, body=body))
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        try:
+            self.put((link_pb2.Question, number), lambda: question if number in self._questions else None)
+            async with asyncio.timeout(timeout_seconds):
+                return await answer
+        except TimeoutError:
+            raise TimedOut(f"node {self.node} did not answer in {timeout_seconds:.0f} s") from None
+        finally:
+            self._questions.pop(number, None)
+
+    def _drop_questions(self) -> None:
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(f"the link of node {self.node} ended"))
+
+    def _answered(self, told: link_pb2.Answer) -> None:
+        """Hand an answer to whoever asked; the answer to a question that was given up is dropped."""
+        answer = self._questions.get(told.number)
+        if answer is None or answer.done():
+            return
+        if told.code:
+            answer.set_exception(codec.refused(told.code, cut_short(told.message), cut_short(told.hint)))
+        else:
+            answer.set_result(told.body)
 
     def update(self, job: JobId) -> None:
         """Queue the state of a job that was submitted through this node."""
@@ -277,6 +314,8 @@ class NodeStream:
                 await self._cancel(message.cancel)
             case "client_gone":
                 await self._client_gone(message.client_gone)
+            case "answer":
+                self._answered(message.answer)
             case "trust_seen":
                 self._trust_seen(message.trust_seen)
             case other:

@@ -16,14 +16,17 @@ from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
+from gpushared.pool.coordinator.history_gatherer import HistoryGatherer
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.trust.callers import Callers, PoolCaller
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
+from gpushared.storage.history import SqliteHistory
 
 # Any: each handler takes the message of its own call; the descriptor pairs the two.
 Handler = Callable[[Any, PoolCaller], Awaitable[Message]]
@@ -59,6 +62,9 @@ class CoordinatorParts:
     store: JobStore
     trust: PoolTrust
     link: LinkService
+    history: SqliteHistory
+    gatherer: HistoryGatherer
+    recorder: JobRecorder
     troubles: Troubles
     audit: AuditLog
     of_calls: CallAudit

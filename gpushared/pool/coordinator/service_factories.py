@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gpushared.api.v1 import audit_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
+from gpushared.api.v1 import audit_pb2, history_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
@@ -23,7 +23,9 @@ from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.net.audit_service import AuditApi
 from gpushared.net.call_checks import OPTIONS, Context
+from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.intake import Intake
+from gpushared.net.unary_json import Unary
 from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import Admin, TrustAdmin
 from gpushared.pool.coordinator.job_streams import JobStreams, Tunnels
@@ -41,6 +43,7 @@ from gpushared.pool.trust.token_records import Scope
 from gpushared.pool.tunnels.tunnel_frames import from_wire, to_wire
 from gpushared.storage.audit.line import NOBODY_HERE
 
+_HISTORY = history_pb2.DESCRIPTOR.services_by_name["History"]
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 _FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
 """A client at a node's gate can do everything that these scopes permit, with all containers of the account.
@@ -272,6 +275,38 @@ def audit_services(coordinator: CoordinatorParts) -> Sequence[Service]:
             frozenset(Listener),
         ),
     )
+
+
+def history_services(coordinator: CoordinatorParts) -> Sequence[Service]:
+    """Return the service of the history of all nodes, for persons by their names in the pool."""
+
+    async def refresh() -> None:
+        await coordinator.gatherer.refresh()
+        await coordinator.recorder.flush()
+
+    api = HistoryApi(
+        coordinator.history,
+        refresh,
+        Rights(lambda: coordinator.config().privacy.others, by_name=True),
+        simulated=lambda: has_simulated(coordinator.loop.state),
+    )
+    return (
+        unary_service(
+            _HISTORY,
+            {name.rpartition("/")[2]: _of_person(call) for name, call in api.calls().items()},
+            coordinator.trust.callers,
+            frozenset(Listener),
+        ),
+    )
+
+
+def _of_person(call: Unary) -> Handler:
+    async def handler(message: Any, caller: PoolCaller) -> Message:
+        caller.require(Scope.READ)
+        person = Caller(NOBODY_HERE, NOBODY_HERE, caller.owner.person, trusted=caller.owner.admin)
+        return await call.call(message, person)
+
+    return handler
 
 
 def link_services(coordinator: CoordinatorParts) -> Sequence[Service]:

@@ -55,6 +55,8 @@ TUNNEL = "tunnel"
 TRUST = "trust"
 GIVE_BACK = "give-back"
 CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
+HISTORY, LEASES, GPUS = "history", "leases", "gpus"
+"""These are the kinds of questions that a coordinator asks a node."""
 
 HELLO_BYTES = 256 * 1024
 """Bound the reports in a registration's first message; more would block the reader's event loop for too long.
@@ -90,6 +92,11 @@ def check_generation(who: str, theirs: Iterable[str], version: str) -> None:
             f"and this side {', '.join(map(str, SPOKEN))}",
             hint=f"update {older}; versions that follow each other understand each other",
         )
+
+
+def answers(what: str) -> str:
+    """Return the capability of a node that answers questions of this kind."""
+    return f"answers-{what}"
 
 
 # --- records -------------------------------------------------------------------------------------------

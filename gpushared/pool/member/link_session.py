@@ -18,7 +18,7 @@ from gpushared.daemon.clocks import boottime
 from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.protocol import Report, StaleEpoch
-from gpushared.domain.model.errors import GpushareError, StateConflict, TimedOut, Unavailable
+from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict, TimedOut, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds
@@ -37,6 +37,9 @@ MAX_WAITING = 1 << 20
 BUSY = 1024
 """Add no more of the outbox while this many subjects wait."""
 ORDERS_IN_WORK = 64
+ANSWERS_IN_WORK = 4
+MAX_QUESTIONS = 64
+"""Drop questions beyond this many unanswered ones; the coordinator asks again."""
 MAX_TOLD = 4096
 """Bound the messages on jobs that wait to be written. Beyond the bound the session reads nothing more from
 the coordinator."""
@@ -104,6 +107,9 @@ class Session:
         self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
         self.undecided = TaskSet("an order was not handled")
         """Hold orders that were received and are being written; these tasks continue when the stream ends."""
+        self._answers = TaskSet("a question was not answered")
+        self._answer_slots = asyncio.Semaphore(ANSWERS_IN_WORK)
+        self._questions = 0
         self._acked = asyncio.Event()
         self._untaken: set[JobId] = set()
         self._backlog: tuple[JobId, ...] = ()
@@ -148,6 +154,7 @@ class Session:
         finally:
             for task in tasks:
                 task.cancel()
+            await self._answers.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             # The error that ends the stream holds this frame, and the tasks hold the error: a cycle that
             # would keep the call and its connection until the garbage collector runs.
@@ -187,7 +194,7 @@ class Session:
             node=self._identity.node,
             version=self._identity.version,
             boot_id=self._identity.boot_id,
-            capabilities=codec.CAPABILITIES,
+            capabilities=(*codec.CAPABILITIES, *map(codec.answers, self._guests.answerers)),
             inventory=codec.inventory_bytes(inventory),
             free=codec.free_bytes(free),
             seen_epoch=contact.epoch,
@@ -353,6 +360,8 @@ class Session:
                 self._guests.open_tunnel(message.tunnel)
             case "drain":
                 self._guests.drained(message.drain)
+            case "question":
+                self._begin_answer(message.question)
             case "refuse":
                 _refused(message)
             case other:
@@ -379,6 +388,29 @@ class Session:
             self._mailbox.put((StaleEpoch, order.key), lambda: stale)
         else:
             self.report(order.key)
+
+    def _begin_answer(self, question: link_pb2.Question) -> None:
+        if self._questions < MAX_QUESTIONS:
+            self._questions += 1
+            self._answers.start(self._answer(question), over=self._answered)
+
+    def _answered(self) -> None:
+        self._questions -= 1
+
+    async def _answer(self, question: link_pb2.Question) -> None:
+        answer = link_pb2.Answer(number=question.number)
+        try:
+            async with self._answer_slots:
+                answer.body = await self._body_of(question)
+        except GpushareError as error:
+            answer.code, answer.message, answer.hint = error.code, error.message, error.hint
+        self._mailbox.put((link_pb2.Answer, question.number), lambda: link_pb2.Up(answer=answer))
+
+    async def _body_of(self, question: link_pb2.Question) -> bytes:
+        answerer = self._guests.answerers.get(question.what)
+        if answerer is None:
+            raise NotFound(f"this node does not answer {shown(question.what)}", hint="update gpushared here")
+        return await answerer(question.body)
 
     async def _tell(self) -> None:
         """Apply messages one after the other, because the newest message on a job must come last."""

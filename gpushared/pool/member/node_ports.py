@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpushared.api.v1 import link_pb2
@@ -109,6 +109,10 @@ class OutboxPort(Protocol):
         ...
 
 
+Answerer = Callable[[bytes], Awaitable[bytes]]
+"""Answer one kind of the coordinator's questions. Raises errors of the tree, which the coordinator is told."""
+
+
 async def _no_trust(_: link_pb2.NewTrust) -> int:
     return 0
 
@@ -122,6 +126,8 @@ class Guests:
     new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
     """Apply new anchors, and return the generation that is trusted now."""
     trust_generation: Callable[[], int] = lambda: 0
+    answerers: Mapping[str, Answerer] = field(default_factory=dict)
+    """Answer the coordinator's questions, by kind; each kind is announced as a capability."""
 
 
 def inventory_of(state: NodeState, *, address: str, version: str, simulated: bool) -> Inventory:

@@ -12,7 +12,7 @@ import grpc
 
 from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs.job import NodeName, Owner
-from gpushared.domain.model.errors import GpushareError, PermissionRefused, StateConflict
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, StateConflict
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator
 from gpushared.pool.trust.api_tokens import ApiTokens
@@ -204,6 +204,20 @@ class LinkGuard:
     def owner_named(self, principal: str) -> Owner:
         """Return the user of that name, whom no node has asserted. Raises RequestError."""
         return self._callers.owner_named(principal)
+
+    def local_owner(self, node: NodeName, user: str, realm: str) -> str:
+        """Return the person in the pool that a node's own user is, by the realm that the node names.
+
+        A realm for which the node may not speak is taken for the node's own.
+        """
+        certificate = self._certificate_status.noted(node)
+        if certificate is None or not certificate.may_assert(realm):
+            realm = node
+        principal = f"{user}@{realm}"
+        try:
+            return self._callers.owner_named(principal).person
+        except RequestError:
+            return principal  # such a name cannot submit to the pool, and yet may hold a lease
 
     def newer_trust(self, node: NodeName, generation: int) -> link_pb2.NewTrust | None:
         """Return the newer anchors for a node, and state if the node must renew its certificate now.

@@ -14,12 +14,17 @@ from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import Span
 from gpushared.storage.history import history_queries as queries
 from gpushared.storage.history.history_export import ExportKind, ExportPage, export
+from gpushared.storage.history.history_jobs import jobs, put_jobs, resumption_of_jobs, with_waits_of_jobs
+from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, part_after, position_of
 from gpushared.storage.history.history_replay import queue_then
 from gpushared.storage.history.history_schema import SCHEMA, WORDS
 from gpushared.storage.history.hour_use import HOUR_MS, HourUse
 from gpushared.storage.history.records import (
     HistoryBatch,
     HistoryFilter,
+    JobBatch,
+    JobHistory,
+    JobResumption,
     KeepHistory,
     LeaseAccount,
     LeaseHistory,
@@ -37,6 +42,7 @@ OPEN_SECONDS = 120.0
 """The first call checks the whole file, which may have some hundred MB."""
 PRUNE_STEP_HOURS = 24 * 7
 """Each prune drops the minutes of so many hours at most, so that it takes some milliseconds."""
+MAX_SERIES_KNOWN = 100_000
 
 _LEASE_COLUMNS = tuple(one.name for one in fields(LeaseSummary))
 _USE_COLUMNS = tuple(one.name for one in fields(HourUse))
@@ -107,11 +113,16 @@ class HistoryFile(SqliteFile):
             "INSERT OR REPLACE INTO wait VALUES (?, ?, ?, ?)",
             [(source, lease, reason, ms) for (lease, reason), ms in batch.waits.items()],
         )
+        (first_hour,) = db.execute("SELECT first_hour FROM kept").fetchone()
         for (lease, gpu), hours in batch.uses.items():
-            self._put_uses(db, self._series_number(db, source, lease, gpu), hours)
+            # An hour that was dropped is in the sums already.
+            kept = [hour for hour in hours if hour.hour >= first_hour]
+            self._put_uses(db, self._series_number(db, source, lease, gpu), kept)
 
     def _series_number(self, db: sqlite3.Connection, source: int, lease: str, gpu: str) -> int:
         key = (source, lease, gpu)
+        if len(self._series) > MAX_SERIES_KNOWN:
+            self._series.clear()
         if key not in self._series:
             (self._series[key],) = db.execute(_PUT_SERIES, key).fetchone()
         return self._series[key]
@@ -127,6 +138,11 @@ class HistoryFile(SqliteFile):
                 (max(peaks), series),
             )
 
+    def write_jobs(self, batch: JobBatch) -> None:
+        """Write jobs durably, or none of them. Writing a batch again changes nothing."""
+        with self._writing() as db:
+            put_jobs(db, batch)
+
     def prune(self, keep: KeepHistory, now_ms: int) -> None:
         """Drop the minutes and the hours that are too old."""
         hour = now_ms // HOUR_MS
@@ -135,6 +151,7 @@ class HistoryFile(SqliteFile):
         with self._writing() as db:
             db.execute(_SUM_DROPPED, (oldest_hours,))
             db.execute("DELETE FROM use_hour WHERE hour < ?", (oldest_hours,))
+            db.execute("UPDATE kept SET first_hour = max(first_hour, ?)", (oldest_hours,))
             first = self._thinned_to or (db.execute("SELECT min(hour) FROM use_hour").fetchone()[0] or hour)
             until = min(oldest_minutes, first + PRUNE_STEP_HOURS)
             db.execute(
@@ -144,6 +161,24 @@ class HistoryFile(SqliteFile):
         self._thinned_to = max(first, until)
 
     # --- reading ---------------------------------------------------------------------------------------
+
+    def part(self, position: HistoryPosition, pool: str, realm: str) -> HistoryPart | None:
+        """Return the part after the place, for the coordinator of the pool; None if there is nothing yet."""
+        with self._reading() as db:
+            return part_after(db, position, pool, realm)
+
+    def position(self, node: str) -> HistoryPosition:
+        """Return how far the node's history has come here."""
+        with self._reading() as db:
+            return position_of(db, node)
+
+    def resume_jobs(self) -> JobResumption:
+        with self._reading() as db:
+            return resumption_of_jobs(db)
+
+    def jobs(self, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+        with self._reading() as db:
+            return jobs(db, wanted, limit)
 
     def resume(self, name: SourceName, now_ms: int) -> Resumption:
         with self._reading() as db:
@@ -155,7 +190,7 @@ class HistoryFile(SqliteFile):
 
     def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
         with self._reading() as db:
-            return queries.waits(db, wanted)
+            return with_waits_of_jobs(db, wanted, queries.waits(db, wanted))
 
     def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
         with self._reading() as db:
@@ -180,7 +215,8 @@ def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None
     """End what older journals of the node left open: nobody will ever say how these leases went on."""
     for old, seen_ms in db.execute(
         """SELECT number, seen_ms FROM source WHERE node = ? AND number != ?
-           AND EXISTS (SELECT 1 FROM lease WHERE lease.source = number AND ended_at IS NULL)""",
+           AND (EXISTS (SELECT 1 FROM lease WHERE lease.source = number AND ended_at IS NULL)
+                OR EXISTS (SELECT 1 FROM open_span WHERE open_span.source = number))""",
         (node, source),
     ).fetchall():
         db.execute(
@@ -214,8 +250,23 @@ class SqliteHistory(Calls):
     async def write(self, batch: HistoryBatch) -> None:
         await self._call(lambda: self._store.write(batch))
 
+    async def write_jobs(self, batch: JobBatch) -> None:
+        await self._call(lambda: self._store.write_jobs(batch))
+
+    async def resume_jobs(self) -> JobResumption:
+        return await self._read(self._store.resume_jobs)
+
+    async def jobs(self, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+        return await self._read(lambda: self._store.jobs(wanted, limit))
+
     async def prune(self, keep: KeepHistory, now_ms: int) -> None:
         await self._call(lambda: self._store.prune(keep, now_ms))
+
+    async def part(self, position: HistoryPosition, pool: str, realm: str) -> HistoryPart | None:
+        return await self._read(lambda: self._store.part(position, pool, realm))
+
+    async def position(self, node: str) -> HistoryPosition:
+        return await self._read(lambda: self._store.position(node))
 
     async def resume(self, name: SourceName, now_ms: int) -> Resumption:
         return await self._read(lambda: self._store.resume(name, now_ms))

@@ -36,6 +36,8 @@ _SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, mem
     WHERE source = :source AND end_ms > :since
     UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
     WHERE source = :source)"""
+_TOTAL = "CAST(total({}) AS INTEGER)"
+"""Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
 _CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
 
 
@@ -86,7 +88,8 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
         rows = db.execute(
             f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
-                       sum(s.permille * {_CLIPPED}), sum(s.memory_mib * {_CLIPPED}), sum({_CLIPPED})
+                       {_TOTAL.format(f"s.permille * {_CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {_CLIPPED}")},
+                       sum({_CLIPPED})
                 FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 LEFT JOIN gpu g ON g.source = s.source AND g.id = s.gpu
                 LEFT JOIN series ON series.source = s.source AND series.lease = s.lease
@@ -112,7 +115,8 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
     found = []
     for source in sources(db, wanted):
         where, values = conditions(source, wanted)
-        asked = "l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes, l.memory_permille, l.compute_permille"
+        asked = """l.job, l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes, l.memory_permille,
+            l.compute_permille"""
         rows = db.execute(
             f"""SELECT s.lease, {asked}, min(s.start_ms), sum({_CLIPPED}), max(s.open)
                 FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
@@ -128,7 +132,20 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
                                 AND s.gpu IS NULL) {where}""",  # noqa: S608 - constants
             values,
         ).fetchall()
-        for lease, owner, project, lease_class, count, memory, share, compute, began, waited, still in rows:
+        for (
+            lease,
+            job,
+            owner,
+            project,
+            lease_class,
+            count,
+            memory,
+            share,
+            compute,
+            began,
+            waited,
+            still,
+        ) in rows:
             reasons = _reasons(db, source, lease) if waited else {}
             found.append(
                 LeaseWait(
@@ -144,6 +161,7 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
                     waited,
                     bool(still),
                     reasons,
+                    job,
                 )
             )
     return found
@@ -227,7 +245,7 @@ def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
     since, until = source.since_ms, min(source.until_ms, source.seen_ms + HOUR_MS)
     first, last = -(-since // HOUR_MS), until // HOUR_MS
     columns = "active_permille_ms, idle_permille_ms, used_permille_ms, memory_seen_mib_ms, memory_used_mib_ms"
-    summed = ", ".join(f"sum(u.{name})" for name in columns.split(", "))
+    summed = ", ".join(_TOTAL.format(f"u.{name}") for name in columns.split(", "))
     rows = db.execute(
         f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
             WHERE u.hour >= ? AND u.hour < ? AND series.source = ? AND series.lease != ''

@@ -48,6 +48,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             container_name TEXT NOT NULL,
             job TEXT NOT NULL,
             attempt INTEGER NOT NULL,
+            pool TEXT NOT NULL,
             gpu_count INTEGER NOT NULL,
             memory_bytes INTEGER,
             memory_permille INTEGER,
@@ -66,7 +67,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             restarts INTEGER NOT NULL,
             PRIMARY KEY (source, lease)
         ) WITHOUT ROWID""",
-        "CREATE INDEX lease_ended ON lease (ended_at)",
+        "CREATE INDEX lease_ended ON lease (source, ended_at)",
         "CREATE INDEX lease_job ON lease (job) WHERE job != ''",
         # gpu is NULL for a wait; open ones are those of leases that still hold or wait.
         """CREATE TABLE span (
@@ -127,6 +128,46 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (hour, series)
         ) WITHOUT ROWID""",
         "CREATE INDEX use_hour_series ON use_hour (series, hour)",
+        # The jobs of the coordinator that keeps this file: the pool's, or the node's own. Their times are of its
+        # clock that counts time; the time of day is ahead of that by ahead_ms of the only row of job_clock.
+        """CREATE TABLE job (
+            job TEXT PRIMARY KEY,
+            owner_uid INTEGER NOT NULL,
+            owner TEXT NOT NULL,
+            project TEXT NOT NULL,
+            lease_class TEXT NOT NULL,
+            name TEXT NOT NULL,
+            image TEXT NOT NULL,
+            node_count INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            memory_bytes INTEGER,
+            memory_permille INTEGER,
+            compute_permille INTEGER,
+            time_limit_seconds INTEGER,
+            submitted_at REAL NOT NULL,
+            started_at REAL,
+            ended_at REAL,
+            outcome TEXT NOT NULL,
+            outcome_text TEXT NOT NULL,
+            exit_code INTEGER,
+            attempts INTEGER NOT NULL,
+            preemptions INTEGER NOT NULL,
+            nodes TEXT NOT NULL,
+            waited_ms INTEGER NOT NULL,
+            queued_since REAL
+        ) WITHOUT ROWID""",
+        "CREATE INDEX job_ended ON job (ended_at)",
+        "CREATE TABLE job_clock (at_ms INTEGER NOT NULL, ahead_ms INTEGER NOT NULL)",
+        "INSERT INTO job_clock VALUES (0, 0)",
+        """CREATE TABLE job_wait (
+            job TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            ms INTEGER NOT NULL,
+            PRIMARY KEY (job, reason)
+        ) WITHOUT ROWID""",
+        # Hours before this one were dropped.
+        "CREATE TABLE kept (first_hour INTEGER NOT NULL)",
+        "INSERT INTO kept VALUES (0)",
         # The sums of the hours that were too old to be kept: a lease's figures stay for ever.
         """CREATE TABLE dropped_hours (
             series INTEGER PRIMARY KEY,

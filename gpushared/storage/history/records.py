@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpushared.domain.accounting.account import Account
+from gpushared.domain.accounting.job_summary import JobSummary
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
@@ -51,6 +52,40 @@ class HistoryBatch:
     open_spans: Sequence[Span] = ()
     waits: Mapping[tuple[LeaseId, str], int] = field(default_factory=dict)
     uses: Mapping[SeriesKey, Sequence[HourUse]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobBatch:
+    """Hold jobs that are written in one transaction, with the clock of ``HistoryBatch``.
+
+    ``waits`` are the milliseconds that each job has waited in the coordinator's queue so far, by reason.
+    """
+
+    at_ms: int
+    ahead_ms: int
+    jobs: Sequence[JobSummary]
+    waits: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumption:
+    """Hold what a recorder of jobs goes on with: the jobs that are not over, and the newest end of the others."""
+
+    newest_ended_at: float | None
+    open_jobs: Mapping[str, JobSummary]
+    waits: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """Hold a job's summary with its waits. Times are milliseconds of the time of day."""
+
+    summary: JobSummary
+    submitted_ms: int
+    started_ms: int | None
+    ended_ms: int | None
+    waited_ms: int
+    reasons: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +164,8 @@ class LeaseWait:
     waited_ms: int
     waits_still: bool
     reasons: Mapping[str, int]
+    job: str = ""
+    """The job whose attempt it is; with an empty node the wait is the whole job's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from gpushared.pool.coordinator.app import AUDIT_NAME, STORE_NAME, PoolDaemon, P
 from gpushared.pool.coordinator.main import read_config
 from gpushared.ports.job_store import Transaction
 from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.history import SqliteHistory
 from gpushared.storage.job_store import SqliteStore
 
 PR_SET_PDEATHSIG = 1
@@ -75,7 +76,9 @@ async def serve(notes: Path, config: Path) -> None:
     set_up_logging(settings.log)
     folder = Path(settings.coordinator.state_dir)
     store = DyingStore(folder / STORE_NAME, notes)
-    parts = PoolParts(store, SteadyClock(), SqliteAudit(folder / AUDIT_NAME))
+    parts = PoolParts(
+        store, SteadyClock(), SqliteAudit(folder / AUDIT_NAME), SqliteHistory(folder / "history.db")
+    )
     daemon = PoolDaemon(settings, parts, Notifier())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, daemon.stop)
     await daemon.run()

@@ -18,12 +18,22 @@ from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.jobs.bounds import MESSAGES, RECORDS, Bounds, check_message, check_record
 from gpushared.jobs.job_records import member_bytes, read_member
 from gpushared.pool.link import codec
+from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 from gpushared.storage.records import to_json
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.member import spec
 from tests.pool.link.raw import answer, first_answer, stream
 
-ROOTS = (Inventory, HeartbeatReport, Report, JobSpec, StaleEpoch, *get_args(Order))
+ROOTS = (
+    Inventory,
+    HeartbeatReport,
+    Report,
+    JobSpec,
+    StaleEpoch,
+    HistoryPosition,
+    HistoryPart,
+    *get_args(Order),
+)
 NUMBERS = {FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_DOUBLE} | {
     *(FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64, FieldDescriptor.CPPTYPE_FLOAT)
 }

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.config.history_settings import PrivacyConfig
 from gpushared.config.job_settings import PoolConfig
 from gpushared.config.model import Config
 from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
+from gpushared.config.queue_rules import UserConfig
 from gpushared.daemon.systemd import Notifier
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
@@ -39,6 +41,7 @@ from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.node_ports import Answerer
 from gpushared.pool.trust.pool_init import found_pool
 from gpushared.storage.audit.line import AuditLine
 from gpushared.testing.fake_gpus import fake_gpu
@@ -74,6 +77,7 @@ class Machine:
         self.enrolment = Enrolment(folder / name, time.time)
         self.troubles = Troubles()
         self.coordinator = ""
+        self.answerers: dict[str, Answerer] = {}
         self.lines: list[AuditLine] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop.perform = self._perform
@@ -91,6 +95,7 @@ class Machine:
             self.troubles,
             orders,
             simulated=True,
+            answerers=self.answerers,
         )
 
     def record(self, key: AttemptKey) -> Attempt | None:
@@ -152,6 +157,8 @@ class World:
 
     folder: Path
     nodes_port: int = 0
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    users: dict[str, UserConfig] = field(default_factory=dict)
     parts: list[CoordinatorParts] = field(default_factory=list)
     _daemon: PoolDaemon | None = None
     _task: asyncio.Task[None] | None = None
@@ -167,7 +174,9 @@ class World:
                 listen_nodes=f"127.0.0.1:{self.nodes_port}",
                 state_dir=str(self.folder / "state"),
                 runtime_dir=str(self.folder / "run"),
-            )
+            ),
+            privacy=self.privacy,
+            users=self.users,
         )
         ready = _Ready()
         self._daemon = PoolDaemon(config, real_pool_parts(config), ready, rooms=(*ROOMS, self._note))

@@ -1,0 +1,311 @@
+"""Record the jobs of a coordinator in the history: one row a job for ever, and why it waited.
+
+The store has every job, so after a crash the recorder reads there what the history lacks. A history that
+cannot be written raises a trouble; the jobs go on, and what is waiting is written later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.accounting.job_summary import JobSummary
+from gpushared.domain.jobs.attempt_history import span
+from gpushared.domain.jobs.coordinator_state import PoolStep
+from gpushared.domain.jobs.job import (
+    HERE,
+    Cancelled,
+    Cancelling,
+    Ended,
+    Job,
+    JobFailed,
+    Placing,
+    Queued,
+    Running,
+)
+from gpushared.domain.model.errors import ConfigError, GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.lease import JobId
+from gpushared.domain.model.span import milliseconds
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_reasons import wait_code
+from gpushared.jobs.job_views import default_name, exit_code, outcome_word
+from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.records import JobBatch
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
+"""The reasons of waits are looked at this often, in a long queue once a minute."""
+LONG_QUEUE = 2000
+WRITE_SECONDS = 60.0
+FRESH_SECONDS = 1.0
+JOBS_PER_WRITE = 1000
+JOBS_PER_READ = 200
+WALKED = 500
+"""Walk through this many jobs at a time, so that the event loop is never blocked for long."""
+MAX_CLOSED = 10_000
+MAX_NODES_NAMED = 64
+MAX_TEXT = 256
+PART = "history-jobs"
+
+OwnerOf = Callable[[Job], tuple[str, int]]
+"""Return the name of a job's owner in this history, and the owner's number; -1 for none."""
+
+
+def person_of(job: Job) -> tuple[str, int]:
+    """Return the owner as a pool names people."""
+    return job.spec.owner.person, -1
+
+
+class JobRecorder:
+    """Gather what happens to jobs, and write it by ``run`` as long as the coordinator runs."""
+
+    def __init__(
+        self, loop: PoolLoop, history: SqliteHistory, troubles: Troubles, owner_of: OwnerOf = person_of
+    ) -> None:
+        self._loop = loop
+        self._history = history
+        self._troubles = troubles
+        self._owner_of = owner_of
+        self._unwritten: dict[JobId, JobSummary] = {}
+        self._open: dict[JobId, JobSummary] = {}
+        """Hold the newest summary of each job that is not over."""
+        self._closed: dict[JobId, JobSummary] = {}
+        """Hold the newest ended ones, whose last reports may still come."""
+        self._waits: dict[tuple[str, str], int] = {}
+        self._changed_waits: set[tuple[str, str]] = set()
+        self._resumed = False
+        self._early: dict[JobId, Job] = {}
+        """Hold the jobs that changed before the history was read."""
+        self._looked_at = loop.now()
+        self._written_at = -FRESH_SECONDS
+        self._writing = asyncio.Lock()
+        loop.observers.append(self._observe)
+
+    async def run(self) -> None:
+        """Record for ever."""
+        due = 0.0
+        while True:
+            if time.monotonic() >= due:
+                await self._try_to_write()
+                due = time.monotonic() + WRITE_SECONDS
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._take_waits()
+
+    async def flush(self) -> None:
+        """Write what there is, so that answers are of now. Raises HistoryUnavailable, TimedOut, ConfigError."""
+        async with self._writing:
+            if time.monotonic() - self._written_at >= FRESH_SECONDS:
+                await self._write()
+
+    async def close(self) -> None:
+        """Write the rest. An error is logged: the store has all but the newest reasons of waits."""
+        try:
+            await self.flush()
+        except GpushareError as error:
+            log.warning("the end of the jobs' history is not written: %s", error)
+
+    # --- gathering -------------------------------------------------------------------------------------
+
+    def _observe(self, step: PoolStep) -> None:
+        for job in (*step.jobs, *step.shown):
+            if self._resumed:
+                self._take(job)
+            else:
+                self._early[job.id] = job
+
+    def _take(self, job: Job) -> None:
+        before = self._open.get(job.id) or self._closed.get(job.id)
+        summary = self._summary_of(job, before)
+        if summary == before:
+            return
+        self._unwritten[job.id] = summary
+        if summary.ended_at is None:
+            self._open[job.id] = summary
+            return
+        self._open.pop(job.id, None)
+        self._closed[job.id] = summary
+        if len(self._closed) > MAX_CLOSED:
+            del self._closed[next(iter(self._closed))]
+
+    def _summary_of(self, job: Job, before: JobSummary | None) -> JobSummary:
+        waited_ms, queued_since = (
+            (0, job.submitted_at) if before is None else (before.waited_ms, before.queued_since)
+        )
+        since = job.state.since if isinstance(job.state, Queued) else None
+        if queued_since is not None and since != queued_since:
+            waited_ms += max(0, milliseconds(_left_queue_at(job, queued_since) - queued_since))
+        owner, uid = self._owner_of(job)
+        if before is not None and uid < 0:
+            owner, uid = before.owner, before.owner_uid  # the lease that told it may be forgotten
+        request, state = job.spec.request, job.state
+        over = state if isinstance(state, Ended) else None
+        return JobSummary(
+            job=job.id,
+            owner_uid=uid,
+            owner=owner,
+            project=job.project or request.project,
+            lease_class=request.lease_class.value,
+            name=(job.spec.name or default_name(job.id))[:MAX_TEXT],
+            image=job.spec.image[:MAX_TEXT],
+            node_count=job.spec.nodes,
+            gpu_count=len(request.gpus) or request.gpu_count,
+            memory_bytes=request.memory_bytes,
+            memory_permille=request.memory_permille,
+            compute_permille=request.compute_permille,
+            time_limit_seconds=request.time_limit_seconds,
+            submitted_at=job.submitted_at,
+            started_at=_started_at(job),
+            ended_at=None if over is None else over.at,
+            outcome="" if over is None else outcome_word(over.outcome),
+            outcome_text="" if over is None else _outcome_text(over)[:MAX_TEXT],
+            exit_code=None if over is None else exit_code(over),
+            attempts=job.attempts,
+            preemptions=job.preemptions,
+            nodes=",".join(_nodes(job)[:MAX_NODES_NAMED]),
+            waited_ms=waited_ms,
+            queued_since=since,
+        )
+
+    async def _take_waits(self) -> None:
+        state, now = self._loop.state, self._loop.now()
+        every = LOOK_SECONDS if state.queued_count <= LONG_QUEUE else WRITE_SECONDS
+        since = self._looked_at
+        if now - since < every - LOOK_SECONDS / 2 or not self._resumed:
+            return
+        self._looked_at = now
+        if not state.queued_count:
+            return
+        for walked, job in enumerate(state.jobs.values(), start=1):
+            if isinstance(job.state, Queued) and (code := wait_code(job, state, now)):
+                key = (job.id, code)
+                self._waits[key] = self._waits.get(key, 0) + milliseconds(now - max(since, job.state.since))
+                self._changed_waits.add(key)
+            if walked % WALKED == 0:
+                await asyncio.sleep(0)
+
+    # --- writing ---------------------------------------------------------------------------------------
+
+    async def _try_to_write(self) -> None:
+        try:
+            async with self._writing:
+                await self._write()
+        except (Unavailable, TimedOut, ConfigError) as error:
+            self._troubles.raised(PART, f"the history of the jobs is behind: {error}")
+        else:
+            self._troubles.cleared(PART)
+
+    async def _write(self) -> None:
+        if not self._resumed:
+            await self._resume()
+        more = True
+        while more:
+            more = await self._write_batch()
+        self._written_at = time.monotonic()
+
+    async def _write_batch(self) -> bool:
+        """Write one batch, and return True if there is more."""
+        some = dict(list(self._unwritten.items())[:JOBS_PER_WRITE])
+        waits = {key: self._waits[key] for key in list(self._changed_waits)[: 10 * JOBS_PER_WRITE]}
+        now, ahead = milliseconds(self._loop.now()), milliseconds(self._loop.state.ahead_seconds)
+        await self._history.write_jobs(JobBatch(now, ahead, tuple(some.values()), waits))
+        for job, summary in some.items():
+            if self._unwritten.get(job) is summary:
+                del self._unwritten[job]
+        self._changed_waits.difference_update(key for key, ms in waits.items() if self._waits[key] == ms)
+        over = [key for key in waits if JobId(key[0]) not in self._open and key not in self._changed_waits]
+        for key in over:
+            del self._waits[key]
+        return bool(self._unwritten)
+
+    # --- after a start ---------------------------------------------------------------------------------
+
+    async def _resume(self) -> None:
+        """Read what an earlier run has written, and take from the store what it has not."""
+        resumption = await self._history.resume_jobs()
+        self._open = {JobId(job): summary for job, summary in resumption.open_jobs.items()}
+        self._waits = dict(resumption.waits)
+        left = dict(self._open)
+        await self._take_ended(resumption.newest_ended_at, left)
+        for walked, job in enumerate(self._loop.state.jobs.values(), start=1):
+            self._take(job)
+            left.pop(job.id, None)
+            if walked % WALKED == 0:
+                await asyncio.sleep(0)
+        for lost, summary in left.items():
+            await self._take_lost(lost, summary)
+        self._resumed = True
+        for job in self._early.values():
+            self._take(job)
+        self._early.clear()
+
+    async def _take_ended(self, newest: float | None, left: dict[JobId, JobSummary]) -> None:
+        """Take the jobs that ended after the newest end in the history, all of them if it has none."""
+        token = ""
+        while True:
+            page = await self._loop.archive.page(JOBS_PER_READ, token)
+            for job in page.jobs:
+                assert isinstance(job.state, Ended), "an archive has jobs that are over"
+                if newest is None or job.state.at > newest or job.id in left:
+                    self._take(job)
+                    left.pop(job.id, None)
+            oldest = page.jobs[-1].state if page.jobs else None
+            passed = newest is not None and isinstance(oldest, Ended) and oldest.at < newest
+            token = page.next_token
+            if not token or passed:
+                return
+
+    async def _take_lost(self, job: JobId, summary: JobSummary) -> None:
+        """End a job in the history that runs no more; the store may have lost it."""
+        found = await self._loop.archive.get(job)
+        if found is not None:
+            self._take(found)
+            return
+        del self._open[job]
+        self._unwritten[job] = replace(
+            summary, ended_at=self._loop.now(), outcome="unknown", queued_since=None
+        )
+
+
+def _left_queue_at(job: Job, queued_since: float) -> float:
+    """Return when the job left the queue in which it waited since ``queued_since``."""
+    match job.state:
+        case Placing(since=since) | Cancelling(since=since):
+            return since
+        case Running(since=since, granted_at=granted_at):
+            return granted_at or since
+        case Ended(at=at):
+            began, _ = span(job.parts)
+            return at if began is None else began
+        case Queued(since=since):
+            began = next((one.started_at for one in job.tries if one.started_at >= queued_since), since)
+            return min(began, since)
+
+
+def _started_at(job: Job) -> float | None:
+    """Return when the first attempt began."""
+    if job.tries:
+        return job.tries[0].started_at
+    began, _ = span(job.parts)
+    if began is None and isinstance(job.state, Running):
+        return job.state.since
+    return began
+
+
+def _nodes(job: Job) -> list[str]:
+    tried = [part.node for one in job.tries for part in one.parts]
+    return sorted({node for node in (*tried, *(part.node for part in job.parts)) if node != HERE})
+
+
+def _outcome_text(state: Ended) -> str:
+    match state.outcome:
+        case JobFailed(reason=reason):
+            return reason
+        case Cancelled(by=by):
+            return f"by {by}"
+        case _:
+            return ""

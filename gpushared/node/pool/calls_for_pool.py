@@ -1,0 +1,52 @@
+"""Hand a user's call on to the coordinator where the message asks for the whole pool; else answer it here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from gpushared.api.v1 import history_pb2_grpc
+from gpushared.domain.model.request import Caller
+from gpushared.net.unary_json import Unary
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls
+
+ANSWER_SECONDS = 30.0
+_STUBS: Mapping[str, Callable[[grpc.aio.Channel], Any]] = {
+    "gpushare.v1.History": history_pb2_grpc.HistoryStub,
+}
+
+
+def calls_for_pool(own: Mapping[str, Unary], coordinator: CoordinatorCalls) -> dict[str, Unary]:
+    """Return the calls of services that coordinators have too, each with the choice that its message makes.
+
+    The node only states the caller, in a signed assertion; the coordinator decides what that person may see.
+    """
+    return {
+        name: Unary(unary.request, _either(name, unary.call, coordinator))
+        for name, unary in own.items()
+        if name.partition("/")[0] in _STUBS
+    }
+
+
+def _either(
+    name: str, own: Callable[..., Awaitable[Message]], coordinator: CoordinatorCalls
+) -> Callable[[Any, Caller], Awaitable[Message]]:
+    service, _, method = name.partition("/")
+
+    async def call(message: Any, caller: Caller) -> Message:  # each call has the message of its method
+        if not asks_pool(message):
+            return await own(message, caller)
+        stub = _STUBS[service]
+        answer: Message = await coordinator.call(method, message, caller, ANSWER_SECONDS, stub=stub)
+        return answer
+
+    return call
+
+
+def asks_pool(message: Any) -> bool:
+    """Return True if the message has the flag ``pool``, itself or in its window."""
+    asked = message if "pool" in message.DESCRIPTOR.fields_by_name else message.window
+    return bool(asked.pool)

@@ -1,0 +1,192 @@
+"""Gather the history of all nodes into the coordinator's own, part by part, over their links.
+
+Each node is asked in turn for what the file lacks of it, and what it answers is written before it is asked
+on. So a link that is cut and a coordinator that restarts go on from the file, and nothing counts twice. The
+name of the node comes from its certificate; the owner of a job's lease from the coordinator's own jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.accounting.summary import LeaseSummary
+from gpushared.domain.jobs.job import Job, NodeName
+from gpushared.domain.model.errors import (
+    ConfigError,
+    GpushareError,
+    HistoryUnavailable,
+    StateConflict,
+)
+from gpushared.domain.model.lease import JobId
+from gpushared.pool.link import codec
+from gpushared.pool.link.history_wire import position_bytes, read_part
+from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 60.0
+LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 60.0
+PART_PAUSE_SECONDS = 0.2
+"""Pause between the parts of a round, so that one node that was away long leaves room for others."""
+AT_ONCE = 8
+MAX_BYTES_A_DAY = 1 << 30
+"""A node may send this much a day, compressed; that is a year of a large node. Then it is asked the next day."""
+MAX_JOURNALS_A_DAY = 16
+DAY_SECONDS = 24 * 3600.0
+REFRESH_SECONDS = 2.0
+FRESH_SECONDS = 10.0
+PART = "history"
+
+
+class Asks(Protocol):
+    """Reach the nodes; ``LinkService`` is the real one."""
+
+    def answering(self, what: str) -> frozenset[NodeName]: ...
+
+    async def ask(self, node: NodeName, what: str, body: bytes, timeout_seconds: float) -> bytes: ...
+
+
+@dataclass(slots=True)
+class _Node:
+    """Hold the round of a node. ``position`` is None until the file was asked for it."""
+
+    position: HistoryPosition | None = None
+    due: float = 0.0
+    task: asyncio.Task[None] | None = None
+    day_began: float = field(default_factory=time.monotonic)
+    bytes_of_day: int = 0
+    journals_of_day: set[int] = field(default_factory=set)
+    trouble: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+
+class HistoryGatherer:
+    """Gather by ``run`` as long as the coordinator runs."""
+
+    def __init__(
+        self,
+        asks: Asks,
+        history: SqliteHistory,
+        troubles: Troubles,
+        pool: str,
+        job_of: Callable[[JobId], Awaitable[Job | None]],
+        local_owner: Callable[[NodeName, str, str], str],
+    ) -> None:
+        """``local_owner`` names the person that a user of a node is, by node, user and realm."""
+        self._asks = asks
+        self._history = history
+        self._troubles = troubles
+        self._pool = pool
+        self._job_of = job_of
+        self._local_owner = local_owner
+        self._nodes: dict[NodeName, _Node] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._tasks = TaskSet("a node's history was not gathered")
+        self._fresh_at = -FRESH_SECONDS
+
+    async def run(self) -> None:
+        """Begin the rounds that are due, for ever."""
+        try:
+            while True:
+                self._begin_rounds()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            await self._tasks.cancel()
+
+    async def refresh(self) -> None:
+        """Ask all nodes now, and wait a moment for their answers; a slow node is told of as it was."""
+        now = time.monotonic()
+        if now - self._fresh_at < FRESH_SECONDS:
+            return
+        self._fresh_at = now
+        for node in self._nodes.values():
+            node.due = 0.0
+        self._begin_rounds()
+        tasks = [node.task for node in self._nodes.values() if node.task is not None and not node.task.done()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=REFRESH_SECONDS)
+
+    def _begin_rounds(self) -> None:
+        answering, now = self._asks.answering(codec.HISTORY), time.monotonic()
+        for name, node in self._nodes.items():
+            if name not in answering:
+                node.position, node.due = None, now
+        for name in sorted(answering):
+            node = self._nodes.setdefault(name, _Node())
+            if not node.is_busy and now >= node.due:
+                node.task = self._tasks.start(self._round(name, node))
+
+    async def _round(self, name: NodeName, node: _Node) -> None:
+        async with self._slots:
+            try:
+                more = True
+                while more:
+                    more = await self._take_part(name, node)
+                    await asyncio.sleep(PART_PAUSE_SECONDS)
+            except (HistoryUnavailable, ConfigError) as error:
+                node.position = None  # the file decides where to go on
+                self._troubles.raised(PART, f"the history of the nodes is behind: {error}")
+            except GpushareError as error:
+                node.position = None
+                if node.trouble != str(error):
+                    log.warning("node=%s its history was not gathered: %s", name, error)
+                node.trouble = str(error)
+            else:
+                node.trouble = ""
+                self._troubles.cleared(PART)
+            finally:
+                node.due = time.monotonic() + ROUND_SECONDS
+
+    async def _take_part(self, name: NodeName, node: _Node) -> bool:
+        """Ask for one part and write it; return True if there is more."""
+        if node.position is None:
+            node.position = await self._history.position(name)
+        self._check_budget(name, node)
+        body = await self._asks.ask(name, codec.HISTORY, position_bytes(node.position), ANSWER_SECONDS)
+        node.bytes_of_day += len(body)
+        part = await asyncio.to_thread(read_part, body)
+        if part is None:
+            return False
+        node.journals_of_day.add(part.journal)
+        await self._history.write(replace(part, leases=await self._owned(name, part)).batch(name))
+        more = part.more and part.next != node.position
+        node.position = part.next
+        return more
+
+    def _check_budget(self, name: NodeName, node: _Node) -> None:
+        now = time.monotonic()
+        if now - node.day_began > DAY_SECONDS:
+            node.day_began, node.bytes_of_day = now, 0
+            node.journals_of_day.clear()
+        if node.bytes_of_day > MAX_BYTES_A_DAY or len(node.journals_of_day) > MAX_JOURNALS_A_DAY:
+            raise StateConflict(f"node {name} sent more of its history than a node has in a day")
+
+    async def _owned(self, name: NodeName, part: HistoryPart) -> tuple[LeaseSummary, ...]:
+        """Return the leases with the pool's names of their owners."""
+        return tuple([await self._with_owner(name, part.realm, lease) for lease in part.leases])
+
+    async def _with_owner(self, name: NodeName, realm: str, lease: LeaseSummary) -> LeaseSummary:
+        job = await self._job_of(JobId(lease.job)) if lease.job and lease.pool == self._pool else None
+        if job is not None and name in _nodes_of(job):
+            owner = job.spec.owner.person
+        else:
+            owner = self._local_owner(name, lease.owner, realm)
+            lease = replace(lease, job="", attempt=0)
+        # A number of a user means nothing on another machine.
+        return replace(lease, owner=owner, owner_uid=-1)
+
+
+def _nodes_of(job: Job) -> set[NodeName]:
+    return {part.node for part in job.parts} | {part.node for one in job.tries for part in one.parts}

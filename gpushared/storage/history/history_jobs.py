@@ -1,0 +1,159 @@
+"""Write the jobs of a coordinator into its history, and read them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, fields, replace
+
+from gpushared.domain.accounting.job_summary import JobSummary
+from gpushared.domain.model.lease import LeaseId
+from gpushared.storage.history.records import (
+    HistoryFilter,
+    JobBatch,
+    JobHistory,
+    JobResumption,
+    LeaseWait,
+)
+
+_COLUMNS = ", ".join(one.name for one in fields(JobSummary))
+_PUT = f"INSERT OR REPLACE INTO job ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(JobSummary)))})"  # noqa: S608
+_CONDITIONS = {
+    "owner": "owner = :owner",
+    "project": "project = :project",
+    "lease_class": "lease_class = :lease_class",
+    "job": "job = :job",
+    "outcome": "outcome = :outcome",
+}
+
+
+def put_jobs(db: sqlite3.Connection, batch: JobBatch) -> None:
+    db.execute("UPDATE job_clock SET at_ms = ?, ahead_ms = ?", (batch.at_ms, batch.ahead_ms))
+    db.executemany(_PUT, [astuple(job) for job in batch.jobs])
+    db.executemany(
+        "INSERT OR REPLACE INTO job_wait VALUES (?, ?, ?)",
+        [(job, reason, ms) for (job, reason), ms in batch.waits.items()],
+    )
+
+
+def resumption_of_jobs(db: sqlite3.Connection) -> JobResumption:
+    (newest,) = db.execute("SELECT max(ended_at) FROM job").fetchone()
+    rows = db.execute(f"SELECT {_COLUMNS} FROM job WHERE ended_at IS NULL")  # noqa: S608 - constants
+    open_jobs = {row[0]: JobSummary(*row) for row in rows}
+    waits = db.execute(
+        "SELECT job, reason, ms FROM job_wait WHERE job IN (SELECT job FROM job WHERE ended_at IS NULL)"
+    )
+    return JobResumption(newest, open_jobs, {(job, reason): ms for job, reason, ms in waits})
+
+
+def jobs(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+    """Return the jobs that ended in the time, the newest end first; with a job's id also if it is not over.
+
+    With a node these are the jobs of which an attempt ran there.
+    """
+    ahead_ms, at_ms = _clock(db)
+    where, values = _where(wanted)
+    ended = "ended_at * 1000 >= :since AND ended_at * 1000 < :until"
+    if wanted.job:
+        ended = f"(ended_at IS NULL OR ({ended}))"
+    rows = db.execute(
+        f"""SELECT {_COLUMNS} FROM job WHERE {ended} {where}
+            ORDER BY ended_at IS NULL DESC, ended_at DESC LIMIT :limit""",  # noqa: S608 - constants
+        {
+            **values,
+            "since": wanted.since_ms - ahead_ms,
+            "until": wanted.until_ms - ahead_ms,
+            "limit": limit,
+        },
+    ).fetchall()
+    return [_history(db, JobSummary(*row), ahead_ms, at_ms) for row in rows]
+
+
+def with_waits_of_jobs(
+    db: sqlite3.Connection, wanted: HistoryFilter, leases: Sequence[LeaseWait]
+) -> list[LeaseWait]:
+    """Return the waits of requests, each job as one: its time in the coordinator's queue, and its leases'."""
+    ahead_ms, at_ms = _clock(db)
+    where, values = _where(wanted)
+    rows = db.execute(
+        f"""SELECT {_COLUMNS} FROM job WHERE submitted_at * 1000 < :until
+            AND (ended_at IS NULL OR ended_at * 1000 > :since) {where}""",  # noqa: S608 - constants
+        {**values, "since": wanted.since_ms - ahead_ms, "until": wanted.until_ms - ahead_ms},
+    ).fetchall()
+    found = {row[0]: _wait(_history(db, JobSummary(*row), ahead_ms, at_ms), wanted) for row in rows}
+    others: list[LeaseWait] = []
+    merged = set[str]()
+    for lease in leases:
+        job = found.get(lease.job)
+        if job is None:
+            others.append(lease)
+        else:
+            found[lease.job] = replace(
+                job,
+                waited_ms=job.waited_ms + lease.waited_ms,
+                waits_still=job.waits_still or lease.waits_still,
+                reasons=Counter(job.reasons) + Counter(lease.reasons),
+            )
+            merged.add(lease.job)
+    made = [
+        one for one in found.values() if one.waited_ms or one.began_ms >= wanted.since_ms or one.job in merged
+    ]
+    return [*others, *made]
+
+
+def _clock(db: sqlite3.Connection) -> tuple[int, int]:
+    at_ms, ahead_ms = db.execute("SELECT at_ms, ahead_ms FROM job_clock").fetchone()
+    return ahead_ms, at_ms
+
+
+def _where(wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+    chosen = [text for name, text in _CONDITIONS.items() if getattr(wanted, name)]
+    values: dict[str, object] = {name: getattr(wanted, name) for name in _CONDITIONS}
+    if wanted.owner_uid is not None:
+        chosen.append("owner_uid = :owner_uid")
+        values["owner_uid"] = wanted.owner_uid
+    if wanted.node:
+        chosen.append("',' || nodes || ',' LIKE '%,' || :node || ',%'")
+        values["node"] = wanted.node
+    if wanted.lease:
+        chosen.append("0")
+    return "".join(f" AND {text}" for text in chosen), values
+
+
+def _history(db: sqlite3.Connection, job: JobSummary, ahead_ms: int, at_ms: int) -> JobHistory:
+    reasons = dict(db.execute("SELECT reason, ms FROM job_wait WHERE job = ?", (job.job,)).fetchall())
+    waits_now = 0 if job.queued_since is None else max(0, at_ms - round(job.queued_since * 1000))
+
+    def day(at: float | None) -> int | None:
+        return None if at is None else round(at * 1000) + ahead_ms
+
+    return JobHistory(
+        job,
+        round(job.submitted_at * 1000) + ahead_ms,
+        day(job.started_at),
+        day(job.ended_at),
+        job.waited_ms + waits_now,
+        reasons,
+    )
+
+
+def _wait(one: JobHistory, wanted: HistoryFilter) -> LeaseWait:
+    """Return the job's wait within the time; a wait in several pieces is taken for one from its submission."""
+    job = one.summary
+    begin, end = one.submitted_ms, one.submitted_ms + one.waited_ms
+    return LeaseWait(
+        node="",
+        lease=LeaseId(job.job),
+        owner=job.owner,
+        project=job.project,
+        lease_class=job.lease_class,
+        gpu_count=job.gpu_count * job.node_count,
+        memory_bytes=job.memory_bytes,
+        share_permille=job.memory_permille if job.memory_permille is not None else job.compute_permille,
+        began_ms=one.submitted_ms,
+        waited_ms=max(0, min(end, wanted.until_ms) - max(begin, wanted.since_ms)),
+        waits_still=job.queued_since is not None,
+        reasons=one.reasons,
+        job=job.job,
+    )

@@ -1,0 +1,282 @@
+"""The history of nodes comes over real links to the coordinator, and one node's lies harm nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpushared.api.v1 import history_pb2, history_pb2_grpc
+from gpushared.config.history_settings import Others, PrivacyConfig
+from gpushared.config.queue_rules import UserConfig
+from gpushared.domain.accounting.account import Account
+from gpushared.domain.accounting.summary import summary_of
+from gpushared.domain.model.errors import PermissionRefused, RequestError, StateConflict
+from gpushared.domain.model.gpu import MIB, GpuId
+from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.request import Caller
+from gpushared.domain.model.span import Span
+from gpushared.node.pool.pool_answers import HistoryAnswers
+from gpushared.pool.coordinator import history_gatherer
+from gpushared.pool.link import codec
+from gpushared.pool.link.history_wire import MAX_PART_BYTES, part_bytes, read_part
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls
+from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
+from gpushared.storage.history.records import HistoryBatch, HistoryFilter, LeaseAccount, SourceName
+from gpushared.testing import fake_lease
+from tests.pool.link.proxy import Proxy
+from tests.pool.link.test_whole import POOL, WAIT_SECONDS, Machine, World, linked, machine, world
+
+__all__ = ["machine", "world"]
+HOUR_MS = 3_600_000
+NOW_MS = 500_000 * HOUR_MS
+EVERYTHING = HistoryFilter()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_gatherer, "ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(history_gatherer, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(history_gatherer, "PART_PAUSE_SECONDS", 0.0)
+
+
+class Recorded:
+    """A node's history file, in which each lease held a half of a GPU for an hour."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file = SqliteHistory(folder / f"{name}-history.db")
+        self.leases = 0
+
+    async def lease(self, **facts: object) -> None:
+        self.leases += 1
+        lease = LeaseId(f"l-{self.leases}")
+        begin = NOW_MS + self.leases * HOUR_MS
+        end = begin + HOUR_MS
+        summary = replace(
+            summary_of(fake_lease(1)), owner="ada", lease=lease, ended_at=end / 1000, outcome="finished"
+        )
+        await self.file.write(
+            HistoryBatch(
+                SourceName("whatever it calls itself", 5),
+                end,
+                leases=(replace(summary, **facts),),  # type: ignore[arg-type]  # the tests name fields
+                spans=((self.leases, Span(lease, "vision", begin, end, GpuId("GPU-0"), 500, 4096 * MIB)),),
+            )
+        )
+
+    def answerers(self) -> dict[str, Callable[[bytes], object]]:
+        async def flush() -> None:
+            """Everything is written already."""
+
+        return dict(HistoryAnswers(self.file, flush, lambda: POOL, lambda: "n1").answerers())
+
+
+@asynccontextmanager
+async def recorded(machine: Machine, folder: Path) -> AsyncIterator[Recorded]:
+    made = Recorded(folder, machine.name)
+    machine.answerers = made.answerers()  # type: ignore[assignment]
+    yield made
+    await made.file.close()
+
+
+def gpu_hours(accounts: list[LeaseAccount], node: str = "") -> float:
+    mine = [one.account for one in accounts if node in {"", one.node}]
+    return sum(mine, Account()).gpu_hours
+
+
+async def until_hours(world: World, hours: float) -> list[LeaseAccount]:
+    """Wait until the coordinator has so many GPU hours."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while gpu_hours(found := await world.coordinator.history.accounts(EVERYTHING)) != hours:
+            await world.coordinator.loop.changed(0.05)
+    return found
+
+
+async def test_the_coordinator_has_the_leases_of_a_nodes_own_users(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    """By the node's name in its certificate, and the users' names in the pool."""
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease(image="secret", container_name="secret")
+        await linked(machine, stack)
+        (one,) = await until_hours(world, 0.5)
+        assert (one.node, one.owner) == ("n1", "ada@n1")
+        (lease,) = await world.coordinator.history.leases(EVERYTHING, 9)
+        assert "secret" not in repr(lease)
+
+
+async def test_a_node_that_was_away_tells_later(world: World, machine: Machine, tmp_path: Path) -> None:
+    async with (
+        recorded(machine, tmp_path) as node,
+        Proxy(world.nodes_port).running() as proxy,
+        AsyncExitStack() as stack,
+    ):
+        machine.coordinator = proxy.address
+        await node.lease()
+        link = await linked(machine, stack)
+        await until_hours(world, 0.5)
+        proxy.refuses = True
+        await proxy.cut()
+        await node.lease()
+        proxy.refuses = False
+        assert link.link is not None
+        link.link.hurry()
+        await until_hours(world, 1.0)
+
+
+async def test_a_coordinator_that_restarts_goes_on_and_counts_nothing_twice(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease()
+        link = await linked(machine, stack)
+        machine.coordinator = f"127.0.0.1:{world.nodes_port}"
+        await until_hours(world, 0.5)
+        await world.stop()
+        await node.lease()
+        await world.start()
+        assert link.link is not None
+        link.link.hurry()
+        await until_hours(world, 1.0)
+
+
+async def test_a_lease_is_not_of_a_job_that_the_coordinator_did_not_send_there(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    """Else a node could charge its own leases to any person of the pool."""
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await world.submit()
+        await node.lease(pool=POOL, job="0123456789", attempt=1, owner="bob")
+        await linked(machine, stack)
+        # The job of that name was placed there meanwhile, so it counts; a job of no such name does not.
+        await node.lease(pool=POOL, job="9999999999", attempt=1, owner="bob")
+        await until_hours(world, 1.0)
+        found = {one.summary.lease: one for one in await world.coordinator.history.leases(EVERYTHING, 9)}
+        assert found[LeaseId("l-2")].summary.owner == "bob@n1"
+        assert found[LeaseId("l-2")].summary.job == ""
+
+
+async def test_an_older_node_is_not_asked(world: World, machine: Machine) -> None:
+    async with AsyncExitStack() as stack:
+        await linked(machine, stack)
+        with pytest.raises(StateConflict, match="cannot tell its history"):
+            await world.coordinator.link.ask(machine.name, codec.HISTORY, b"", 1.0)  # type: ignore[arg-type]
+
+
+async def test_a_history_that_cannot_be_written_is_told_of_and_jobs_go_on(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await world.coordinator.history.accounts(EVERYTHING)
+        (world.folder / "state" / "history.db").unlink()
+        await node.lease()
+        await linked(machine, stack)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "history of the nodes is behind" not in world.coordinator.troubles.of("history"):
+                await world.coordinator.loop.changed(0.05)
+        await world.submit()
+        await world.until(lambda job: job.attempts == 1)
+
+
+# --- who sees what -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def asking(
+    world: World, machine: Machine, folder: Path
+) -> AsyncIterator[Callable[..., Awaitable[history_pb2.EndedResponse]]]:
+    """Leases of ada and bob in the pool's history, and a way to ask for them as a user of the node."""
+    async with recorded(machine, folder) as node, AsyncExitStack() as stack:
+        await node.lease()
+        await node.lease(owner="bob")
+        link = await linked(machine, stack)
+        await until_hours(world, 1.0)
+        calls = CoordinatorCalls(
+            link.channel,
+            machine.enrolment.asserter,
+            lambda caller: f"{caller.name}@n1",
+            lambda _: (),
+            time.time,
+        )
+
+        async def ask(name: str, **window: object) -> history_pb2.EndedResponse:
+            asked = history_pb2.EndedRequest(window=history_pb2.HistoryWindow(**window))  # type: ignore[arg-type]
+            caller = Caller(1000, 1000, name)
+            answer: history_pb2.EndedResponse = await calls.call(
+                "Ended", asked, caller, WAIT_SECONDS, stub=history_pb2_grpc.HistoryStub
+            )
+            return answer
+
+        yield ask
+
+
+async def again(world: World, others: Others) -> None:
+    await world.stop()
+    world.privacy = PrivacyConfig(others)
+    world.users = {"boss": UserConfig(principals=("boss@n1",), admin=True)}
+    await world.start()
+
+
+@pytest.mark.parametrize("others", [Others.NOTHING, Others.TOTALS])
+async def test_users_see_their_own_leases_and_administrators_see_all(
+    world: World, machine: Machine, tmp_path: Path, others: Others
+) -> None:
+    await again(world, others)
+    async with asking(world, machine, tmp_path) as ask:
+        assert [one.owner for one in (await ask("ada")).leases] == ["ada@n1"]
+        assert {one.owner for one in (await ask("boss")).leases} == {"ada@n1", "bob@n1"}
+        assert not (await ask("root")).leases
+        with pytest.raises(PermissionRefused):
+            await ask("ada", user="bob@n1")
+
+
+async def test_users_see_the_leases_of_others_where_the_site_says_so(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    await again(world, Others.LEASES)
+    async with asking(world, machine, tmp_path) as ask:
+        assert {one.owner for one in (await ask("ada")).leases} == {"ada@n1", "bob@n1"}
+        assert [one.owner for one in (await ask("ada", user="bob@n1")).leases] == ["bob@n1"]
+        assert not (await ask("ada", node="n2")).leases
+
+
+# --- lies --------------------------------------------------------------------------------------------
+
+PART = HistoryPart(1, NOW_MS, 0, HistoryPosition(1), more=False)
+SPAN = Span(LeaseId("l-1"), "vision", NOW_MS - 1000, NOW_MS, GpuId("GPU-0"), 500, MIB)
+LIES = {
+    "too many": replace(PART, spans=tuple((number, SPAN) for number in range(1, 2000))),
+    "backwards": replace(PART, spans=((1, replace(SPAN, start_ms=NOW_MS + 1)),)),
+    "in the future": replace(PART, open_spans=(replace(SPAN, end_ms=NOW_MS + HOUR_MS),)),
+    "more than a GPU": replace(PART, spans=((1, replace(SPAN, permille=5000)),)),
+    "no text": replace(PART, leases=(replace(summary_of(fake_lease(1)), owner="a\nb"),)),
+    "a long text": replace(PART, leases=(replace(summary_of(fake_lease(1)), image="a" * 300),)),
+    "a time": replace(PART, at_ms=1 << 60),
+    "a number below zero": replace(PART, spans=((-1, SPAN),)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_impossible_part_is_refused(lie: str) -> None:
+    with pytest.raises(RequestError):
+        read_part(part_bytes(LIES[lie]))
+
+
+def test_a_part_that_unpacks_to_too_much_is_refused_before_it_does() -> None:
+    with pytest.raises(RequestError, match="too long"):
+        read_part(zlib.compress(bytes(MAX_PART_BYTES + 1)))
+    with pytest.raises(RequestError, match="unpacked"):
+        read_part(b"no such thing")
+
+
+def test_a_possible_part_is_read_as_it_was_sent() -> None:
+    part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(summary_of(fake_lease(1)),))
+    assert read_part(part_bytes(part)) == part
+    assert read_part(part_bytes(None)) is None
