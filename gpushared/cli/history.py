@@ -35,7 +35,7 @@ def _cells(lease: PastLease, now: float) -> Row:
         **account_cells(lease.account),
         "peak-memory": "" if lease.peak_bytes is None else text.memory(lease.peak_bytes),
         "mean-use": percent(lease.account.use_of_held_ratio),
-        "end": text.clock(lease.ended_at, now) if lease.ended_at else "",
+        "end": text.day_and_clock(lease.ended_at, now) if lease.ended_at else "",
         "held-memory": "" if lease.held_bytes is None else text.memory(lease.held_bytes),
         "max-use": percent(lease.use_max_ratio),
         "asks": lease.asks,

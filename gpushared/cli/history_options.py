@@ -16,6 +16,8 @@ GIB_HOUR_MIB_SECONDS = 1024 * 3600
 USUAL_SINCE = "7d"
 PRECISE = 10
 """From so many hours on one decimal is enough."""
+SMALL = 0.1
+"""Fewer hours have three decimals."""
 
 TIME = (
     Own(
@@ -73,7 +75,9 @@ def memory_hours(mib_seconds: int) -> str:
 
 
 def _figure(amount: float) -> str:
-    return f"{amount:.2f}" if amount < PRECISE else f"{amount:.1f}"
+    if not amount:
+        return "0"
+    return f"{amount:.1f}" if amount >= PRECISE else f"{amount:.2f}" if amount >= SMALL else f"{amount:.3f}"
 
 
 def percent(ratio: float | None) -> str:

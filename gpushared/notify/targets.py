@@ -138,6 +138,8 @@ class Routes:
     def _of_run(self, event: Notification) -> list[Target]:
         scope, found = RUN + quote(event.owner, safe=""), []
         for target in event.targets:
+            if not is_allowed(target, self.site.allow):
+                continue  # the pool or an older configuration allowed it
             if target == MAIL:
                 domain = self.site.mail_domain
                 address = f"{event.owner}@{domain}" if domain else event.owner

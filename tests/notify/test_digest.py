@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import cast
 
+import click
 import pytest
 
+from gpushared.cli.tree import cli
 from gpushared.config.notify import NotifyConfig, ProjectNotifyConfig
 from gpushared.domain.accounting.account import PERMILLE_MS_PER_GPU_HOUR, Account
 from gpushared.domain.accounting.digest import Week, digest
@@ -78,6 +81,33 @@ def test_a_week_without_waste_says_what_was_used_and_no_more() -> None:
     )
 
 
+def test_the_commands_of_a_digest_exist_with_their_options() -> None:
+    rows = [held(1, Account(9 * HOUR, 0, 5 * HOUR, 4 * HOUR, 0, 3 * HOUR))]
+    said = re.findall(r"`gpushare ([a-z]+)([^`]*)`", " ".join(digest("vision", WEEK, rows, [waited(1, 600)])))
+    assert {name for name, _ in said} == {"usage", "waste", "idle", "report", "waits"}
+    context = click.Context(cli)
+    for name, options in said:
+        command = cli.get_command(context, name)
+        assert command is not None
+        known = {option for param in command.params for option in param.opts}
+        assert set(re.findall(r"--[a-z]+", options)) <= known
+
+
+async def test_the_history_of_a_node_is_asked(tmp_path: Path) -> None:
+    async with Receiver().serving() as receiver:
+        project = ProjectNotifyConfig(webhooks=(receiver.url("/vision"),), digest=True)
+        bed = Bed(tmp_path / "notifications.db", projects={"vision": project})
+        async with bed.running():
+            pass
+        bed.clock.advance(7 * DAY_SECONDS)
+        history = SqliteHistory(tmp_path / "history.db")
+        async with bed.running() as outbox:
+            await digests(bed, outbox, history).look()
+            (got,) = await receiver.has(1)
+        await history.close()
+    assert "0 leases of vision held 0.0 GPU hours" in got.fields["text"]
+
+
 @dataclass
 class FakeHistory:
     asked: list[HistoryFilter] = field(default_factory=list)
@@ -111,7 +141,7 @@ def history() -> FakeHistory:
     return FakeHistory()
 
 
-def digests(bed: Bed, outbox: object, history: FakeHistory) -> WeeklyDigest:
+def digests(bed: Bed, outbox: object, history: FakeHistory | SqliteHistory) -> WeeklyDigest:
     return WeeklyDigest(
         cast("Loop", FakeLoop(bed)),
         outbox,  # type: ignore[arg-type]

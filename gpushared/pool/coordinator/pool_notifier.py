@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from gpushared.domain.jobs.coordinator_state import PoolStep
 from gpushared.domain.jobs.job import Ended, Job
 from gpushared.domain.jobs.job_notifications import JOB_SUBJECT, NODE_SUBJECT, of_job, of_nodes
+from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.notify.outbox import RECENT_SECONDS, Outbox
@@ -41,7 +42,11 @@ class PoolNotifier:
             self._remember(subject, NotificationKind(kind), occasion)
         oldest = max(remembered.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
-        for job in (*state.ended.values(), *state.jobs.values()):
+        # A pool may know a hundred thousand jobs that were over long ago.
+        ended = [
+            job for job in state.ended.values() if isinstance(job.state, Ended) and job.state.at >= oldest
+        ]
+        for job in (*ended, *state.jobs.values()):
             self._look(job, oldest)
         live = set(self._live())
         self._told = {subject: told for subject, told in self._told.items() if subject in live}
@@ -55,7 +60,7 @@ class PoolNotifier:
 
     def _live(self) -> Collection[str]:
         state = self._loop.state
-        jobs = [JOB_SUBJECT + job for job in state.jobs if JOB_SUBJECT + job in self._told]
+        jobs = [one for one in self._told if JobId(one.removeprefix(JOB_SUBJECT)) in state.jobs]
         return [*jobs, *(NODE_SUBJECT + node for node in state.members)]
 
     def _look(self, job: Job, oldest: float | None = None) -> None:
