@@ -23,6 +23,7 @@ from common import ms, print_conditions
 
 from gpushared.config.history_settings import HistoryConfig
 from gpushared.daemon.troubles import Troubles
+from gpushared.domain.accounting.grouping import Grouping, windows
 from gpushared.domain.accounting.summary import summary_of
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
@@ -33,6 +34,7 @@ from gpushared.node.runtime.sampler import LeaseUse, Sample
 from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.ports import GpuReading
 from gpushared.storage.history import HistoryFile, SqliteHistory
+from gpushared.storage.history.history_export import ExportKind
 from gpushared.storage.history.hour_use import MINUTE_MS
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, SeriesName, SourceName
 from gpushared.testing import MemoryJournal, fake_lease
@@ -137,7 +139,7 @@ def a_month(folder: Path) -> None:
         uses = {(one.id, grant.gpu): series_of(at) for one in live for grant in one.grants}
         uses |= {("", one.id): series_of(at) for one in map(gpu, range(GPUS))}
         leases = tuple(map(summary_of, [*ended, *live]))
-        waits = {(one.id, "no-gpu-has-room"): 600_000 for one in live}
+        waits = {(one.id, "resources"): 600_000 for one in live}
         history.write(HistoryBatch(source, (at + 3600) * 1000, 0, facts, leases, over, (), waits, uses))
     history.close()
     size = path.stat().st_size / 1e6
@@ -162,7 +164,13 @@ def read(path: Path) -> None:
         ("the same by minutes", "", lambda: history.points(ONE_GPU, *window)),
         ("a month's accounts (usage, waste)", "1 s", lambda: history.accounts(month)),
         ("a month's waits", "1 s", lambda: history.waits(month)),
+        ("a month's accounts day by day", "1 s", lambda: by_day(history)),
         ("the newest 100 leases", "", lambda: history.leases(month, 100)),
+        ("the queue as a lease found it", "30 ms", lambda: history.queue_then("bench", "l-004000")),
+        *(
+            (f"a page of an export of {kind}", "", lambda kind=kind: history.export(kind, month, ""))  # type: ignore[misc]  # a lambda has no types
+            for kind in ExportKind
+        ),
     ]
     for name, aim, ask in asked:
         ask()
@@ -173,6 +181,11 @@ def read(path: Path) -> None:
             times.append(time.perf_counter() - began)
         print(f"  {name:36} {ms(statistics.median(times))}{f' (aim {aim})' if aim else ''}")
     history.close()
+
+
+def by_day(history: HistoryFile) -> None:
+    for window in windows(Grouping.DAY, BEGIN * 1000, (BEGIN + HOURS * 3600) * 1000):
+        history.accounts(HistoryFilter(window.since_ms, window.until_ms))
 
 
 def main() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
-from gpushared.api.v1.messages import PoolGpu, PoolNode
 from gpushared.cli import text
-from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu
-from gpushared.client.jobs import Jobs
 
 SPLIT = "mig"
 
@@ -45,13 +43,18 @@ def _name(gpu: Gpu) -> str:
     return gpu.label or str(gpu.index)
 
 
+def _place(gpu: Gpu) -> str:
+    """Return the GPU's name with its node, where the answer has GPUs of several nodes."""
+    return f"{_name(gpu)} of {gpu.node}" if gpu.node else _name(gpu)
+
+
 def _says_drained(gpu: Gpu) -> bool:
     """Return True if the line about the drain names the GPU's trouble already."""
     return gpu.drained is not None and gpu.drained.sick and gpu.trouble in gpu.drained.reason
 
 
 def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
-    name = _name(gpu)
+    name = _place(gpu)
     since = f"{text.span(now - drained.since)} ago"
     if drained.sick:
         return f"unhealthy: GPU {name} {drained.reason} {since}; gpushare undrain {gpu.index} ends that"
@@ -59,56 +62,21 @@ def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    if options.value("pool"):
-        return _of_pool(client)
-    answer = client.gpus()
+    in_pool = bool(options.value("pool"))
+    answer = client_for(client, options).gpus(pool=in_pool)
     now = time.time()
-    of_gpus = text.of_gpus((_name(gpu), gpu.trouble) for gpu in answer.gpus if not _says_drained(gpu))
-    notes = [f"trouble: {trouble}" for trouble in (*dict.fromkeys(answer.troubles), *of_gpus)]
+    notes = [*answer.notices, *(f"trouble: {trouble}" for trouble in dict.fromkeys(answer.troubles))]
+    of_gpus = text.of_gpus((_place(gpu), gpu.trouble) for gpu in answer.gpus if not _says_drained(gpu))
+    notes += [f"trouble: {trouble}" for trouble in of_gpus]
     notes += [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
     return Screen(
-        rows=[gpu_row(gpu, answer.node, now) for gpu in answer.gpus],
-        items=[{**gpu.to_json(), "node": answer.node} for gpu in answer.gpus],
+        rows=[gpu_row(gpu, gpu.node or answer.node, now) for gpu in answer.gpus],
+        items=[{**gpu.to_json(), "node": gpu.node or answer.node} for gpu in answer.gpus],
         ids=[gpu.uuid for gpu in answer.gpus],
         simulated=answer.simulated,
         notes=[text.printable(note) for note in notes],
-        extra={"node": answer.node, "troubles": list(answer.troubles)},
+        extra={"node": answer.node, "troubles": list(answer.troubles), "notices": list(answer.notices)},
     )
-
-
-def _of_pool(client: Client) -> Screen:
-    """Show the pool's GPUs by the nodes' last reports; fields that only a node itself knows stay empty."""
-    answer = Jobs(client).nodes()
-    now = time.time()
-    notes = list(answer.notices)
-    for node in answer.nodes:
-        if node.presence not in {"ready", "drained"}:
-            heard = "never" if node.heard_at is None else f"{text.span(now - node.heard_at)} ago"
-            notes.append(f"{node.name} is {node.presence}: last heard of {heard}")
-        of_gpus = text.of_gpus((str(gpu.index), gpu.trouble) for gpu in node.gpus)
-        notes += [f"trouble: {node.name}: {trouble}" for trouble in of_gpus]
-    return Screen(
-        rows=[pool_row(gpu, node) for node in answer.nodes for gpu in node.gpus],
-        items=[{**gpu.to_json(), "node": node.name} for node in answer.nodes for gpu in node.gpus],
-        ids=[gpu.id for node in answer.nodes for gpu in node.gpus],
-        simulated=any(node.simulated for node in answer.nodes),
-        notes=[text.printable(note) for note in notes],
-        extra={"pool": answer.pool, "notices": list(answer.notices)},
-    )
-
-
-def pool_row(gpu: PoolGpu, node: PoolNode) -> Row:
-    """Return the cells of a GPU of the pool."""
-    return {
-        "node": node.name,
-        "gpu": str(gpu.index),
-        "name": gpu.name,
-        "mode": node.presence if node.presence != "ready" else "",
-        "memory": text.memory_pair(gpu.memory_bytes - gpu.free_memory_bytes, gpu.memory_bytes),
-        "leases": str(gpu.leases),
-        "free": f"{text.share(gpu.free_compute_permille)}, {text.memory(gpu.free_memory_bytes)}",
-        "uuid": gpu.id,
-    }
 
 
 LISTING = Listing(
@@ -145,7 +113,7 @@ Examples:
         Column("linked", right=True, wide=True),
         Column("uuid", wide=True),
     ),
-    drops=("temp", "power", "leases", "node", "util", "mode", "name", "memory"),
+    drops=("temp", "power", "leases", "util", "mode", "node", "name", "memory"),
     fetch=fetch,
-    own=(Own(("--pool",), "Show all nodes' GPUs, as last reported; MEMORY is leased/total."),),
+    own=(Own(("--pool",), "Show the GPUs of all nodes of the pool."),),
 )

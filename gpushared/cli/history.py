@@ -11,8 +11,8 @@ import click
 from gpushared.api.v1.history_messages import PastLease
 from gpushared.cli import history_jobs, text
 from gpushared.cli.errors import UsageError, whole_number
-from gpushared.cli.history_options import FILTERS, account_cells, bounds, client_for, lasted, percent, window
-from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.history_options import FILTERS, account_cells, bounds, lasted, percent, window
+from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS
@@ -35,7 +35,7 @@ def _cells(lease: PastLease, now: float) -> Row:
         **account_cells(lease.account),
         "peak-memory": "" if lease.peak_bytes is None else text.memory(lease.peak_bytes),
         "mean-use": percent(lease.account.use_of_held_ratio),
-        "end": text.clock(lease.ended_at, now) if lease.ended_at else "",
+        "end": text.day_and_clock(lease.ended_at, now) if lease.ended_at else "",
         "held-memory": "" if lease.held_bytes is None else text.memory(lease.held_bytes),
         "max-use": percent(lease.use_max_ratio),
         "asks": lease.asks,

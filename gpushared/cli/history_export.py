@@ -15,7 +15,18 @@ from gpushared.domain.model.errors import ConfigError, NotFound
 
 TEXTS = frozenset(
     {
-        *("node", "lease", "owner", "project", "class", "image", "container_name", "job", "isolation"),
+        *(
+            "node",
+            "lease",
+            "owner",
+            "project",
+            "class",
+            "image",
+            "container_name",
+            "job",
+            "pool",
+            "isolation",
+        ),
         *("asked_models", "outcome", "outcome_text", "gpus", "models", "kind", "gpu"),
     }
 )

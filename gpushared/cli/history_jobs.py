@@ -7,8 +7,8 @@ import time
 from gpushared.api.v1.history_messages import PastJob
 from gpushared.cli import text
 from gpushared.cli.errors import whole_number
-from gpushared.cli.history_options import FILTERS, bounds, client_for, lasted, window
-from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.history_options import FILTERS, bounds, lasted, window
+from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 

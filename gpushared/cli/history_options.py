@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from gpushared.api.v1.history_messages import Account
 from gpushared.cli import text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Options, Own
-from gpushared.client import Client
 from gpushared.client.period import PERIODS, read_bounds
 
 GPU_HOUR_MS = 3_600_000
@@ -18,6 +16,8 @@ GIB_HOUR_MIB_SECONDS = 1024 * 3600
 USUAL_SINCE = "7d"
 PRECISE = 10
 """From so many hours on one decimal is enough."""
+SMALL = 0.1
+"""Fewer hours have three decimals."""
 
 TIME = (
     Own(
@@ -34,18 +34,6 @@ OWNERS = (
 )
 POOL = Own(("--pool",), "Count all nodes of the pool.")
 FILTERS = (*TIME, *OWNERS, Own(("--node",), "Count only this node.", "NODE"), POOL)
-
-
-def client_for(client: Client, options: Options) -> Client:
-    """Return the client that is asked: this node's, which asks the coordinator for the pool.
-
-    Where no node's daemon is, administrators ask the coordinator on this machine for the pool.
-    """
-    if not options.value("pool") or Path(client.path).exists():
-        return client
-    from gpushared.client.pool_calls import pool_socket
-
-    return Client(f"unix://{pool_socket()}")
 
 
 def window(options: Options) -> dict[str, object]:
@@ -87,7 +75,9 @@ def memory_hours(mib_seconds: int) -> str:
 
 
 def _figure(amount: float) -> str:
-    return f"{amount:.2f}" if amount < PRECISE else f"{amount:.1f}"
+    if not amount:
+        return "0"
+    return f"{amount:.1f}" if amount >= PRECISE else f"{amount:.2f}" if amount >= SMALL else f"{amount:.3f}"
 
 
 def percent(ratio: float | None) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from gpushared.cli import text
-from gpushared.cli.history_options import OWNERS, client_for
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.history_options import OWNERS, POOL
+from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.ps import lease_row
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease
@@ -28,7 +28,7 @@ def _chosen(lease: Lease, options: Options) -> bool:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    answer = client_for(client, options).leases()
+    answer = client_for(client, options).leases(pool=bool(options.value("pool")))
     found = [lease for lease in answer.leases if _chosen(lease, options)]
     found.sort(key=lambda lease: lease.idle_since or 0.0)
     now = time.time()
@@ -38,6 +38,7 @@ def fetch(client: Client, options: Options) -> Screen:
         items=[lease.to_json() for lease in found],
         ids=[lease.id for lease in found],
         simulated=answer.simulated,
+        notes=[text.printable(note) for note in answer.notices],
         last=f"{text.share(permille)} GPUs are held and run no kernel" if found else "no lease is idle",
     )
 
@@ -55,6 +56,7 @@ Examples:
     schema="gpushare.idle/1",
     columns=(
         Column("lease"),
+        Column("node", least=8, pool=True),
         Column("user", least=12),
         Column("gpu", least=8),
         Column("share", right=True),
@@ -72,5 +74,5 @@ Examples:
     ),
     drops=("name", "share", "memory"),
     fetch=fetch,
-    own=OWNERS,
+    own=(*OWNERS, POOL),
 )

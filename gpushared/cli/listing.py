@@ -116,6 +116,20 @@ def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()
     return options._replace(output="ids") if quiet else options
 
 
+def client_for(client: Client, options: Options) -> Client:
+    """Return the client that is asked: this node's, which asks the coordinator for the pool.
+
+    Where no node's daemon is, administrators ask the coordinator on this machine for the pool.
+    """
+    if not options.value("pool"):
+        return client
+    from pathlib import Path
+
+    from gpushared.client.pool_calls import pool_socket
+
+    return client if Path(client.path).exists() else Client(f"unix://{pool_socket()}")
+
+
 def show(listing: Listing, options: Options) -> int:
     """Ask the daemon and write the answer to stdout; return the exit code."""
     return write(listing, options, lambda: listing.fetch(Client(), options))
@@ -123,7 +137,7 @@ def show(listing: Listing, options: Options) -> int:
 
 def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> int:
     """Write the fetched content to stdout; return the exit code."""
-    columns = _columns(listing, options.output)
+    columns = _columns(listing, options.output, in_pool=bool(options.value("pool")))
     screen = fetch()
     if options.output == "ids":
         shown = "".join(f"{word}\n" for word in screen.ids)
@@ -135,14 +149,13 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
     return screen.exit_code
 
 
-def _columns(listing: Listing, output: str) -> Sequence[Column] | None:
+def _columns(listing: Listing, output: str, *, in_pool: bool) -> Sequence[Column] | None:
     """Return the columns of a table, None for other outputs; they are checked before the request."""
     if output in {"json", "jsonl", "csv", "ids"}:
         return None
-    if output == "table":
-        return [column for column in listing.columns if not column.wide]
-    if output == "wide":
-        return listing.columns
+    if output in {"table", "wide"}:
+        shown = [column for column in listing.columns if in_pool or not column.pool]
+        return [column for column in shown if output == "wide" or not column.wide]
     kind, _, names = output.partition("=")
     if kind != "columns":
         raise UsageError(

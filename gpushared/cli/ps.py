@@ -6,8 +6,8 @@ import time
 from functools import partial
 
 from gpushared.cli import text
-from gpushared.cli.errors import whole_number, wrong_values
-from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.errors import UsageError, whole_number, wrong_values
+from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess
 
@@ -24,6 +24,7 @@ def lease_row(lease: Lease, now: float) -> Row:
     left = lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
     return {
         "lease": lease.id,
+        "node": lease.node,
         "user": lease.owner,
         "state": state(lease),
         "gpu": ",".join(grant.gpu_label or str(grant.gpu_index) for grant in lease.grants),
@@ -76,12 +77,13 @@ def holding(lease: Lease | OfferAnswer) -> str:
 def _unmanaged_row(process: UnmanagedProcess) -> Row:
     return {
         "lease": "UNMANAGED",
+        "node": process.node,
         "user": process.user,
         "state": "unmanaged",
         "gpu": str(process.gpu_index),
         "memory": text.memory(process.memory_bytes),
         "wall": "none",
-        "name": f"{process.command} (pid {process.pid})".strip(),
+        "name": f"{process.command} (pid {process.pid})".strip() if process.pid else "",
         "gpu-uuid": process.gpu_uuid,
     }
 
@@ -104,6 +106,7 @@ def fetch(client: Client, options: Options) -> Screen:
         items=[lease.to_json() for lease in leases],
         ids=[lease.id for lease in leases],
         simulated=answer.simulated,
+        notes=[text.printable(note) for note in answer.notices],
         last=_not_shown(more, _limit(options)),
         extra={"unmanaged": [process.to_json() for process in unmanaged], "not_shown": more},
     )
@@ -112,12 +115,16 @@ def fetch(client: Client, options: Options) -> Screen:
 def _asked_for(client: Client, options: Options) -> tuple[LeaseList, list[Lease], int]:
     """Return the first answer, all leases to show, and how many that are over are left out."""
     limit, since = _limit(options), options.value("since")
+    client = client_for(client, options)
+    if options.value("pool") and (options.ended or since or options.value("limit")):
+        raise UsageError("--pool shows no leases that are over", hint="gpushare history --pool does")
     asked = partial(
         client.leases,
         ended=options.ended or bool(since or options.value("limit")),
         since=_moment(since) if since else 0.0,
         user=options.value("user"),
         states=[one.strip() for one in options.value("state").split(",") if one.strip()],
+        pool=bool(options.value("pool")),
     )
     first = answer = asked(limit=min(limit, PAGE))
     leases, past = list(answer.leases), _over(answer)
@@ -163,6 +170,7 @@ left alone, and their memory is counted as taken. Containers and images of other
 Examples:
   gpushare ps
   gpushare ps --all -o wide
+  gpushare ps --pool
   gpushare ps --since 1d --user alice
   gpushare ps --state failed,over_limit --limit 200
   gpushare ps -o columns=lease,user,memory --no-headers
@@ -171,6 +179,7 @@ Examples:
     schema="gpushare.leases/1",
     columns=(
         Column("lease"),
+        Column("node", least=8, pool=True),
         Column("user", least=12),
         Column("state", coloured=True),
         Column("gpu", least=8),
@@ -196,6 +205,7 @@ Examples:
     fetch=fetch,
     has_ended=True,
     own=(
+        Own(("--pool",), "Show the leases of all nodes of the pool, and its waiting jobs."),
         Own(("--limit",), "Show at most so many leases that are over; implies --all.  [default: 50]", "N"),
         Own(("--since",), "Show only those that ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
         Own(("--user",), "Show only the leases of this user.", "NAME"),

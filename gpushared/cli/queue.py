@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from gpushared.cli import text
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.errors import UsageError
+from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Explanation, Lease, Project, Quota, Waiting
 from gpushared.domain.model.errors import NotFound
@@ -25,6 +26,7 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
     return {
         "pos": str(waiting.position),
         "lease": lease.id,
+        "node": lease.node,
         "name": lease.container_name,
         "user": lease.owner,
         "class": lease.lease_class,
@@ -42,9 +44,12 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    answer = client.leases()
+    client, in_pool = client_for(client, options), bool(options.value("pool"))
+    if in_pool and options.explain:
+        raise UsageError("--explain is for the queue of this node", hint="gpushare why JOB explains one")
+    answer = client.leases(pool=in_pool)
     queued = [(lease, lease.waiting) for lease in answer.leases if lease.waiting is not None]
-    queued.sort(key=lambda pair: pair[1].position)
+    queued.sort(key=lambda pair: (pair[0].node, pair[1].position))
     now = time.time()
     screen = Screen(
         rows=[lease_row(lease, waiting, now) for lease, waiting in queued],
@@ -72,12 +77,14 @@ lease has no time limit. `gpushare why LEASE` tells more about one request.
 Examples:
   gpushare queue
   gpushare queue --explain
+  gpushare queue --pool
   gpushare queue -o json
 """,
     schema="gpushare.queue/1",
     columns=(
         Column("pos", right=True),
         Column("lease"),
+        Column("node", least=8, pool=True),
         Column("name", least=16),
         Column("user", least=12),
         Column("class"),
@@ -95,6 +102,7 @@ Examples:
     drops=("image", "class", "waited", "asks", "user", "eta"),
     fetch=fetch,
     explains=True,
+    own=(Own(("--pool",), "Show who waits for the pool, and who waits on each node."),),
 )
 
 

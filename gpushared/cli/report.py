@@ -10,8 +10,8 @@ import click
 
 from gpushared.api.v1.history_messages import Account, LeaseReport, PastJob, PastLease, Report
 from gpushared.cli import complete, text
-from gpushared.cli.history_options import client_for, hours, lasted, percent
-from gpushared.cli.listing import Options, write_items
+from gpushared.cli.history_options import hours, lasted, percent
+from gpushared.cli.listing import Options, client_for, write_items
 from gpushared.cli.options import output_option
 from gpushared.cli.sparkline import is_plain, sparkline
 from gpushared.client import Client
@@ -142,8 +142,8 @@ def _held(lease: PastLease) -> str:
 
 
 def _ran(lease: PastLease, now: float) -> str:
-    facts = [lasted(lease.ran_ms), f"from {text.clock(lease.started_at or now, now)}"]
-    facts += [f"to {text.clock(lease.ended_at, now)}"] if lease.ended_at else []
+    facts = [lasted(lease.ran_ms), f"from {text.day_and_clock(lease.started_at or now, now)}"]
+    facts += [f"to {text.day_and_clock(lease.ended_at, now)}"] if lease.ended_at else []
     words = " ".join(facts)
     if lease.time_limit_seconds:
         words += f", {percent(lease.ran_ms / 1000 / lease.time_limit_seconds)} of the time asked for"

@@ -41,6 +41,8 @@ class Column(NamedTuple):
     wide: bool = False
     coloured: bool = False
     least: int = 0
+    pool: bool = False
+    """The column is for answers of a pool, and left out of others."""
 
     @property
     def title(self) -> str:

@@ -75,6 +75,14 @@ def clock(moment: float, now: float) -> str:
     return time.strftime("%H:%M" if same_day else "%a %H:%M", then)
 
 
+def day_and_clock(moment: float, now: float) -> str:
+    """Return ``14:05`` today, ``11-22 14:05`` in this year, ``2025-11-22`` in another one; local time."""
+    then, today = time.localtime(moment), time.localtime(now)
+    if then.tm_year != today.tm_year:
+        return time.strftime("%Y-%m-%d", then)
+    return time.strftime("%H:%M" if then.tm_yday == today.tm_yday else "%m-%d %H:%M", then)
+
+
 def start(start_from: float | None, start_to: float | None, now: float) -> str:
     """Return ``about 14:05 (12-25 min)``, ``by 14:30 (25 min)``, ``not before 14:05 (12 min)`` or ``unknown``."""
     first, last = _minutes(start_from, now), _minutes(start_to, now)

@@ -8,12 +8,11 @@ from gpushared.cli.history_options import (
     account_cells,
     bounds,
     by_option,
-    client_for,
     hours,
     percent,
     window,
 )
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 

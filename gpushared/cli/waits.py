@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpushared.api.v1.history_messages import WaitsRow
-from gpushared.cli.history_options import FILTERS, bounds, by_option, client_for, lasted, window
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.history_options import FILTERS, bounds, by_option, lasted, window
+from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 

@@ -7,14 +7,13 @@ from gpushared.cli.history_options import (
     FILTERS,
     bounds,
     by_option,
-    client_for,
     hours,
     lasted,
     part,
     percent,
     window,
 )
-from gpushared.cli.listing import Listing, Options, Screen
+from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.cli.usage import GROUPINGS, usage_cells
 from gpushared.client import Client

@@ -162,14 +162,16 @@ class Client:
         user: str = "",
         states: Sequence[str] = (),
         page_token: str = "",
+        pool: bool = False,
     ) -> LeaseList:
         """Return all leases and the GPU processes without one; ``ended`` adds the newest that are over.
 
         Of the ended leases the answer has at most ``limit`` (50; 1000 is the most) that ended ``since``
         (epoch seconds); ``more`` says how many there are besides, and ``next_page_token`` leads to them.
+        With ``pool`` the answer has the leases of all nodes of the pool that are not over, and its waiting jobs.
         """
         asked: dict[str, object] = {"ended": ended, "limit": limit, "since": since, "user": user}
-        asked |= {"states": list(states), "page_token": page_token}
+        asked |= {"states": list(states), "page_token": page_token, "pool": pool}
         return LeaseList(self.call("Leases/List", asked))
 
     def explain(self, lease_id: str) -> Explanation:
@@ -218,9 +220,9 @@ class Client:
 
     # --- the node
 
-    def gpus(self) -> GpuList:
-        """Return the GPUs, and the node's troubles."""
-        return GpuList(self.call("Gpus/List", {}))
+    def gpus(self, *, pool: bool = False) -> GpuList:
+        """Return the GPUs, and the node's troubles; with ``pool`` those of all nodes."""
+        return GpuList(self.call("Gpus/List", {"pool": pool}))
 
     def drain(self, gpu: str, reason: str) -> tuple[Gpu, ...]:
         """Drain a GPU (index, UUID or ``all``), and return the named GPUs as they are now.

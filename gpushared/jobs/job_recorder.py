@@ -166,7 +166,7 @@ class JobRecorder:
             exit_code=None if over is None else exit_code(over),
             attempts=job.attempts,
             preemptions=job.preemptions,
-            nodes=",".join(_nodes(job)[:MAX_NODES_NAMED]),
+            nodes=",".join(sorted(job.nodes - {HERE})[:MAX_NODES_NAMED]),
             waited_ms=waited_ms,
             queued_since=since,
         )
@@ -294,11 +294,6 @@ def _started_at(job: Job) -> float | None:
     if began is None and isinstance(job.state, Running):
         return job.state.since
     return began
-
-
-def _nodes(job: Job) -> list[str]:
-    tried = [part.node for one in job.tries for part in one.parts]
-    return sorted({node for node in (*tried, *(part.node for part in job.parts)) if node != HERE})
 
 
 def _outcome_text(state: Ended) -> str:

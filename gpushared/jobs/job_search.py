@@ -182,7 +182,7 @@ async def page(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner)
 
     Raises PermissionRefused or RequestError.
     """
-    if asked.everybody and not owner.admin:
+    if asked.everybody and not (owner.admin or owner.root_of):
         raise PermissionRefused(
             "only administrators see the jobs of others", hint="leave --all out for your own"
         )
@@ -208,7 +208,7 @@ async def _first(live: PoolState, asked: JobQuery, owner: Owner, after: int) -> 
     jobs = iter(live.jobs.values() if asked.everybody else live.beginning("", asker, over=False))
     first: list[Job] = []
     while some := list(islice(jobs, WALKED)):
-        later = (job for job in some if job.sequence > after)
+        later = (job for job in _own(some, asked, owner) if job.sequence > after)
         first = nsmallest(asked.limit + 1, chain(first, later), key=_sequence)
         await asyncio.sleep(0)
     return first
@@ -266,7 +266,23 @@ async def _of_array(live: PoolState, past: JobArchive, asked: JobQuery, owner: O
 
 
 def _own(jobs: Iterable[Job], asked: JobQuery, owner: Owner) -> Iterator[Job]:
-    return (job for job in jobs if asked.everybody or job.spec.owner.person == owner.person)
+    if asked.everybody and owner.admin:
+        return iter(jobs)
+    return (job for job in jobs if is_own(job, owner) or (asked.everybody and is_of_node(job, owner)))
+
+
+def is_own(job: Job, owner: Owner) -> bool:
+    return job.spec.owner.person == owner.person
+
+
+def is_of_node(job: Job, root: Owner) -> bool:
+    """Return True if the job is of a user for whom the node of this root speaks, or runs or ran on that node.
+
+    Root there could ask as such a user anyhow, and sees what runs on the node.
+    """
+    if not root.root_of:
+        return False
+    return job.spec.owner.realm == root.realm or root.root_of in job.nodes
 
 
 def _sequence(job: Job) -> int:

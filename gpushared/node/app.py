@@ -42,7 +42,7 @@ from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
-from gpushared.node.pool.pool_answers import HistoryAnswers
+from gpushared.node.pool.pool_answers import HistoryAnswers, ListingAnswers
 from gpushared.node.pool_services import JobsRoom, PoolServices
 from gpushared.node.runtime.client_presence_checks import Attendance
 from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, remembered, rules_of
@@ -384,8 +384,8 @@ class Daemon:
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
         policy = PolicyApi(gate)
-        history = self._pool.with_pool(self._make_history_api().calls())
-        json.add(policy.calls() | self._pool.calls() | history)
+        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
+        json.add(self._pool.with_pool(json.calls))
         front = Front(inner, self._identities, routes)
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
@@ -432,7 +432,8 @@ class Daemon:
 
     def _answerers(self) -> Mapping[str, Answerer]:
         history = HistoryAnswers(self._parts.history, self._recorder.flush, self._pool_name, self._realm)
-        return history.answerers()
+        listings = ListingAnswers(self._api.list_leases, self._api.list_gpus, self._pool_name, self._realm)
+        return {**history.answerers(), **listings.answerers()}
 
     def _pool_name(self) -> str:
         membership = self._enrolment.membership

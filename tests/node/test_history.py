@@ -12,6 +12,7 @@ import pytest
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 from tests.node.grpc_client import ask
+from tests.node.test_jobs import submit
 
 ALICE, BOB = 61001, 61002
 GIB = 1024**3
@@ -138,3 +139,18 @@ def test_the_site_says_what_is_seen_of_others(new_daemon: NewDaemon) -> None:
     with pytest.raises(Refused) as unknown:
         daemon.call("History/Report", {"name": lease["id"]}, uid=BOB)
     assert unknown.value.code == "not_found"
+
+
+def test_a_job_is_found_by_its_id_with_all_its_attempts(new_daemon: NewDaemon, docker_engine: str) -> None:
+    daemon = new_daemon(engine=docker_engine, command=QUICK, environment=ENVIRONMENT)
+    daemon.start()
+    (job,) = submit(daemon, "sh", "-c", "sleep 1; exit 3", gpu="0.5", retries=1)
+    wait_until(lambda: daemon.call("Jobs/Get", {"job_id": job})["state"] == "failed", "it has failed")
+    attempts = told(daemon, "history", "--job", job)["items"]
+    assert {(one["job"], one["attempt"], one["exit_code"]) for one in attempts} == {(job, 1, 3), (job, 2, 3)}
+    report = told(daemon, "report", job)
+    assert [one["lease"]["attempt"] for one in report["items"]] == [1, 2]
+    held = sum(one["account"]["held_gpu_ms"] for one in attempts)
+    assert report["account"]["held_gpu_ms"] == pytest.approx(held, abs=2)
+    assert held >= 1000
+    assert "all 2 attempts" in daemon.gpushare_says("report", job)

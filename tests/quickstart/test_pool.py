@@ -97,6 +97,21 @@ class Machines:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def on(self, node: str) -> str:
+        """The words that make the commands after it those of another machine."""
+        return f"export GPUSHARE_HOST=unix://{self.run_dir}/{node}/gpushared.sock"
+
+    def usage(self, node: str, *words: str) -> Counter[str]:
+        """The leases, and what they held and used, as a machine tells it."""
+        told = json.loads(
+            self.printed(self.on(node), f"gpushare usage --since 1d {' '.join(words)} -o json")
+        )["total"]
+        figures = ("held_gpu_ms", "active_gpu_ms", "idle_gpu_ms", "held_mib_seconds")
+        return Counter({"leases": told["leases"], **{name: int(told["account"][name]) for name in figures}})
+
+    def sum_of_nodes(self) -> Counter[str]:
+        return sum((self.usage(node) for node in NODES), Counter())
+
     def nodes(self) -> dict[str, str]:
         """Each node's state."""
         items: list[dict[str, Any]] = json.loads(self.printed("gpushare nodes -o json"))["items"]
@@ -232,6 +247,35 @@ def test_twenty_jobs_run_once_each_while_a_machine_is_cut_off_and_healed(machine
     assert counted.split("\n")[0].split() == ["1", "part", "0"]
     assert machines.done_parts() == Counter(f"part {number}" for number in range(20))
     machines.wait_for_node("b", "ready")
+
+
+def test_the_pool_counts_what_its_nodes_count_also_while_one_was_cut_off(machines: Machines) -> None:
+    """Leases of a node's own users too; and who waited in the pool's queue is told with the job."""
+    cut = machines.shell(machines.told("scripts/quickstart --pool 3 --cut"))
+    assert cut.returncode == 0, cut.stderr
+    for node in NODES:
+        machines.printed(machines.on(node), "gpushare run --gpu 0.5 --rm busybox sleep 2")
+    job = machines.printed("gpushare submit --pool --node a --gpu 0.5 busybox sleep 2").strip()
+    healed = machines.shell(machines.told("scripts/quickstart --pool 3 --heal"))
+    assert healed.returncode == 0, healed.stderr
+    machines.wait_for_node("b", "ready")
+    machines.printed(f"gpushare wait {job}")
+
+    until = time.monotonic() + PATIENCE_SECONDS
+    while (pool := machines.usage("a", "--pool")) != (sum_of := machines.sum_of_nodes()):
+        assert time.monotonic() < until, (pool, sum_of)
+        time.sleep(1)
+    assert pool["leases"] >= len(NODES) + 1
+    assert pool["held_gpu_ms"] > 0
+    by_node = json.loads(machines.printed("gpushare usage --pool --by node -o json"))["items"]
+    assert {row["key"] for row in by_node} == set(NODES)
+    told = machines.printed(f"gpushare report --pool {job}")
+    assert f"{job}: job, succeeded" in told
+    assert "GPU hours" in told
+    gpus = json.loads(machines.printed("gpushare gpus --pool -o json"))
+    assert {gpu["node"] for gpu in gpus["items"]} == set(NODES)
+    assert all(gpu["temperature_celsius"] is not None for gpu in gpus["items"])
+    assert not gpus["notices"]
 
 
 def test_one_job_on_two_machines_meets_over_their_network(machines: Machines) -> None:

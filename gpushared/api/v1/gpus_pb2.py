@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/gpus.proto\x12\x0bgpushare.v1\"\x11\n\x0fListGpusRequest\"+\n\x0c\x44rainRequest\x12\x0b\n\x03gpu\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1d\n\x0eUndrainRequest\x12\x0b\n\x03gpu\x18\x01 \x01(\t\"-\n\x0b\x44rainAnswer\x12\x1e\n\x04gpus\x18\x01 \x03(\x0b\x32\x10.gpushare.v1.Gpu\"B\n\x07\x44rained\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\x01\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0c\n\x04sick\x18\x04 \x01(\x08\"e\n\x10ListGpusResponse\x12\x1e\n\x04gpus\x18\x01 \x03(\x0b\x32\x10.gpushare.v1.Gpu\x12\x11\n\tsimulated\x18\x02 \x01(\x08\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x10\n\x08troubles\x18\x04 \x03(\t\"\xf1\x04\n\x03Gpu\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04mode\x18\x04 \x01(\t\x12\x1a\n\x12memory_total_bytes\x18\x05 \x01(\x03\x12\x1d\n\x15memory_leasable_bytes\x18\x06 \x01(\x03\x12\x1e\n\x11memory_used_bytes\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11memory_free_bytes\x18\x08 \x01(\x03\x12\x1d\n\x15\x63ompute_free_permille\x18\t \x01(\x05\x12\x1e\n\x11utilization_ratio\x18\n \x01(\x01H\x01\x88\x01\x01\x12 \n\x13temperature_celsius\x18\x0b \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x0bpower_watts\x18\x0c \x01(\x01H\x03\x88\x01\x01\x12\x0e\n\x06leases\x18\r \x01(\x05\x12\x1e\n\x16memory_unmanaged_bytes\x18\x0e \x01(\x03\x12\x0f\n\x07sharing\x18\x0f \x01(\t\x12\x0f\n\x07trouble\x18\x10 \x01(\t\x12\x12\n\nsampled_at\x18\x11 \x01(\x01\x12%\n\x07\x64rained\x18\x1e \x01(\x0b\x32\x14.gpushare.v1.Drained\x12\x13\n\x0bparent_uuid\x18\x12 \x01(\t\x12\x13\n\x0bmig_profile\x18\x13 \x01(\t\x12\r\n\x05label\x18\x14 \x01(\t\x12\x17\n\nlink_group\x18\x15 \x01(\x05H\x04\x88\x01\x01\x42\x14\n\x12_memory_used_bytesB\x14\n\x12_utilization_ratioB\x16\n\x14_temperature_celsiusB\x0e\n\x0c_power_wattsB\r\n\x0b_link_group2\xcb\x01\n\x04Gpus\x12\x43\n\x04List\x12\x1c.gpushare.v1.ListGpusRequest\x1a\x1d.gpushare.v1.ListGpusResponse\x12<\n\x05\x44rain\x12\x19.gpushare.v1.DrainRequest\x1a\x18.gpushare.v1.DrainAnswer\x12@\n\x07Undrain\x12\x1b.gpushare.v1.UndrainRequest\x1a\x18.gpushare.v1.DrainAnswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gpushare/v1/gpus.proto\x12\x0bgpushare.v1\"\x1f\n\x0fListGpusRequest\x12\x0c\n\x04pool\x18\x01 \x01(\x08\"+\n\x0c\x44rainRequest\x12\x0b\n\x03gpu\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x1d\n\x0eUndrainRequest\x12\x0b\n\x03gpu\x18\x01 \x01(\t\"-\n\x0b\x44rainAnswer\x12\x1e\n\x04gpus\x18\x01 \x03(\x0b\x32\x10.gpushare.v1.Gpu\"B\n\x07\x44rained\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\x01\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\x0c\n\x04sick\x18\x04 \x01(\x08\"v\n\x10ListGpusResponse\x12\x1e\n\x04gpus\x18\x01 \x03(\x0b\x32\x10.gpushare.v1.Gpu\x12\x11\n\tsimulated\x18\x02 \x01(\x08\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x10\n\x08troubles\x18\x04 \x03(\t\x12\x0f\n\x07notices\x18\x05 \x03(\t\"\xff\x04\n\x03Gpu\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04mode\x18\x04 \x01(\t\x12\x1a\n\x12memory_total_bytes\x18\x05 \x01(\x03\x12\x1d\n\x15memory_leasable_bytes\x18\x06 \x01(\x03\x12\x1e\n\x11memory_used_bytes\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x11memory_free_bytes\x18\x08 \x01(\x03\x12\x1d\n\x15\x63ompute_free_permille\x18\t \x01(\x05\x12\x1e\n\x11utilization_ratio\x18\n \x01(\x01H\x01\x88\x01\x01\x12 \n\x13temperature_celsius\x18\x0b \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x0bpower_watts\x18\x0c \x01(\x01H\x03\x88\x01\x01\x12\x0e\n\x06leases\x18\r \x01(\x05\x12\x1e\n\x16memory_unmanaged_bytes\x18\x0e \x01(\x03\x12\x0f\n\x07sharing\x18\x0f \x01(\t\x12\x0f\n\x07trouble\x18\x10 \x01(\t\x12\x12\n\nsampled_at\x18\x11 \x01(\x01\x12%\n\x07\x64rained\x18\x1e \x01(\x0b\x32\x14.gpushare.v1.Drained\x12\x13\n\x0bparent_uuid\x18\x12 \x01(\t\x12\x13\n\x0bmig_profile\x18\x13 \x01(\t\x12\r\n\x05label\x18\x14 \x01(\t\x12\x17\n\nlink_group\x18\x15 \x01(\x05H\x04\x88\x01\x01\x12\x0c\n\x04node\x18\x16 \x01(\tB\x14\n\x12_memory_used_bytesB\x14\n\x12_utilization_ratioB\x16\n\x14_temperature_celsiusB\x0e\n\x0c_power_wattsB\r\n\x0b_link_group2\xcb\x01\n\x04Gpus\x12\x43\n\x04List\x12\x1c.gpushare.v1.ListGpusRequest\x1a\x1d.gpushare.v1.ListGpusResponse\x12<\n\x05\x44rain\x12\x19.gpushare.v1.DrainRequest\x1a\x18.gpushare.v1.DrainAnswer\x12@\n\x07Undrain\x12\x1b.gpushare.v1.UndrainRequest\x1a\x18.gpushare.v1.DrainAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpushare.v1.gpus_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTGPUSREQUEST']._serialized_start=39
-  _globals['_LISTGPUSREQUEST']._serialized_end=56
-  _globals['_DRAINREQUEST']._serialized_start=58
-  _globals['_DRAINREQUEST']._serialized_end=101
-  _globals['_UNDRAINREQUEST']._serialized_start=103
-  _globals['_UNDRAINREQUEST']._serialized_end=132
-  _globals['_DRAINANSWER']._serialized_start=134
-  _globals['_DRAINANSWER']._serialized_end=179
-  _globals['_DRAINED']._serialized_start=181
-  _globals['_DRAINED']._serialized_end=247
-  _globals['_LISTGPUSRESPONSE']._serialized_start=249
-  _globals['_LISTGPUSRESPONSE']._serialized_end=350
-  _globals['_GPU']._serialized_start=353
-  _globals['_GPU']._serialized_end=978
-  _globals['_GPUS']._serialized_start=981
-  _globals['_GPUS']._serialized_end=1184
+  _globals['_LISTGPUSREQUEST']._serialized_end=70
+  _globals['_DRAINREQUEST']._serialized_start=72
+  _globals['_DRAINREQUEST']._serialized_end=115
+  _globals['_UNDRAINREQUEST']._serialized_start=117
+  _globals['_UNDRAINREQUEST']._serialized_end=146
+  _globals['_DRAINANSWER']._serialized_start=148
+  _globals['_DRAINANSWER']._serialized_end=193
+  _globals['_DRAINED']._serialized_start=195
+  _globals['_DRAINED']._serialized_end=261
+  _globals['_LISTGPUSRESPONSE']._serialized_start=263
+  _globals['_LISTGPUSRESPONSE']._serialized_end=381
+  _globals['_GPU']._serialized_start=384
+  _globals['_GPU']._serialized_end=1023
+  _globals['_GPUS']._serialized_start=1026
+  _globals['_GPUS']._serialized_end=1229
 # @@protoc_insertion_point(module_scope)

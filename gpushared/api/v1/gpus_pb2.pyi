@@ -22,12 +22,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class ListGpusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    POOL_FIELD_NUMBER: _builtins.int
+    pool: _builtins.bool
+    """A node answers for all nodes of its pool, by asking the coordinator."""
     def __init__(
         self,
+        *,
+        pool: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,6 +144,7 @@ class ListGpusResponse(_message.Message):
     SIMULATED_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     TROUBLES_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
     simulated: _builtins.bool
     node: _builtins.str
     @_builtins.property
@@ -147,6 +153,10 @@ class ListGpusResponse(_message.Message):
     def troubles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A sentence tells what is wrong now with each part that the daemon needs."""
 
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sentences on nodes of the pool that did not answer now."""
+
     def __init__(
         self,
         *,
@@ -154,10 +164,11 @@ class ListGpusResponse(_message.Message):
         simulated: _builtins.bool = ...,
         node: _builtins.str = ...,
         troubles: _abc.Iterable[_builtins.str] | None = ...,
+        notices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "node", b"node", "simulated", b"simulated", "troubles", b"troubles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "node", b"node", "notices", b"notices", "simulated", b"simulated", "troubles", b"troubles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,6 +202,7 @@ class Gpu(_message.Message):
     MIG_PROFILE_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     LINK_GROUP_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     uuid: _builtins.str
     index: _builtins.int
     name: _builtins.str
@@ -223,6 +235,8 @@ class Gpu(_message.Message):
     """GPUs of one group reach each other fast, by NVLink or else on one NUMA node; this is the lowest index among
     them. It is unset if the driver does not tell.
     """
+    node: _builtins.str
+    """In an answer for the pool, the GPU is on this node."""
     @_builtins.property
     def drained(self) -> Global___Drained:
         """It is unset if the GPU is not drained."""
@@ -252,10 +266,11 @@ class Gpu(_message.Message):
         mig_profile: _builtins.str = ...,
         label: _builtins.str = ...,
         link_group: _builtins.int | None = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_link_group", b"_link_group", "_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "drained", b"drained", "link_group", b"link_group", "memory_used_bytes", b"memory_used_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_link_group", b"_link_group", "_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "drained", b"drained", "index", b"index", "label", b"label", "leases", b"leases", "link_group", b"link_group", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_link_group", b"_link_group", "_memory_used_bytes", b"_memory_used_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_utilization_ratio", b"_utilization_ratio", "compute_free_permille", b"compute_free_permille", "drained", b"drained", "index", b"index", "label", b"label", "leases", b"leases", "link_group", b"link_group", "memory_free_bytes", b"memory_free_bytes", "memory_leasable_bytes", b"memory_leasable_bytes", "memory_total_bytes", b"memory_total_bytes", "memory_unmanaged_bytes", b"memory_unmanaged_bytes", "memory_used_bytes", b"memory_used_bytes", "mig_profile", b"mig_profile", "mode", b"mode", "name", b"name", "node", b"node", "parent_uuid", b"parent_uuid", "power_watts", b"power_watts", "sampled_at", b"sampled_at", "sharing", b"sharing", "temperature_celsius", b"temperature_celsius", "trouble", b"trouble", "utilization_ratio", b"utilization_ratio", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__link_group: _TypeAlias = _typing.Literal["link_group"]  # noqa: Y015
     _WhichOneofArgType__link_group: _TypeAlias = _typing.Literal["_link_group", b"_link_group"]  # noqa: Y015

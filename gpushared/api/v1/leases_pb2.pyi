@@ -360,6 +360,7 @@ class ListLeasesRequest(_message.Message):
     USER_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
     """The answer also has leases that are over, newest first, at most `limit` of them (default 50, at most 1000)."""
     limit: _builtins.int
@@ -369,6 +370,10 @@ class ListLeasesRequest(_message.Message):
     """The answer has only this user's leases, by the name in `Lease.owner`; empty = everybody's."""
     page_token: _builtins.str
     """The last page ended there; a further page has only leases that are over. Empty = from the beginning."""
+    pool: _builtins.bool
+    """A node answers for all nodes of its pool, by asking the coordinator; the waiting jobs of the pool are there too,
+    and no leases that are over.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The answer has only leases in one of these states: those of leases, the kinds of outcomes, and "ended" for all
@@ -384,10 +389,11 @@ class ListLeasesRequest(_message.Message):
         user: _builtins.str = ...,
         states: _abc.Iterable[_builtins.str] | None = ...,
         page_token: _builtins.str = ...,
+        pool: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "limit", b"limit", "page_token", b"page_token", "since", b"since", "states", b"states", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "limit", b"limit", "page_token", b"page_token", "pool", b"pool", "since", b"since", "states", b"states", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -402,6 +408,7 @@ class ListLeasesResponse(_message.Message):
     SIMULATED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
     simulated: _builtins.bool
     more: _builtins.int
     """So many more leases that are over match, and come after those in this answer."""
@@ -413,6 +420,10 @@ class ListLeasesResponse(_message.Message):
     def unmanaged(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnmanagedProcess]:
         """These GPU processes have no lease."""
 
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sentences on nodes of the pool that did not answer now."""
+
     def __init__(
         self,
         *,
@@ -421,10 +432,11 @@ class ListLeasesResponse(_message.Message):
         simulated: _builtins.bool = ...,
         more: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
+        notices: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "more", b"more", "next_page_token", b"next_page_token", "simulated", b"simulated", "unmanaged", b"unmanaged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "more", b"more", "next_page_token", b"next_page_token", "notices", b"notices", "simulated", b"simulated", "unmanaged", b"unmanaged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -522,6 +534,7 @@ class Lease(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     JOB_ATTEMPT_FIELD_NUMBER: _builtins.int
     JOB_POOL_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     owner_uid: _builtins.int
@@ -575,6 +588,8 @@ class Lease(_message.Message):
     job_attempt: _builtins.int
     job_pool: _builtins.str
     """This pool ordered it; empty = the job is the node's own."""
+    node: _builtins.str
+    """In an answer for the pool, the lease is on this node; empty = it waits for one."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
     @_builtins.property
@@ -640,10 +655,11 @@ class Lease(_message.Message):
         job_id: _builtins.str = ...,
         job_attempt: _builtins.int = ...,
         job_pool: _builtins.str = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "job_attempt", b"job_attempt", "job_id", b"job_id", "job_pool", b"job_pool", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "job_attempt", b"job_attempt", "job_id", b"job_id", "job_pool", b"job_pool", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "node", b"node", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
@@ -760,12 +776,15 @@ class UnmanagedProcess(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     gpu_uuid: _builtins.str
     gpu_index: _builtins.int
     memory_bytes: _builtins.int
     user: _builtins.str
     command: _builtins.str
+    node: _builtins.str
+    """In an answer for the pool, the process is on this node."""
     def __init__(
         self,
         *,
@@ -775,10 +794,11 @@ class UnmanagedProcess(_message.Message):
         memory_bytes: _builtins.int | None = ...,
         user: _builtins.str = ...,
         command: _builtins.str = ...,
+        node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "command", b"command", "gpu_index", b"gpu_index", "gpu_uuid", b"gpu_uuid", "memory_bytes", b"memory_bytes", "pid", b"pid", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "command", b"command", "gpu_index", b"gpu_index", "gpu_uuid", b"gpu_uuid", "memory_bytes", b"memory_bytes", "node", b"node", "pid", b"pid", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_bytes: _TypeAlias = _typing.Literal["memory_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_bytes: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes"]  # noqa: Y015

@@ -54,6 +54,8 @@ class Gpu(Message):
     # GPUs of one group reach each other fast, by NVLink or else on one NUMA node; this is the lowest index
     # among them. It is unset if the driver does not tell.
     link_group: int | None = None
+    # In an answer for the pool, the GPU is on this node.
+    node: str = ""
 
 
 class GpuList(Message):
@@ -64,6 +66,8 @@ class GpuList(Message):
     node: str = ""
     # A sentence tells what is wrong now with each part that the daemon needs.
     troubles: tuple[str, ...] = ()
+    # Sentences on nodes of the pool that did not answer now.
+    notices: tuple[str, ...] = ()
 
 
 class DrainAnswer(Message):
@@ -185,6 +189,8 @@ class Lease(Message):
     job_attempt: int = 0
     # This pool ordered it; empty = the job is the node's own.
     job_pool: str = ""
+    # In an answer for the pool, the lease is on this node; empty = it waits for one.
+    node: str = ""
 
 
 class ResizeAnswer(Message):
@@ -204,6 +210,8 @@ class UnmanagedProcess(Message):
     memory_bytes: int | None = None
     user: str = ""
     command: str = ""
+    # In an answer for the pool, the process is on this node.
+    node: str = ""
 
 
 class LeaseList(Message):
@@ -217,6 +225,8 @@ class LeaseList(Message):
     more: int = 0
     # This leads to the next page; empty = there is none.
     next_page_token: str = ""
+    # Sentences on nodes of the pool that did not answer now.
+    notices: tuple[str, ...] = ()
 
 
 class StoryEntry(Message):

@@ -63,6 +63,8 @@ class Owner:
     principal: str
     person: str
     admin: bool = False
+    root_of: NodeName = field(default=HERE, compare=False, metadata={"recorded": False})
+    """The owner is root of this node, who asks through it; empty for all others."""
 
     @property
     def name(self) -> str:
@@ -79,6 +81,9 @@ class Owner:
         To an owner who may not, the job does not exist.
         """
         return self.admin or self.person == other.person
+
+
+ROOT = "root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +424,12 @@ class Job:
         if self.presumed is None or self.presumed.node in self.refused_by:
             return self.refused_by
         return (*self.refused_by, self.presumed.node)
+
+    @property
+    def nodes(self) -> frozenset[NodeName]:
+        """Return the nodes of all attempts that are remembered."""
+        tried = (part.node for one in self.tries for part in one.parts)
+        return frozenset((*tried, *(part.node for part in self.parts)))
 
     @property
     def starts_again(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from statistics import fmean
 
 from gpushared.domain.model.lease import LeaseId
@@ -179,26 +180,23 @@ def _serve_a_claim(backlog: ProjectQueue, desk: SchedulingPass) -> bool:
 def _serve_long_waits(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
     """Start requests for several GPUs that have waited for the patience where they fit, the oldest first.
 
-    A host is seldom empty, so whoever fits only there must not lose it to what fits elsewhere too. Projects
-    that used more than the average do without.
+    A host is seldom empty, so a request that fits only there must not lose the host to requests that fit
+    elsewhere too. Projects that used more than the average do without. Of each kind one request is looked at.
     """
     names = {*queues, *desk.ledger.holder_index.projects()}
     average = fmean(map(desk.ledger.fair, names)) if names else 0.0
-    long = [
-        one
-        for name, backlog in queues.items()
-        if desk.ledger.fair(name) <= average
+    oldest = [
+        min(kind.candidates, key=attrgetter("since"))
+        for backlog in queues.values()
         for kind in backlog.kinds()
         if kind.candidates[0].lease.request.gpu_count > 1
-        for one in kind.candidates
-        if one.since + desk.policy.patience_seconds <= desk.now and not desk.is_done(one.lease.id)
     ]
-    for one in sorted(long, key=lambda one: (one.since, one.lease.sequence)):
-        room = desk.at_once(one)
+    for one in sorted(oldest, key=lambda one: (one.since, one.lease.sequence)):
+        if one.since + desk.policy.patience_seconds > desk.now:
+            break
+        room = desk.at_once(one) if desk.ledger.fair(one.project) <= average else None
         if room is not None:
-            backlog = queues[one.project]
-            desk.settle(one, room, turn=one is backlog.turn)
-            backlog.turn = None if one is backlog.turn else backlog.turn
+            desk.settle(one, room, turn=one is queues[one.project].turn)
 
 
 def _left_over(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> Mapping[str, ProjectQueue]:
@@ -225,6 +223,8 @@ def _serve_the_rest(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) ->
 def _serve_one(backlog: ProjectQueue, desk: SchedulingPass) -> None:
     """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
     turn, backlog.turn = backlog.turn, None
+    if turn is not None and desk.is_done(turn.lease.id):
+        turn = None
     kind = backlog.first()
     assert kind is not None
     one = turn or kind.candidates[0]

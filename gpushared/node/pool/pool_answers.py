@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
+from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.request import Caller
 from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import part_bytes, read_position
 from gpushared.pool.member.node_ports import Answerer
+from gpushared.storage.audit.line import NOBODY_HERE
 from gpushared.storage.history import SqliteHistory
 
 Flush = Callable[[], Awaitable[None]]
+ListLeases = Callable[[leases_pb2.ListLeasesRequest, Caller], Awaitable[leases_pb2.ListLeasesResponse]]
+ListGpus = Callable[[gpus_pb2.ListGpusRequest, Caller], Awaitable[gpus_pb2.ListGpusResponse]]
+COORDINATOR = Caller(NOBODY_HERE, NOBODY_HERE, "the coordinator", trusted=True)
+MAX_LEASES = 2000
 
 
 class HistoryAnswers:
@@ -36,3 +43,41 @@ class HistoryAnswers:
             await self._flush()
         part = await self._history.part(position, self._pool(), self._realm())
         return part_bytes(part)
+
+
+class ListingAnswers:
+    """Send the leases and GPUs as this node's own listings show them, with their use.
+
+    Owners have their realm, because the coordinator knows people by it. Names of containers, images and
+    programs leave the node for the pool's own jobs only.
+    """
+
+    def __init__(
+        self,
+        leases: ListLeases,
+        gpus: ListGpus,
+        pool: Callable[[], str],
+        realm: Callable[[], str],
+    ) -> None:
+        self._list_leases = leases
+        self._list_gpus = gpus
+        self._pool = pool
+        self._realm = realm
+
+    def answerers(self) -> Mapping[str, Answerer]:
+        return {codec.LEASES: self._leases, codec.GPUS: self._gpus}
+
+    async def _leases(self, _: bytes) -> bytes:
+        told = await self._list_leases(leases_pb2.ListLeasesRequest(), COORDINATOR)
+        del told.leases[MAX_LEASES:]
+        for view in told.leases:
+            view.owner, view.owner_uid = f"{view.owner}@{self._realm()}", 0
+            if not view.job_pool or view.job_pool != self._pool():
+                view.container_id = view.container_name = view.image = view.job_id = view.job_pool = ""
+        for process in told.unmanaged:
+            process.command, process.pid = "", 0
+        return told.SerializeToString()
+
+    async def _gpus(self, _: bytes) -> bytes:
+        told = await self._list_gpus(gpus_pb2.ListGpusRequest(), COORDINATOR)
+        return told.SerializeToString()

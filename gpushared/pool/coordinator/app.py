@@ -49,7 +49,7 @@ from gpushared.notify.payload import Origin
 from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
-from gpushared.pool.coordinator.history_gatherer import HistoryGatherer
+from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.pool.coordinator.pool_notifier import PoolNotifier
@@ -61,6 +61,7 @@ from gpushared.pool.coordinator.service_factories import (
     history_services,
     jobs_services,
     link_services,
+    listing_services,
 )
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
@@ -85,7 +86,14 @@ INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
 PRUNE_SECONDS = 300.0
-ROOMS: tuple[Room, ...] = (admin_services, audit_services, link_services, jobs_services, history_services)
+ROOMS: tuple[Room, ...] = (
+    admin_services,
+    audit_services,
+    link_services,
+    jobs_services,
+    history_services,
+    listing_services,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +288,8 @@ class PoolDaemon:
         loop.on_new_epoch(link.renew)
         trust.on_fall(link.drop)
         trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
-        gatherer = HistoryGatherer(
-            link,
-            self._parts.history,
-            self._troubles,
-            trust.pool,
-            partial(self._job, loop),
-            trust.guard.local_owner,
-        )
+        owners = LeaseOwners(partial(self._job, loop), trust.guard.local_owner)
+        gatherer = HistoryGatherer(link, self._parts.history, self._troubles, trust.pool, owners)
         return CoordinatorParts(
             config=lambda: self._config,
             loop=loop,
@@ -296,6 +298,7 @@ class PoolDaemon:
             link=link,
             history=self._parts.history,
             gatherer=gatherer,
+            owners=owners,
             recorder=JobRecorder(loop, self._parts.history, self._troubles),
             troubles=self._troubles,
             audit=self._audit,

@@ -81,16 +81,13 @@ class HistoryGatherer:
         history: SqliteHistory,
         troubles: Troubles,
         pool: str,
-        job_of: Callable[[JobId], Awaitable[Job | None]],
-        local_owner: Callable[[NodeName, str, str], str],
+        owners: LeaseOwners,
     ) -> None:
-        """``local_owner`` names the person that a user of a node is, by node, user and realm."""
         self._asks = asks
         self._history = history
         self._troubles = troubles
         self._pool = pool
-        self._job_of = job_of
-        self._local_owner = local_owner
+        self._owners = owners
         self._nodes: dict[NodeName, _Node] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet("a node's history was not gathered")
@@ -178,15 +175,33 @@ class HistoryGatherer:
         return tuple([await self._with_owner(name, part.realm, lease) for lease in part.leases])
 
     async def _with_owner(self, name: NodeName, realm: str, lease: LeaseSummary) -> LeaseSummary:
-        job = await self._job_of(JobId(lease.job)) if lease.job and lease.pool == self._pool else None
-        if job is not None and name in _nodes_of(job):
-            owner = job.spec.owner.person
-        else:
-            owner = self._local_owner(name, lease.owner, realm)
+        job = lease.job if lease.pool == self._pool else ""
+        owner, is_of_job = await self._owners.owner(name, f"{lease.owner}@{realm}", job)
+        if not is_of_job:
             lease = replace(lease, job="", attempt=0)
         # A number of a user means nothing on another machine.
         return replace(lease, owner=owner, owner_uid=-1)
 
 
-def _nodes_of(job: Job) -> set[NodeName]:
-    return {part.node for part in job.parts} | {part.node for one in job.tries for part in one.parts}
+class LeaseOwners:
+    """Name the owners of nodes' leases as the pool knows them."""
+
+    def __init__(
+        self,
+        job_of: Callable[[JobId], Awaitable[Job | None]],
+        local_owner: Callable[[NodeName, str, str], str],
+    ) -> None:
+        """``local_owner`` names the person that a user of a node is, by node, user and realm."""
+        self._job_of = job_of
+        self._local_owner = local_owner
+
+    async def owner(self, node: NodeName, principal: str, job: str) -> tuple[str, bool]:
+        """Return the owner of a lease, and True if the lease is of the job that the node names.
+
+        The owner of a job is believed only where the job was sent to that node.
+        """
+        found = await self._job_of(JobId(job)) if job else None
+        if found is not None and node in found.nodes:
+            return found.spec.owner.person, True
+        user, _, realm = principal.rpartition("@")
+        return self._local_owner(node, user, realm), False

@@ -20,7 +20,7 @@ from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
-from gpushared.pool.coordinator.history_gatherer import HistoryGatherer
+from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.trust.callers import Callers, PoolCaller
 from gpushared.pool.trust.trust import PoolTrust
@@ -65,6 +65,7 @@ class CoordinatorParts:
     history: SqliteHistory
     gatherer: HistoryGatherer
     recorder: JobRecorder
+    owners: LeaseOwners
     troubles: Troubles
     audit: AuditLog
     of_calls: CallAudit

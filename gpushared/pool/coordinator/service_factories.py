@@ -12,7 +12,16 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from gpushared.api.v1 import audit_pb2, history_pb2, jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
+from gpushared.api.v1 import (
+    audit_pb2,
+    gpus_pb2,
+    history_pb2,
+    jobs_pb2,
+    leases_pb2,
+    link_pb2,
+    pool_pb2,
+    pool_pb2_grpc,
+)
 from gpushared.domain.jobs.job import Owner
 from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
@@ -31,6 +40,7 @@ from gpushared.pool.coordinator.admin_service import Admin, TrustAdmin
 from gpushared.pool.coordinator.job_streams import JobStreams, Tunnels
 from gpushared.pool.coordinator.join_service import JoinService
 from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.node_listings import NodeListings
 from gpushared.pool.coordinator.running_parts import (
     CoordinatorParts,
     Handler,
@@ -44,6 +54,8 @@ from gpushared.pool.tunnels.tunnel_frames import from_wire, to_wire
 from gpushared.storage.audit.line import NOBODY_HERE
 
 _HISTORY = history_pb2.DESCRIPTOR.services_by_name["History"]
+_LEASES = leases_pb2.DESCRIPTOR.services_by_name["Leases"]
+_GPUS = gpus_pb2.DESCRIPTOR.services_by_name["Gpus"]
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
 _FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
 """A client at a node's gate can do everything that these scopes permit, with all containers of the account.
@@ -298,6 +310,21 @@ def history_services(coordinator: CoordinatorParts) -> Sequence[Service]:
             frozenset(Listener),
         ),
     )
+
+
+def listing_services(coordinator: CoordinatorParts) -> Sequence[Service]:
+    """Return the calls that list the leases and the GPUs of all nodes."""
+    listings = NodeListings(
+        coordinator.link,
+        coordinator.loop,
+        coordinator.owners,
+        lambda: coordinator.config().privacy.others,
+    )
+    calls = {_LEASES: _for(Scope.READ, listings.leases), _GPUS: _for(Scope.READ, listings.gpus)}
+    return [
+        unary_service(service, {"List": call}, coordinator.trust.callers, EVERYWHERE)
+        for service, call in calls.items()
+    ]
 
 
 def _of_person(call: Unary) -> Handler:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
-from gpushared.domain.jobs.job import NodeName, Owner
+from gpushared.domain.jobs.job import ROOT, NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import Asker, CallAudit
@@ -177,6 +177,8 @@ class Callers:
         """
         assertion = self._assertions.believe(signed, node, digest, self._now())
         owner = self._people().owner(assertion.principal)
+        if owner.name == ROOT:
+            owner = replace(owner, root_of=node.node)
         judge = self._certificate_status.judge(node)
         return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
 

@@ -36,6 +36,10 @@ _SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, mem
     WHERE source = :source AND end_ms > :since
     UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
     WHERE source = :source)"""
+_SPANS_OF_LEASE = _SPANS.replace("FROM span", "FROM span INDEXED BY span_lease").replace(
+    "source = :source", "source = :source AND lease = :lease"
+)
+"""SQLite itself would look at all spans of the source."""
 _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
 _CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
@@ -90,7 +94,7 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
                        {_TOTAL.format(f"s.permille * {_CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {_CLIPPED}")},
                        sum({_CLIPPED})
-                FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                FROM {_spans(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 LEFT JOIN gpu g ON g.source = s.source AND g.id = s.gpu
                 LEFT JOIN series ON series.source = s.source AND series.lease = s.lease
                     AND series.gpu = s.gpu
@@ -119,17 +123,17 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
             l.compute_permille"""
         rows = db.execute(
             f"""SELECT s.lease, {asked}, min(s.start_ms), sum({_CLIPPED}), max(s.open)
-                FROM {_SPANS} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                FROM {_spans(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since
                 AND s.end_ms > s.start_ms {where}
                 GROUP BY s.lease
                 UNION ALL
                 SELECT l.lease, {asked}, CAST(l.created_at * 1000 AS INTEGER), 0, 0 FROM lease l
                 WHERE l.source = :source AND l.created_at * 1000 >= :since AND l.created_at * 1000 < :until
-                AND NOT EXISTS (SELECT 1 FROM span s WHERE s.source = :source AND s.lease = l.lease
-                                AND s.gpu IS NULL AND s.end_ms > s.start_ms)
-                AND NOT EXISTS (SELECT 1 FROM open_span s WHERE s.source = :source AND s.lease = l.lease
-                                AND s.gpu IS NULL) {where}""",  # noqa: S608 - constants
+                AND NOT EXISTS (SELECT 1 FROM span s INDEXED BY span_lease WHERE s.source = :source
+                                AND s.lease = l.lease AND s.gpu IS NULL AND s.end_ms > s.start_ms)
+                AND l.lease NOT IN (SELECT lease FROM open_span WHERE source = :source AND gpu IS NULL)
+                {where}""",  # noqa: S608 - constants
             values,
         ).fetchall()
         for (
@@ -263,7 +267,7 @@ def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
             (edge, source.number),
         )
         for series, *row in rows:
-            found[series] += _part_of(hour_of(row), since, until)
+            found[series] += _part_of(hour_of(row), since, until, source.seen_ms)
     return found
 
 
@@ -277,8 +281,11 @@ def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int)
     )
 
 
-def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
-    """Return the part of an hour that lies in a time: by its minutes, else in proportion."""
+def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Account:
+    """Return the part of an hour that lies in a time: by its minutes, else in proportion.
+
+    The hour that was under way at ``seen_ms`` is known up to then only.
+    """
     inside = whole = 0
     for number, minute in hour.seen_minutes():
         at_ms = hour.hour * HOUR_MS + number * MINUTE_MS
@@ -286,7 +293,8 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
         inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
     if not whole:
         begin = hour.hour * HOUR_MS
-        inside, whole = min(until_ms, begin + HOUR_MS) - max(since_ms, begin), HOUR_MS
+        end = min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS))
+        inside, whole = max(0, min(until_ms, end) - max(since_ms, begin)), end - begin
     return _used(
         hour.active_permille_ms * inside // whole,
         hour.idle_permille_ms * inside // whole,
@@ -296,6 +304,10 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int) -> Account:
     )
 
 
+def _spans(wanted: HistoryFilter) -> str:
+    return _SPANS_OF_LEASE if wanted.lease else _SPANS
+
+
 def _reasons(db: sqlite3.Connection, source: Source, lease: LeaseId) -> dict[str, int]:
     rows = db.execute("SELECT reason, ms FROM wait WHERE source = ? AND lease = ?", (source.number, lease))
     return dict(rows.fetchall())
@@ -303,7 +315,8 @@ def _reasons(db: sqlite3.Connection, source: Source, lease: LeaseId) -> dict[str
 
 def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary) -> LeaseHistory:
     spans = db.execute(
-        """SELECT start_ms, end_ms, gpu, permille, memory_mib FROM span WHERE source = ?1 AND lease = ?2
+        """SELECT start_ms, end_ms, gpu, permille, memory_mib FROM span INDEXED BY span_lease
+           WHERE source = ?1 AND lease = ?2
            UNION ALL SELECT start_ms, end_ms, gpu, permille, memory_mib FROM open_span
            WHERE source = ?1 AND lease = ?2 ORDER BY start_ms""",
         (source.number, summary.lease),

@@ -17,7 +17,8 @@ def queue_then(db: sqlite3.Connection, node: str, lease: str) -> QueueThen | Non
     """Return the queue of the lease's first wait; None if it did not wait, or also for other reasons."""
     for (source,) in db.execute("SELECT number FROM source WHERE node = ? ORDER BY number DESC", (node,)):
         spans = db.execute(
-            """SELECT start_ms, end_ms, gpu FROM span WHERE source = ?1 AND lease = ?2
+            """SELECT start_ms, end_ms, gpu FROM span INDEXED BY span_lease
+               WHERE source = ?1 AND lease = ?2
                UNION ALL SELECT start_ms, end_ms, gpu FROM open_span WHERE source = ?1 AND lease = ?2
                ORDER BY start_ms""",
             (source, lease),

@@ -156,3 +156,17 @@ def test_a_series_goes_on_after_a_restart_within_its_hour(history: HistoryFile) 
     account = account_of(history)
     assert account.active_permille_ms == account.idle_permille_ms == 250 * 10 * MINUTE_MS
     assert len(history.points(SERIES, 0, 2**60)) == 20
+
+
+def test_an_hour_without_minutes_is_cut_in_proportion_to_what_is_known_of_it(history: HistoryFile) -> None:
+    """As in a pool, whose coordinator has hours only, and asks in the middle of one."""
+    series = UseSeries(1)
+    worked(series, (0, 30), 0.5, 5_000)
+    (hour,) = series.changed()
+    hour.minutes = bytearray()
+    half = BEGIN + 30 * MINUTE_MS
+    open_now = (held((0, 30)),)
+    history.write(batch(at_ms=half, leases=(summary(),), open_spans=open_now, uses={(LEASE, GPU): (hour,)}))
+    assert account_of(history, HistoryFilter(0, half)).active_permille_ms == 250 * 30 * MINUTE_MS
+    later = HistoryFilter(BEGIN + 15 * MINUTE_MS, half)
+    assert account_of(history, later).active_permille_ms == 250 * 15 * MINUTE_MS

@@ -234,6 +234,21 @@ def test_an_hour_that_was_dropped_does_not_come_back(tmp_path: Path) -> None:
     assert before.account.active_permille_ms == 250 * STEP_MS
 
 
+def test_the_hour_that_is_under_way_counts_as_far_as_it_is_known(tmp_path: Path) -> None:
+    """The coordinator has no minutes: of that hour it must not take the part that is over for a part of its sums."""
+    node = Played(open_file(str(tmp_path), "node"))
+    gathering = Gathering(node.file, open_file(str(tmp_path), "pool"))
+    node.begin(0, waits=False)
+    node.work()
+    node.end(0)
+    node.write()
+    gathering.catch_up()
+    (one,) = gathering.here.accounts(HistoryFilter(0, node.now_ms + 1))
+    assert one.account.active_permille_ms == 250 * STEP_MS
+    (half,) = gathering.here.accounts(HistoryFilter(0, node.now_ms - STEP_MS // 2))
+    assert half.account.active_permille_ms == 250 * STEP_MS // 2
+
+
 def test_image_and_names_leave_the_node_for_jobs_of_the_pool_only(tmp_path: Path) -> None:
     file = open_file(str(tmp_path), "node")
     secret = replace(

@@ -1,0 +1,232 @@
+"""List the leases and the GPUs of all nodes as they are now, by asking the nodes.
+
+The answers stay for a moment, so that many callers cost a node one question. A node that does not answer is
+shown as it was when it last did, and a sentence says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from gpushared.api.v1 import gpus_pb2, jobs_pb2, leases_pb2
+from gpushared.config.history_settings import Others
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.job import Job, NodeName, Owner, Queued
+from gpushared.domain.jobs.liveness import presence
+from gpushared.domain.jobs.member import Presence
+from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.units import format_duration
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of
+from gpushared.pool.coordinator.history_gatherer import Asks, LeaseOwners
+from gpushared.pool.link import codec
+
+_Listed = TypeVar("_Listed", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusResponse)
+
+ANSWER_SECONDS = 3.0
+FRESH_SECONDS = 2.0
+MAX_BODY_BYTES = 1 << 20
+"""A longer answer is not kept: 2000 leases take less."""
+MAX_LEASES = 5000
+"""Answer at most so many leases; ``--user`` finds the others."""
+MAX_WAITING = 200
+"""Show at most so many waiting jobs of the pool: each is explained."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """Hold a node's newest answer, and when it came."""
+
+    body: bytes
+    at: float
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Hold what nodes told of one kind."""
+
+    told: dict[NodeName, _Told] = field(default_factory=dict)
+    asked_at: float = -FRESH_SECONDS
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class NodeListings:
+    """Answer ``Leases/List`` and ``Gpus/List`` for the pool."""
+
+    def __init__(self, asks: Asks, loop: PoolLoop, owners: LeaseOwners, others: Callable[[], Others]) -> None:
+        """``others`` says what users see of others; administrators see all."""
+        self._asks = asks
+        self._loop = loop
+        self._owners = owners
+        self._others = others
+        self._views = JobViews(lambda: loop.state, loop.now, loop.snapshot)
+        self._kinds = {codec.LEASES: _Kind(), codec.GPUS: _Kind()}
+
+    # --- leases ------------------------------------------------------------------------------------------
+
+    async def leases(
+        self, message: leases_pb2.ListLeasesRequest, owner: Owner
+    ) -> leases_pb2.ListLeasesResponse:
+        """List the leases of all nodes, and the jobs that wait for one."""
+        answer = leases_pb2.ListLeasesResponse(simulated=has_simulated(self._loop.state))
+        told = await self._told(codec.LEASES)
+        for node, body in sorted(told.items()):
+            listed = _parsed(leases_pb2.ListLeasesResponse, body)
+            for lease in listed.leases:
+                lease.node = node
+                lease.owner, is_of_job = await self._owners.owner(node, lease.owner, lease.job_id)
+                if not is_of_job:
+                    lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
+                if self._shows(lease, message, owner):
+                    answer.leases.append(lease)
+            if self._sees_others(owner):
+                for process in listed.unmanaged:
+                    process.node = node
+                answer.unmanaged.extend(listed.unmanaged)
+        answer.leases.extend(
+            lease for lease in self._waiting_jobs(owner) if self._shows(lease, message, owner)
+        )
+        answer.notices.extend(self._notices(codec.LEASES))
+        if len(answer.leases) > MAX_LEASES:
+            answer.notices.append(
+                f"only {MAX_LEASES} of {len(answer.leases)} leases are shown: choose a --user"
+            )
+            del answer.leases[MAX_LEASES:]
+        return answer
+
+    def _shows(self, lease: leases_pb2.Lease, message: leases_pb2.ListLeasesRequest, owner: Owner) -> bool:
+        """Return True if the caller asked for the lease and may see it; hide what only its owner may see."""
+        is_own = lease.owner == owner.person
+        if not (is_own or self._sees_others(owner)):
+            return False
+        if not (is_own or owner.admin):
+            lease.container_id = lease.container_name = lease.image = ""
+        return message.user in {"", lease.owner} and (not message.states or lease.state in message.states)
+
+    def _sees_others(self, owner: Owner) -> bool:
+        return owner.admin or self._others() is Others.LEASES
+
+    def _waiting_jobs(self, owner: Owner) -> Iterator[leases_pb2.Lease]:
+        """Yield the jobs in the coordinator's queue, as waiting leases without a node."""
+        queue = [job for job in self._loop.state.jobs.values() if isinstance(job.state, Queued)]
+        seen = [job for job in queue if self._sees_others(owner) or job.spec.owner.person == owner.person]
+        for position, job in enumerate(seen[:MAX_WAITING], start=1):
+            yield self._waiting_job(job, position, len(queue))
+
+    def _waiting_job(self, job: Job, position: int, length: int) -> leases_pb2.Lease:
+        view: jobs_pb2.Job = self._views.job(job)
+        why = self._views.why(job)
+        lease = leases_pb2.Lease(
+            id=job.id,
+            job_id=job.id,
+            state="queued",
+            owner=job.spec.owner.person,
+            asks=view.asks,
+            project=view.project,
+            image=view.image,
+            container_name=view.name,
+            created_at=view.submitted_at,
+            priority=view.priority,
+            held_by=job.held_by,
+            waiting=leases_pb2.Waiting(
+                position=view.position or position,
+                queue_length=length,
+                reason=why.code if why is not None else "",
+                text=view.reason,
+            ),
+        )
+        setattr(lease, "class", getattr(view, "class"))
+        return lease
+
+    # --- GPUs --------------------------------------------------------------------------------------------
+
+    async def gpus(self, _: gpus_pb2.ListGpusRequest, __: Owner) -> gpus_pb2.ListGpusResponse:
+        """List the GPUs of all nodes; of a node that never told, those of its last report."""
+        state, now = self._loop.state, self._loop.now()
+        answer = gpus_pb2.ListGpusResponse(simulated=has_simulated(state))
+        told = await self._told(codec.GPUS)
+        for node in nodes_of(state, now):
+            body = told.get(NodeName(node.name))
+            if body is None:
+                answer.gpus.extend(_reported(gpu, node) for gpu in node.gpus)
+                continue
+            listed = _parsed(gpus_pb2.ListGpusResponse, body)
+            for gpu in listed.gpus:
+                gpu.node = node.name
+            answer.gpus.extend(listed.gpus)
+            answer.troubles.extend(f"{node.name}: {trouble}" for trouble in listed.troubles)
+        answer.notices.extend(self._notices(codec.GPUS))
+        return answer
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    async def _told(self, what: str) -> dict[NodeName, bytes]:
+        """Ask all nodes, unless that was done a moment ago, and return their newest answers."""
+        kind = self._kinds[what]
+        async with kind.lock:
+            if time.monotonic() - kind.asked_at >= FRESH_SECONDS:
+                await asyncio.gather(*(self._ask(what, node) for node in sorted(self._asks.answering(what))))
+                kind.asked_at = time.monotonic()
+        members = self._loop.state.members
+        kind.told = {
+            node: told
+            for node, told in kind.told.items()
+            if (member := members.get(node)) is not None and member.forgotten_at is None
+        }
+        return {node: told.body for node, told in kind.told.items()}
+
+    async def _ask(self, what: str, node: NodeName) -> None:
+        try:
+            body = await self._asks.ask(node, what, b"", ANSWER_SECONDS)
+        except GpushareError:
+            return  # what the node told before is shown with its age
+        if len(body) <= MAX_BODY_BYTES:
+            self._kinds[what].told[node] = _Told(body, time.monotonic())
+
+    def _notices(self, what: str) -> Iterator[str]:
+        """Yield a sentence for each node whose answer is old or missing."""
+        told, state = self._kinds[what].told, self._loop.state
+        for name, member in sorted(state.members.items()):
+            if member.forgotten_at is not None:
+                continue
+            age = time.monotonic() - told[name].at if name in told else None
+            if age is None:
+                yield f"{name} {_why_unknown(state, name, self._loop.now())}: its {what} are not known in full"
+            elif age > FRESH_SECONDS + ANSWER_SECONDS:
+                yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"
+
+
+def _why_unknown(state: PoolState, name: NodeName, now: float) -> str:
+    if presence(state.members[name], state, now) in {Presence.NEVER, Presence.UNKNOWN, Presence.SUSPECT}:
+        return "is not heard of"
+    return "does not tell what it has"
+
+
+def _parsed(kind: type[_Listed], body: bytes) -> _Listed:
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        return kind()
+
+
+def _reported(gpu: jobs_pb2.PoolGpu, node: jobs_pb2.PoolNode) -> gpus_pb2.Gpu:
+    """Return what the heartbeat tells of a GPU."""
+    return gpus_pb2.Gpu(
+        node=node.name,
+        uuid=gpu.id,
+        index=gpu.index,
+        label=str(gpu.index),
+        name=gpu.name,
+        mode=node.presence if node.presence != Presence.READY else "",
+        memory_total_bytes=gpu.memory_bytes,
+        memory_free_bytes=gpu.free_memory_bytes,
+        compute_free_permille=gpu.free_compute_permille,
+        leases=gpu.leases,
+        trouble=gpu.trouble,
+    )

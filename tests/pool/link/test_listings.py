@@ -1,0 +1,207 @@
+"""Leases and GPUs of all nodes as they are now: asked over real links, and told with the rights of people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, jobs_pb2, leases_pb2, leases_pb2_grpc
+from gpushared.config.history_settings import Others
+from gpushared.domain.jobs.coordinator_events import JobSubmitted
+from gpushared.domain.jobs.job import Running
+from gpushared.domain.model.errors import PermissionRefused, Unavailable
+from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.request import Caller
+from gpushared.node.pool.pool_answers import ListingAnswers
+from gpushared.node.pool.pool_link import PoolLink
+from gpushared.pool.coordinator import node_listings
+from gpushared.pool.link import codec
+from gpushared.pool.member.coordinator_calls import CoordinatorCalls
+from tests.pool.link.member import spec
+from tests.pool.link.test_history import again
+from tests.pool.link.test_whole import JOB, POOL, WAIT_SECONDS, Machine, World, linked, machine, world
+
+__all__ = ["machine", "world"]
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_listings, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(node_listings, "ANSWER_SECONDS", 0.5)
+
+
+def lease(name: str, owner: str, **facts: object) -> leases_pb2.Lease:
+    made = leases_pb2.Lease(
+        id=name, owner=owner, owner_uid=1000, state="active", image="busybox", container_name=name
+    )
+    for field, value in facts.items():
+        setattr(made, field, value)
+    return made
+
+
+def tell(machine: Machine, *leases: leases_pb2.Lease) -> None:
+    """Let the node's own listings have these leases, a stranger and a GPU."""
+
+    async def list_leases(_: leases_pb2.ListLeasesRequest, __: Caller) -> leases_pb2.ListLeasesResponse:
+        stranger = leases_pb2.UnmanagedProcess(pid=7, user="eve", command="secret")
+        return leases_pb2.ListLeasesResponse(leases=leases, unmanaged=[stranger])
+
+    async def list_gpus(_: gpus_pb2.ListGpusRequest, __: Caller) -> gpus_pb2.ListGpusResponse:
+        gpu = gpus_pb2.Gpu(uuid="GPU-0", utilization_ratio=0.5, temperature_celsius=60)
+        return gpus_pb2.ListGpusResponse(gpus=[gpu], troubles=["MPS is down"])
+
+    answers = ListingAnswers(list_leases, list_gpus, lambda: POOL, lambda: "n1")
+    machine.answerers = dict(answers.answerers())
+
+
+def asked_as(
+    machine: Machine, link: PoolLink, name: str
+) -> Callable[..., Awaitable[leases_pb2.ListLeasesResponse]]:
+    calls = CoordinatorCalls(
+        link.channel, machine.enrolment.asserter, lambda caller: f"{caller.name}@n1", lambda _: (), time.time
+    )
+
+    async def ask(**words: object) -> leases_pb2.ListLeasesResponse:
+        message = leases_pb2.ListLeasesRequest(**words)  # type: ignore[arg-type]
+        caller = Caller(1000, 1000, name)
+        answer: leases_pb2.ListLeasesResponse = await calls.call(
+            "List", message, caller, WAIT_SECONDS, stub=leases_pb2_grpc.LeasesStub
+        )
+        return answer
+
+    return ask
+
+
+async def gpus_of(machine: Machine, link: PoolLink) -> gpus_pb2.ListGpusResponse:
+    calls = CoordinatorCalls(
+        link.channel, machine.enrolment.asserter, lambda _: "ada@n1", lambda _: (), time.time
+    )
+    answer: gpus_pb2.ListGpusResponse = await calls.call(
+        "List", gpus_pb2.ListGpusRequest(), Caller(1, 1, "ada"), WAIT_SECONDS, stub=gpus_pb2_grpc.GpusStub
+    )
+    return answer
+
+
+async def test_everybody_sees_leases_without_the_names_of_local_containers(
+    world: World, machine: Machine
+) -> None:
+    tell(machine, lease("l-1", "ada"), lease("l-2", "bob", memory_used_bytes=5))
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        answer = await asked_as(machine, link, "ada")()
+        mine, other = answer.leases
+        assert (mine.owner, mine.node, mine.image) == ("ada@n1", "n1", "")
+        assert (other.owner, other.memory_used_bytes, other.container_name) == ("bob@n1", 5, "")
+        (stranger,) = answer.unmanaged
+        assert (stranger.node, stranger.user, stranger.command, stranger.pid) == ("n1", "eve", "", 0)
+        assert [one.id for one in (await asked_as(machine, link, "ada")(user="bob@n1")).leases] == ["l-2"]
+
+
+async def test_of_others_is_told_what_the_site_allows(world: World, machine: Machine) -> None:
+    await again(world, Others.TOTALS)
+    tell(machine, lease("l-1", "ada"), lease("l-2", "bob"))
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        seen = await asked_as(machine, link, "ada")()
+        assert ([one.id for one in seen.leases], list(seen.unmanaged)) == (["l-1"], [])
+        assert len((await asked_as(machine, link, "boss")()).leases) == 2
+
+
+async def test_a_jobs_lease_is_its_owners_and_a_waiting_job_is_listed(world: World, machine: Machine) -> None:
+    async with AsyncExitStack() as stack:
+        tell(
+            machine,
+            lease("l-1", "nobody", job_id=JOB, job_pool=POOL),
+            lease("l-2", "x", job_id="y", job_pool=POOL),
+        )
+        await world.submit()
+        link = await linked(machine, stack)
+        await world.until(lambda job: bool(job.parts))
+        found = {one.id: one for one in (await asked_as(machine, link, "ada")()).leases}
+        assert (found["l-1"].owner, found["l-1"].image, found["l-1"].job_id) == ("ada@n1", "busybox", JOB)
+        # The coordinator sent no such job there.
+        assert (found["l-2"].owner, found["l-2"].job_id, found["l-2"].image) == ("x@n1", "", "")
+
+
+async def test_a_job_that_waits_is_listed_without_a_node(world: World, machine: Machine) -> None:
+    async with AsyncExitStack() as stack:
+        tell(machine)
+        link = await linked(machine, stack)
+        for number in range(1, 10):
+            await world.submit(f"{number:010d}")  # type: ignore[arg-type]
+        answer = await asked_as(machine, link, "ada")(states=["queued"])
+        waiting = [one for one in answer.leases if one.job_id]
+        assert waiting
+        assert {(one.node, one.owner, one.state) for one in waiting} == {("", "ada@n1", "queued")}
+        assert all(one.waiting.queue_length for one in waiting)
+
+
+async def test_root_of_a_node_lists_the_jobs_of_its_realm_and_those_on_it(
+    world: World, machine: Machine
+) -> None:
+    """Root could ask as these users anyhow, and sees what runs there; of other jobs root learns nothing."""
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        calls = CoordinatorCalls(
+            link.channel,
+            machine.enrolment.asserter,
+            lambda caller: f"{caller.name}@n1",
+            lambda _: (),
+            time.time,
+        )
+
+        async def listed(name: str) -> set[str]:
+            asked = jobs_pb2.ListJobsRequest(all=True, ended=True)
+            answer = await calls.call("List", asked, Caller(0, 0, name), WAIT_SECONDS)
+            return {job.id for job in answer.jobs}
+
+        await world.submit()
+        await world.until(lambda job: isinstance(job.state, Running))
+        await machine.finish(AttemptKey(JOB, 1))
+        there, elsewhere = JobId("1111111111"), JobId("2222222222")
+        for job in (there, elsewhere):
+            await world.coordinator.loop.send(JobSubmitted(job, spec("carl@n9"), held=job == elsewhere))
+        await world.until(lambda job: bool(job.parts), there)
+        assert await listed("root") == {JOB, there}
+        with pytest.raises(PermissionRefused, match="only administrators"):
+            await listed("ada")
+
+
+async def test_a_node_that_does_not_answer_is_shown_with_the_age_of_what_is_known(
+    world: World, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(machine, lease("l-1", "ada"))
+
+    async def silent(_: bytes) -> bytes:
+        raise Unavailable("it hangs")
+
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        ask = asked_as(machine, link, "ada")
+        assert not (await ask()).notices
+        machine.answerers[codec.LEASES] = silent
+        monkeypatch.setattr(node_listings, "ANSWER_SECONDS", 0.0)
+        answer = await ask()
+        assert [one.id for one in answer.leases] == ["l-1"]
+        assert list(answer.notices) == ["n1 does not answer: shown as it was 1s ago"]
+
+
+async def test_gpus_have_their_use_and_an_older_node_what_it_reported(world: World, machine: Machine) -> None:
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        answer = await gpus_of(machine, link)
+        (reported,) = answer.gpus
+        assert reported.node == "n1"
+        assert not reported.HasField("utilization_ratio")
+        assert "not known in full" in answer.notices[0]
+    tell(machine)
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        answer = await gpus_of(machine, link)
+        (gpu,) = answer.gpus
+        assert (gpu.node, gpu.utilization_ratio, gpu.temperature_celsius) == ("n1", 0.5, 60)
+        assert list(answer.troubles) == ["n1: MPS is down"]
+        assert not answer.notices
