@@ -282,4 +282,4 @@ def max_wait_seconds(words: RunWords) -> int | None:
     from gpushared.domain.model.units import parse_duration
 
     with wrong_values("--max-wait"):
-        return parse_duration(words.ours["max-wait"])
+        return parse_duration(words.ours["max-wait"], least=0)

@@ -471,6 +471,17 @@ def test_max_wait_leaves_the_queue(gpushare: Gpushare, standin: StandIn) -> None
     assert all(body["timeout_seconds"] <= 1 for body in standin.asked("Leases/Wait"))
 
 
+def test_without_any_wait_the_request_is_granted_at_once_or_not_at_all(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    standin.answers["Leases/Request"] = ok(QUEUED)
+    done = gpushare("run", "--max-wait", "0s", "busybox")
+    assert done.returncode == 125
+    assert "gave up after 0s in the queue (--max-wait)" in done.stderr
+    assert standin.asked("Leases/Release") == [{"lease_id": "l-7f3k"}]
+    assert standin.asked("Leases/Wait") == []
+
+
 def test_a_restarted_daemon_is_waited_for(gpushare: Gpushare, standin: StandIn) -> None:
     """The journal keeps the place in the queue, so that the same lease is waited for."""
     held = threading.Event()

@@ -88,6 +88,12 @@ def test_time_without_work_is_counted_apart() -> None:
     node.counters.book()
     assert node.gpu_seconds() == {"alice": 35.0}
     assert dict(node.counters.idle_gpu_seconds_by_user.items()) == {"alice": 30.0}
+    node.see(lease, m.Condition.EXITED, 0)
+    node.passes(1)
+    node.sample()
+    node.passes(60)
+    assert node.gpu_seconds() == {"alice": 35.5}
+    assert dict(node.counters.idle_gpu_seconds_by_user.items()) == {"alice": 30.5}
 
 
 def test_a_lease_that_uses_too_much_is_counted_once() -> None:

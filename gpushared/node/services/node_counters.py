@@ -10,7 +10,7 @@ from gpushared.daemon.measures import LONG_SECONDS, Distribution, Totals
 from gpushared.domain.leases.node_state import NodeState, Step
 from gpushared.domain.leases.requeue import PreemptionStep
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
-from gpushared.domain.model.lease import Draining, Ended, Lease, Outcome, OverLimit, Queued, Requeued
+from gpushared.domain.model.lease import Draining, Ended, Lease, LeaseId, Outcome, OverLimit, Queued, Requeued
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.node.runtime.sampler import Sample
@@ -41,11 +41,18 @@ class NodeCounters:
 
     def observe(self, before: NodeState, step: Step) -> None:
         """Count a step that is on disk."""
+        resting = step.state.resting
+        is_new_rest = before.resting.keys() != resting.keys()
         for lease in step.changed:
-            self._count(before.leases.get(lease.id), lease)
-        if step.changed or before.resting.keys() != step.state.resting.keys():
+            old = before.leases.get(lease.id)
+            self._count(old, lease)
+            if lease.grants != (old.grants if old is not None else ()):
+                self.book()
+                self._held.put(lease, step.state)
+                is_new_rest |= lease.id in resting
+        if is_new_rest:
             self.book()
-            self._held = _Held(step.state)
+            self._held.rest(step.state)
 
     def observe_sample(self, sample: Sample) -> None:
         """Count the errors that the driver reported."""
@@ -106,12 +113,27 @@ class _Held:
         self.by_project: Counter[str] = Counter()
         self.by_user: Counter[str] = Counter()
         self.idle_by_user: Counter[str] = Counter()
+        self._of: dict[LeaseId, int] = {}
         for lease in state.holders():
-            permille = permille_of(lease.grants, state.gpus)
-            self.by_project[lease.payer] += permille
-            self.by_user[lease.owner_name] += permille
-            if lease.id in state.resting:
-                self.idle_by_user[lease.owner_name] += permille
+            self.put(lease, state)
+        self.rest(state)
+
+    def put(self, lease: Lease, state: NodeState) -> None:
+        """Count what a lease holds now in place of what it held."""
+        permille, before = permille_of(lease.grants, state.gpus), self._of.pop(lease.id, 0)
+        if permille:
+            self._of[lease.id] = permille
+        for rates, name in ((self.by_project, lease.payer), (self.by_user, lease.owner_name)):
+            rates[name] += permille - before
+            if not rates[name]:
+                del rates[name]
+
+    def rest(self, state: NodeState) -> None:
+        """Count the leases that do nothing, as the state has them."""
+        self.idle_by_user.clear()
+        for lease in state.resting:
+            if lease in self._of and lease in state.leases:
+                self.idle_by_user[state.leases[lease].owner_name] += self._of[lease]
 
 
 _GATE_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
