@@ -43,6 +43,7 @@ MAX_WINDOWS = 110
 LATEST_MS = 2**62
 UID_DIGITS = 10
 NAMES = ("image", "container_name")
+NAMES = ("image", "container_name", "job")
 
 Words = TypeVar("Words", bound=StrEnum)
 Flush = Callable[[], Awaitable[None]]
@@ -75,6 +76,10 @@ class Rights:
         if self.by_name:
             return replace(wanted, owner=caller.name, owner_uid=None)
         return replace(wanted, owner="", owner_uid=caller.uid)
+
+    def jobs(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+        """Narrow a filter for jobs to the caller's own, as ``gpushare jobs`` does, whatever the site allows."""
+        return wanted if caller.trusted else self.only_own(wanted, caller)
 
     def leases(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
         """Narrow a filter for single leases to those that the caller may see."""
@@ -114,7 +119,8 @@ class HistoryApi:
         wanted = replace(
             _filter(message.window), outcome=message.outcome, lease=message.lease, job=message.job
         )
-        wanted = self._rights.leases(wanted, caller)
+        narrow = self._rights.jobs if message.job else self._rights.leases
+        wanted = narrow(wanted, caller)
         await self._flush()
         found = await self._history.leases(wanted, limit + 1)
         return history_pb2.EndedResponse(
@@ -129,7 +135,7 @@ class HistoryApi:
         """Return jobs that are over, the newest end first."""
         limit = _within(message.limit or LISTED, MAX_LISTED, "jobs")
         wanted = replace(_filter(message.window), outcome=message.outcome, job=message.job)
-        wanted = self._rights.leases(wanted, caller)
+        wanted = self._rights.jobs(wanted, caller)
         await self._flush()
         found = await self._history.jobs(wanted, limit + 1)
         return history_pb2.PastJobsResponse(
@@ -163,13 +169,8 @@ class HistoryApi:
         """Return the lease of a name, or the job of the name with the leases of its attempts, oldest first."""
         if not message.name:
             raise RequestError("no lease and no job is named", hint="gpushare history lists both")
-        by_lease, by_job = (
-            self._rights.leases(wanted, caller)
-            for wanted in (
-                HistoryFilter(node=message.node, lease=message.name),
-                HistoryFilter(node=message.node, job=message.name),
-            )
-        )
+        by_lease = self._rights.leases(HistoryFilter(node=message.node, lease=message.name), caller)
+        by_job = self._rights.jobs(HistoryFilter(node=message.node, job=message.name), caller)
         if found := await self._history.leases(by_lease, 1):
             return found, None
         found = await self._history.leases(by_job, MAX_ATTEMPTS)
@@ -233,7 +234,7 @@ class HistoryApi:
         if kind is ExportKind.LEASES and not caller.trusted:
             for row in rows:
                 if not self._rights.is_own(caller, str(row["owner"]), int(row["owner_uid"] or 0)):
-                    row.update(dict.fromkeys(NAMES, ""))
+                    row.update({**dict.fromkeys(NAMES, ""), "attempt": 0})
         return history_pb2.ExportResponse(
             columns=COLUMNS[kind],
             rows=[json.dumps(row) for row in rows],
