@@ -402,6 +402,7 @@ async def test_a_receiver_that_answers_byte_by_byte_or_without_end_is_left(
     monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
     monkeypatch.setattr(webhook, "SECONDS", 0.3)
+    left = asyncio.Event()
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -410,8 +411,11 @@ async def test_a_receiver_that_answers_byte_by_byte_or_without_end_is_left(
                 await writer.drain()
                 await asyncio.sleep(0.05)
         writer.close()
+        left.set()
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     assert isinstance(await post(f"http://127.0.0.1:{port}/", "{}", "x", 0, ""), TryAgain)
     server.close()
+    async with asyncio.timeout(20):
+        await left.wait()
