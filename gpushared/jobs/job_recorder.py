@@ -48,6 +48,7 @@ JOBS_PER_READ = 200
 WALKED = 500
 """Walk through this many jobs at a time, so that the event loop is never blocked for long."""
 MAX_CLOSED = 10_000
+MAX_UNWRITTEN = 50_000
 MAX_NODES_NAMED = 64
 MAX_TEXT = 256
 PART = "history-jobs"
@@ -79,8 +80,8 @@ class JobRecorder:
         self._waits: dict[tuple[str, str], int] = {}
         self._changed_waits: set[tuple[str, str]] = set()
         self._resumed = False
-        self._early: dict[JobId, Job] = {}
-        """Hold the jobs that changed before the history was read."""
+        self._early: dict[JobId, Job] | None = None
+        """Hold the jobs that change while the store is read; None while it is not."""
         self._looked_at = loop.now()
         self._written_at = -FRESH_SECONDS
         self._writing = asyncio.Lock()
@@ -91,15 +92,15 @@ class JobRecorder:
         due = 0.0
         while True:
             if time.monotonic() >= due:
-                await self._try_to_write()
-                due = time.monotonic() + WRITE_SECONDS
+                ok = await self._try_to_write()
+                due = time.monotonic() + (WRITE_SECONDS if ok else 0.0)
             await asyncio.sleep(LOOK_SECONDS)
             await self._take_waits()
 
     async def flush(self) -> None:
         """Write what there is, so that answers are of now. Raises HistoryUnavailable, TimedOut, ConfigError."""
         async with self._writing:
-            if time.monotonic() - self._written_at >= FRESH_SECONDS:
+            if self._unwritten or time.monotonic() - self._written_at >= FRESH_SECONDS:
                 await self._write()
 
     async def close(self) -> None:
@@ -115,8 +116,12 @@ class JobRecorder:
         for job in (*step.jobs, *step.shown):
             if self._resumed:
                 self._take(job)
-            else:
+            elif self._early is not None:
                 self._early[job.id] = job
+        if len(self._unwritten) > MAX_UNWRITTEN:
+            # The store has them all, so they are read there once the history can be written again.
+            self._unwritten.clear()
+            self._resumed = False
 
     def _take(self, job: Job) -> None:
         before = self._open.get(job.id) or self._closed.get(job.id)
@@ -190,14 +195,15 @@ class JobRecorder:
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    async def _try_to_write(self) -> None:
+    async def _try_to_write(self) -> bool:
         try:
             async with self._writing:
                 await self._write()
         except (Unavailable, TimedOut, ConfigError) as error:
             self._troubles.raised(PART, f"the history of the jobs is behind: {error}")
-        else:
-            self._troubles.cleared(PART)
+            return False
+        self._troubles.cleared(PART)
+        return True
 
     async def _write(self) -> None:
         if not self._resumed:
@@ -226,9 +232,19 @@ class JobRecorder:
 
     async def _resume(self) -> None:
         """Read what an earlier run has written, and take from the store what it has not."""
+        self._early = {}
+        try:
+            await self._read_back()
+        finally:
+            early, self._early = self._early, None
+        self._resumed = True
+        for job in early.values():
+            self._take(job)
+
+    async def _read_back(self) -> None:
         resumption = await self._history.resume_jobs()
         self._open = {JobId(job): summary for job, summary in resumption.open_jobs.items()}
-        self._waits = dict(resumption.waits)
+        self._waits = {**resumption.waits, **self._waits}
         left = dict(self._open)
         await self._take_ended(resumption.newest_ended_at, left)
         for walked, job in enumerate(self._loop.state.jobs.values(), start=1):
@@ -238,10 +254,6 @@ class JobRecorder:
                 await asyncio.sleep(0)
         for lost, summary in left.items():
             await self._take_lost(lost, summary)
-        self._resumed = True
-        for job in self._early.values():
-            self._take(job)
-        self._early.clear()
 
     async def _take_ended(self, newest: float | None, left: dict[JobId, JobSummary]) -> None:
         """Take the jobs that ended after the newest end in the history, all of them if it has none."""

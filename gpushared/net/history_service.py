@@ -29,7 +29,7 @@ from gpushared.domain.model.units import shown
 from gpushared.net.history_report import lease_report
 from gpushared.net.history_views import account_view, job_view, lease_view, usage_row, waits_row
 from gpushared.net.unary_json import Unary
-from gpushared.storage.history.history_export import ExportKind
+from gpushared.storage.history.history_export import COLUMNS, ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
 from gpushared.storage.history.records import HistoryFilter, JobHistory, LeaseHistory
 
@@ -41,7 +41,8 @@ MAX_POINTS = 500
 MAX_WINDOWS = 110
 """A year by weeks, or three months by days."""
 LATEST_MS = 2**62
-NAMES = ("image", "container_name")
+UID_DIGITS = 10
+NAMES = ("image", "container_name", "job")
 
 Words = TypeVar("Words", bound=StrEnum)
 Flush = Callable[[], Awaitable[None]]
@@ -74,6 +75,10 @@ class Rights:
         if self.by_name:
             return replace(wanted, owner=caller.name, owner_uid=None)
         return replace(wanted, owner="", owner_uid=caller.uid)
+
+    def jobs(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+        """Narrow a filter for jobs to the caller's own, as ``gpushare jobs`` does, whatever the site allows."""
+        return wanted if caller.trusted else self.only_own(wanted, caller)
 
     def leases(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
         """Narrow a filter for single leases to those that the caller may see."""
@@ -113,7 +118,8 @@ class HistoryApi:
         wanted = replace(
             _filter(message.window), outcome=message.outcome, lease=message.lease, job=message.job
         )
-        wanted = self._rights.leases(wanted, caller)
+        narrow = self._rights.jobs if message.job else self._rights.leases
+        wanted = narrow(wanted, caller)
         await self._flush()
         found = await self._history.leases(wanted, limit + 1)
         return history_pb2.EndedResponse(
@@ -128,7 +134,7 @@ class HistoryApi:
         """Return jobs that are over, the newest end first."""
         limit = _within(message.limit or LISTED, MAX_LISTED, "jobs")
         wanted = replace(_filter(message.window), outcome=message.outcome, job=message.job)
-        wanted = self._rights.leases(wanted, caller)
+        wanted = self._rights.jobs(wanted, caller)
         await self._flush()
         found = await self._history.jobs(wanted, limit + 1)
         return history_pb2.PastJobsResponse(
@@ -162,13 +168,8 @@ class HistoryApi:
         """Return the lease of a name, or the job of the name with the leases of its attempts, oldest first."""
         if not message.name:
             raise RequestError("no lease and no job is named", hint="gpushare history lists both")
-        by_lease, by_job = (
-            self._rights.leases(wanted, caller)
-            for wanted in (
-                HistoryFilter(node=message.node, lease=message.name),
-                HistoryFilter(node=message.node, job=message.name),
-            )
-        )
+        by_lease = self._rights.leases(HistoryFilter(node=message.node, lease=message.name), caller)
+        by_job = self._rights.jobs(HistoryFilter(node=message.node, job=message.name), caller)
         if found := await self._history.leases(by_lease, 1):
             return found, None
         found = await self._history.leases(by_job, MAX_ATTEMPTS)
@@ -232,9 +233,9 @@ class HistoryApi:
         if kind is ExportKind.LEASES and not caller.trusted:
             for row in rows:
                 if not self._rights.is_own(caller, str(row["owner"]), int(row["owner_uid"] or 0)):
-                    row.update(dict.fromkeys(NAMES, ""))
+                    row.update({**dict.fromkeys(NAMES, ""), "attempt": 0})
         return history_pb2.ExportResponse(
-            columns=list(rows[0]) if rows else (),
+            columns=COLUMNS[kind],
             rows=[json.dumps(row) for row in rows],
             next_page_token=page.after,
             simulated=self._simulated(),
@@ -249,7 +250,7 @@ def _filter(window: history_pb2.HistoryWindow) -> HistoryFilter:
     lease_class = getattr(window, "class")
     if lease_class:
         _word(lease_class, LeaseClass, LeaseClass.TRAIN)
-    is_number = window.user.isascii() and window.user.isdecimal()
+    is_number = window.user.isascii() and window.user.isdecimal() and len(window.user) <= UID_DIGITS
     return HistoryFilter(
         since_ms=_milliseconds(window.since),
         until_ms=_milliseconds(window.until) or LATEST_MS,

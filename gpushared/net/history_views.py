@@ -52,7 +52,7 @@ def waits_row(group: WaitGroup) -> history_pb2.WaitsRow:
 
 
 def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
-    """Show a lease. ``with_names``: the caller may see its image and its container's name."""
+    """Show a lease. ``with_names``: the caller may see its image, its container's name and its job."""
     asked = one.summary
     view = history_pb2.PastLease(
         id=asked.lease,
@@ -78,8 +78,8 @@ def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
         account=account_view(one.account),
         preemptions=asked.preemptions,
         restarts=asked.restarts,
-        job=asked.job,
-        attempt=asked.attempt,
+        job=asked.job if with_names else "",
+        attempt=asked.attempt if with_names else 0,
         image=asked.image if with_names else "",
         container_name=asked.container_name if with_names else "",
     )

@@ -243,3 +243,75 @@ def test_other_words_are_refused_with_the_words_that_there_are(word: str) -> Non
 
 def test_a_curve_shows_what_was_not_seen_apart_from_what_was_not_used() -> None:
     assert sparkline([0.0, 0.01, 0.5, 1.0, None], plain=False) == "▁▂▅█·"
+
+
+JOB = {
+    "id": "k3m9x0p2qa",
+    "owner": "alice",
+    "project": "vision",
+    "class": "train",
+    "outcome": "failed",
+    "outcome_text": "no image",
+    "exit_code": 3,
+    "asks": "0.25",
+    "node_count": 2,
+    "submitted_at": time.time() - 9000,
+    "started_at": time.time() - 7200,
+    "ended_at": time.time() - 3600,
+    "waited_ms": "1800000",
+    "reasons": [{"reason": "resources", "waited_ms": "1800000"}],
+    "attempts": 2,
+    "nodes": ["a", "b"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "call"), [("usage", "Usage"), ("waste", "Usage"), ("waits", "Waits"), ("history", "Ended")]
+)
+def test_the_pool_is_asked_for_by_one_word(
+    gpushare: Gpushare, standin: StandIn, command: str, call: str
+) -> None:
+    assert gpushare(command, "--pool").returncode == 0
+    assert standin.asked(f"History/{call}")[-1]["window"]["pool"] is True
+    assert gpushare(command).returncode == 0
+    assert "pool" not in standin.asked(f"History/{call}")[-1]["window"]
+
+
+def test_a_report_of_a_job_begins_with_its_wait_in_the_queue(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["History/Report"] = ok({**REPORT, "job": JOB})
+    done = gpushare("report", "--pool", "k3m9x0p2qa")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "k3m9x0p2qa: job, failed(3) (no image), train, of alice in vision"
+    assert "  asked     2 nodes x 0.25" in lines
+    assert "  waited    30m before its leases: resources 30m" in lines
+    assert "  attempts  2 on a, b" in lines
+    assert standin.asked("History/Report")[-1]["pool"] is True
+
+
+def test_jobs_that_are_over_are_a_row_each(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["History/Jobs"] = ok({"jobs": [JOB], "more": True})
+    done = gpushare(
+        "history", "jobs", "--pool", "--limit", "5", "-o", "columns=job,outcome,node,waited,ran,asks"
+    )
+    assert done.stdout.splitlines()[1].split()[:4] == ["k3m9x0p2qa", "failed", "a,b", "30m"]
+    assert standin.asked("History/Jobs")[-1]["limit"] == 5
+    assert json.loads(gpushare("history", "jobs", "-o", "json").stdout)["items"][0]["attempts"] == 2
+
+
+def test_listings_of_the_pool_name_nodes_and_those_that_do_not_answer(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    notice = "b does not answer: shown as it was 2m ago"
+    waiting = {"position": 1, "reason": "resources", "text": "all GPUs are taken"}
+    leases = [lease(id="l-1", grants=[GRANT], node="a"), lease(id="", state="queued", waiting=waiting)]
+    standin.answers["Leases/List"] = ok({"leases": leases, "notices": [notice]})
+    standin.answers["Gpus/List"] = ok({"gpus": [{"label": "0", "node": "a"}], "notices": [notice]})
+    for command in ("ps", "queue", "gpus"):
+        done = gpushare(command, "--pool")
+        assert "NODE" in done.stdout.splitlines()[0], command
+        assert done.stdout.splitlines()[-1] == notice or command == "queue"
+    assert standin.asked("Leases/List")[-1]["pool"] is True
+    assert "NODE" not in gpushare("ps").stdout
+    refused = gpushare("ps", "--pool", "--all")
+    assert (refused.returncode, "gpushare history --pool" in refused.stderr) == (2, True)

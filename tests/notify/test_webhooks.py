@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -142,6 +143,18 @@ async def test_what_waits_survives_a_restart_and_an_event_is_not_written_twice(p
         got = await receiver.has(3)
         await bed.until(lambda: waiting(path) == 0)
     assert sorted(one.fields["lease"] for one in got) == ["l-1", "l-2", "l-3"]
+
+
+async def test_events_that_come_one_by_one_are_told_once_each(path: Path) -> None:
+    async with Receiver().serving() as receiver:
+        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
+        async with bed.running() as outbox:
+            for number in range(100):
+                outbox.add([event(number)])
+                await asyncio.sleep(0.001 * (number % 7))
+            await receiver.has(100)
+            await bed.until(lambda: waiting(path) == 0)
+    assert len(receiver.got) == len(set(ids(receiver.got))) == 100
 
 
 async def test_a_receiver_that_hangs_delays_nobody(path: Path) -> None:
@@ -334,8 +347,6 @@ async def test_a_damaged_file_is_said_in_a_sentence_and_a_new_one_is_begun(path:
 
         async def begins() -> None:
             await outbox.open()
-
-        import asyncio
 
         opening = asyncio.create_task(begins())
         await bed.until(lambda: "file of notifications" in bed.trouble)

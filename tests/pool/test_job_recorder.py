@@ -16,6 +16,7 @@ from gpushared.domain.jobs.job import AttemptState, Ending, EndKind
 from gpushared.domain.jobs.protocol import Place, Report
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import Span
+from gpushared.jobs import job_recorder
 from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.records import HistoryBatch, HistoryFilter, JobHistory, SourceName
@@ -142,3 +143,16 @@ async def test_the_wait_of_a_job_is_its_own_and_that_of_its_leases(tmp_path: Pat
             True,
         )
         assert await recorder._history.waits(HistoryFilter(owner="bob")) == []
+
+
+async def test_what_is_too_much_to_be_kept_in_memory_is_read_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_recorder, "MAX_UNWRITTEN", 2)
+    async with coordinator() as pool, recorded(pool, tmp_path) as recorder:
+        await kept(recorder)
+        for number in range(1, 6):
+            await pool.submit(number, request_id=str(number))
+        await pool.loop.send(CancelAsked(job_id(1), ADA, 0))
+        assert set(await kept(recorder)) == {job_id(1)}
+        assert (await kept(recorder, job=job_id(5)))[job_id(5)].summary.ended_at is None

@@ -33,13 +33,14 @@ from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 60.0
+RETRY_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 PART_PAUSE_SECONDS = 0.2
 """Pause between the parts of a round, so that one node that was away long leaves room for others."""
 AT_ONCE = 8
-MAX_BYTES_A_DAY = 1 << 30
-"""A node may send this much a day, compressed; that is a year of a large node. Then it is asked the next day."""
+MAX_BYTES_A_DAY = 64 << 20
+"""A node may send this much a day, compressed: some years of 8 GPUs with 64 leases. More comes the next day."""
 MAX_JOURNALS_A_DAY = 16
 DAY_SECONDS = 24 * 3600.0
 REFRESH_SECONDS = 2.0
@@ -126,6 +127,7 @@ class HistoryGatherer:
                 node.task = self._tasks.start(self._round(name, node))
 
     async def _round(self, name: NodeName, node: _Node) -> None:
+        pause = ROUND_SECONDS
         async with self._slots:
             try:
                 more = True
@@ -135,6 +137,7 @@ class HistoryGatherer:
             except (HistoryUnavailable, ConfigError) as error:
                 node.position = None  # the file decides where to go on
                 self._troubles.raised(PART, f"the history of the nodes is behind: {error}")
+                pause = RETRY_SECONDS
             except GpushareError as error:
                 node.position = None
                 if node.trouble != str(error):
@@ -144,7 +147,7 @@ class HistoryGatherer:
                 node.trouble = ""
                 self._troubles.cleared(PART)
             finally:
-                node.due = time.monotonic() + ROUND_SECONDS
+                node.due = time.monotonic() + pause
 
     async def _take_part(self, name: NodeName, node: _Node) -> bool:
         """Ask for one part and write it; return True if there is more."""

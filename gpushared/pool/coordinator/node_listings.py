@@ -107,6 +107,10 @@ class NodeListings:
             return False
         if not (is_own or owner.admin):
             lease.container_id = lease.container_name = lease.image = ""
+            if not lease.node:
+                lease.id = lease.waiting.text = ""  # the sentence may name other jobs
+            lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
+            lease.ClearField("after")
         return message.user in {"", lease.owner} and (not message.states or lease.state in message.states)
 
     def _sees_others(self, owner: Owner) -> bool:

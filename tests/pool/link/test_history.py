@@ -17,7 +17,7 @@ from gpushared.config.history_settings import Others, PrivacyConfig
 from gpushared.config.queue_rules import UserConfig
 from gpushared.domain.accounting.account import Account
 from gpushared.domain.accounting.summary import summary_of
-from gpushared.domain.model.errors import PermissionRefused, RequestError, StateConflict
+from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import Caller
@@ -32,7 +32,7 @@ from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 from gpushared.storage.history.records import HistoryBatch, HistoryFilter, LeaseAccount, SourceName
 from gpushared.testing import fake_lease
 from tests.pool.link.proxy import Proxy
-from tests.pool.link.test_whole import POOL, WAIT_SECONDS, Machine, World, linked, machine, world
+from tests.pool.link.test_whole import JOB, POOL, WAIT_SECONDS, Machine, World, linked, machine, world
 
 __all__ = ["machine", "world"]
 HOUR_MS = 3_600_000
@@ -280,3 +280,30 @@ def test_a_possible_part_is_read_as_it_was_sent() -> None:
     part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(summary_of(fake_lease(1)),))
     assert read_part(part_bytes(part)) == part
     assert read_part(part_bytes(None)) is None
+
+
+async def test_a_waiting_job_is_reported_to_its_owner_and_to_nobody_else(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    async with recorded(machine, tmp_path), AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        await world.submit()
+        await world.until(lambda job: job.attempts == 1)
+        calls = CoordinatorCalls(
+            link.channel,
+            machine.enrolment.asserter,
+            lambda caller: f"{caller.name}@n1",
+            lambda _: (),
+            time.time,
+        )
+
+        async def report(name: str) -> history_pb2.ReportResponse:
+            asked = history_pb2.ReportRequest(name=JOB)
+            answer: history_pb2.ReportResponse = await calls.call(
+                "Report", asked, Caller(1, 1, name), WAIT_SECONDS, stub=history_pb2_grpc.HistoryStub
+            )
+            return answer
+
+        assert (await report("ada")).job.owner == "ada@n1"
+        with pytest.raises(NotFound):
+            await report("bob")

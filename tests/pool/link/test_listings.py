@@ -137,6 +137,12 @@ async def test_a_job_that_waits_is_listed_without_a_node(world: World, machine: 
         assert waiting
         assert {(one.node, one.owner, one.state) for one in waiting} == {("", "ada@n1", "queued")}
         assert all(one.waiting.queue_length for one in waiting)
+        others = (await asked_as(machine, link, "bob")(states=["queued"])).leases
+        assert len(others) == len(waiting)
+        # That somebody waits is told; which job it is, is its owner's business.
+        assert {(one.id, one.job_id, one.container_name, one.waiting.text) for one in others} == {
+            ("", "", "", "")
+        }
 
 
 async def test_root_of_a_node_lists_the_jobs_of_its_realm_and_those_on_it(

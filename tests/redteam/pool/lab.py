@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from gpushared.api.v1 import audit_pb2, jobs_pb2, leases_pb2, link_pb2, pool_pb2
+from gpushared.api.v1 import audit_pb2, gpus_pb2, history_pb2, jobs_pb2, leases_pb2, link_pb2, pool_pb2
 from gpushared.client.pipeline import JobRequest, Pool
 from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.pool.member.enrolment import Enrolment
@@ -36,10 +36,16 @@ SERVICES = {
         ("Join", pool_pb2),
         ("Audit", audit_pb2),
         ("NodeLink", link_pb2),
+        ("History", history_pb2),
+        ("Leases", leases_pb2),
+        ("Gpus", gpus_pb2),
     )
 }
 CALLS: dict[str, MethodDescriptor] = {
-    f"{service}/{method.name}": method for service, one in SERVICES.items() for method in one.methods
+    f"{service}/{method.name}": method
+    for service, one in SERVICES.items()
+    for method in one.methods
+    if service not in {"Leases", "Gpus"} or method.name == "List"
 }
 
 
@@ -62,6 +68,8 @@ class Lab:
         made = GetMessageClass(kind)(
             **{name: value for name, value in fields.items() if name in kind.fields_by_name}
         )
+        if isinstance(made, history_pb2.ReportRequest):
+            made.name = self.job
         if isinstance(made, jobs_pb2.SubmitRequest):
             made = jobs_pb2.SubmitRequest(
                 lease=leases_pb2.LeaseRequest(gpu="0.25"),

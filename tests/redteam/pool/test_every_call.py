@@ -21,7 +21,11 @@ OF_ONE_JOB = {
     f"Jobs/{name}"
     for name in ("Get", "Wait", "Watch", "Cancel", "Hold", "SetPriority", "Explain", "Logs", "Tunnel")
 }
-OWN_BUSINESS = {"Jobs/List", "Jobs/Nodes", "Jobs/SubmitBatch"}
+OF_ONE_JOB |= {"History/Report"}
+OWN_BUSINESS = {
+    *("Jobs/List", "Jobs/Nodes", "Jobs/SubmitBatch", "Leases/List", "Gpus/List"),
+    *(f"History/{name}" for name in ("Ended", "Usage", "Waits", "Jobs", "Export")),
+}
 """Calls that every user may make, and that tell and change nothing of others."""
 
 
@@ -140,7 +144,10 @@ def test_a_word_counts_once(lab: Lab) -> None:
 
 SCOPES: dict[str, Sequence[str]] = {
     "submit": ["Jobs/Submit", "Jobs/SubmitBatch"],
-    "read": ["Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Watch", "Jobs/Explain", "Jobs/Nodes"],
+    "read": [
+        *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Watch", "Jobs/Explain", "Jobs/Nodes"),
+        *(call for call in CALLS if call.startswith(("History/", "Leases/", "Gpus/"))),
+    ],
     "cancel": ["Jobs/Cancel", "Jobs/Hold", "Jobs/SetPriority"],
     "logs": ["Jobs/Logs"],
 }
