@@ -42,7 +42,6 @@ MAX_WINDOWS = 110
 """A year by weeks, or three months by days."""
 LATEST_MS = 2**62
 UID_DIGITS = 10
-NAMES = ("image", "container_name")
 NAMES = ("image", "container_name", "job")
 
 Words = TypeVar("Words", bound=StrEnum)
