@@ -12,15 +12,8 @@ from gpushared.domain.accounting.account import MIB_MS_PER_GIB_HOUR, PERMILLE_MS
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.units import shown
-from gpushared.storage.history.history_queries import (
-    SUMMARY,
-    USE,
-    Source,
-    conditions,
-    hour_of,
-    lease_history,
-    sources,
-)
+from gpushared.storage.history.history_queries import SUMMARY, USE, hour_of, lease_history
+from gpushared.storage.history.history_sources import Source, conditions, sources
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory
 

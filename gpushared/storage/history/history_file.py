@@ -18,6 +18,7 @@ from gpushared.storage.history.history_jobs import jobs, put_jobs, resumption_of
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, part_after, position_of
 from gpushared.storage.history.history_replay import queue_then
 from gpushared.storage.history.history_schema import SCHEMA, WORDS
+from gpushared.storage.history.history_waits import waits
 from gpushared.storage.history.hour_use import HOUR_MS, HourUse
 from gpushared.storage.history.records import (
     HistoryBatch,
@@ -192,7 +193,7 @@ class HistoryFile(SqliteFile):
 
     def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
         with self._reading() as db:
-            return with_waits_of_jobs(db, wanted, queries.waits(db, wanted))
+            return with_waits_of_jobs(db, wanted, waits(db, wanted))
 
     def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
         with self._reading() as db:
