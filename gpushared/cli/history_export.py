@@ -15,19 +15,8 @@ from gpushared.domain.model.errors import ConfigError, NotFound
 
 TEXTS = frozenset(
     {
-        *(
-            "node",
-            "lease",
-            "owner",
-            "project",
-            "class",
-            "image",
-            "container_name",
-            "job",
-            "pool",
-            "isolation",
-        ),
-        *("asked_models", "outcome", "outcome_text", "gpus", "models", "kind", "gpu"),
+        *("node", "lease", "owner", "project", "class", "image", "container_name", "job", "pool"),
+        *("isolation", "asked_models", "outcome", "outcome_text", "gpus", "models", "kind", "gpu"),
     }
 )
 FLOATS = ("at", "_hours", "_ratio", "_seconds", "_wh")

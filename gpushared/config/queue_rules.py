@@ -122,7 +122,7 @@ class QueueOrderConfig:
     )
     reservations: int = setting(4, Whole(1, 1000), "GPUs are kept for at most so many waiting requests.")
     drain_seconds: int = setting(
-        4 * 24 * HOUR_SECONDS,
+        7 * 24 * HOUR_SECONDS,
         Seconds(1, YEAR_SECONDS),
         "GPUs are drained for the request that has waited longest, if longer than this, even where no time "
         "limit tells its start.",

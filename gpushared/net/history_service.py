@@ -29,7 +29,7 @@ from gpushared.domain.model.units import shown
 from gpushared.net.history_report import lease_report
 from gpushared.net.history_views import account_view, job_view, lease_view, usage_row, waits_row
 from gpushared.net.unary_json import Unary
-from gpushared.storage.history.history_export import ExportKind
+from gpushared.storage.history.history_export import COLUMNS, ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
 from gpushared.storage.history.records import HistoryFilter, JobHistory, LeaseHistory
 
@@ -41,6 +41,7 @@ MAX_POINTS = 500
 MAX_WINDOWS = 110
 """A year by weeks, or three months by days."""
 LATEST_MS = 2**62
+UID_DIGITS = 10
 NAMES = ("image", "container_name", "job")
 
 Words = TypeVar("Words", bound=StrEnum)
@@ -234,7 +235,7 @@ class HistoryApi:
                 if not self._rights.is_own(caller, str(row["owner"]), int(row["owner_uid"] or 0)):
                     row.update({**dict.fromkeys(NAMES, ""), "attempt": 0})
         return history_pb2.ExportResponse(
-            columns=list(rows[0]) if rows else (),
+            columns=COLUMNS[kind],
             rows=[json.dumps(row) for row in rows],
             next_page_token=page.after,
             simulated=self._simulated(),
@@ -249,7 +250,7 @@ def _filter(window: history_pb2.HistoryWindow) -> HistoryFilter:
     lease_class = getattr(window, "class")
     if lease_class:
         _word(lease_class, LeaseClass, LeaseClass.TRAIN)
-    is_number = window.user.isascii() and window.user.isdecimal()
+    is_number = window.user.isascii() and window.user.isdecimal() and len(window.user) <= UID_DIGITS
     return HistoryFilter(
         since_ms=_milliseconds(window.since),
         until_ms=_milliseconds(window.until) or LATEST_MS,

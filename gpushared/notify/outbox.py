@@ -77,7 +77,7 @@ class Outbox:
         self.opened = asyncio.Event()
         """Set once it is known since when there is each target."""
         self._tasks = TaskSet("the delivery of notifications failed")
-        self._serving: set[str] = set()
+        self._serving: dict[str, asyncio.Task[None]] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._of_users: dict[str, asyncio.Semaphore] = {}
         self._bad: dict[str, str] = {}
@@ -200,9 +200,9 @@ class Outbox:
 
     def _serve(self, name: str) -> None:
         """Start the task of a target, unless it runs."""
-        if name not in self._serving:
-            self._serving.add(name)
-            self._tasks.start(self._deliver_all(name), lambda: self._serving.discard(name))
+        task = self._serving.get(name)
+        if task is None or task.done():
+            self._serving[name] = self._tasks.start(self._deliver_all(name))
 
     async def _deliver_all(self, name: str) -> None:
         """Deliver what waits for a target, one after the other."""
@@ -211,7 +211,7 @@ class Outbox:
             try:
                 delivery = await self._file.next_of(name)
                 if delivery is None:
-                    self._serving.discard(name)  # before this task ends: what comes now needs another one
+                    del self._serving[name]  # at once: what comes from now on needs another task
                     return
                 attempt = await self._attempted(target, delivery)
             except (OutboxUnavailable, TimedOut, ConfigError) as error:
@@ -335,7 +335,7 @@ class Outbox:
             lost = self._lost.get(shown, 0)
             parts = [self._bad[shown]] if shown in self._bad else []
             parts += [f"{lost} notifications were dropped"] if lost else []
-            texts.append(f"{shown}: {', and '.join(parts)}")
+            texts.append(f"notifications to {shown}: {', and '.join(parts)}")
         if texts:
             self._troubles.raised(PART, "; ".join(texts))
         else:

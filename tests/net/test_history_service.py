@@ -24,6 +24,7 @@ from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, SourceName
 from gpushared.testing import fake_lease
 
+EXPORT_PAGE = (Path(__file__).parents[2] / "docs/reference/history.md").read_text(encoding="utf-8")
 BEGIN = 490_000 * HOUR_MS
 GPU = GpuId("GPU-0")
 ALICE, BOB = Caller(1000, 1000, "alice"), Caller(1001, 1001, "bob")
@@ -216,6 +217,11 @@ async def test_what_cannot_be_answered_is_refused_in_a_sentence(
     assert refused.value.hint
 
 
+async def test_a_user_of_many_digits_is_nobody(history: SqliteHistory) -> None:
+    answer = await api(history).usage(history_pb2.UsageRequest(window=of(user="9" * 99)), ROOT)
+    assert list(answer.rows) == []
+
+
 async def test_an_export_goes_on_from_page_to_page(history: SqliteHistory) -> None:
     for kind, expected in (("leases", 2), ("spans", 3), ("hours", 1), ("minutes", 30)):
         rows, token, pages = [], "", 0
@@ -227,4 +233,6 @@ async def test_an_export_goes_on_from_page_to_page(history: SqliteHistory) -> No
             if not token:
                 break
         assert len(rows) == expected, kind
+        assert all(set(row) == set(page.columns) for row in rows), kind
+        assert all(f"`{name}`" in EXPORT_PAGE for name in page.columns), kind
         assert all(row["node"] == "box" for row in rows)

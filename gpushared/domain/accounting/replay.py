@@ -4,7 +4,8 @@ The replay looks at the GPUs that the lease got in the end, because these could 
 smaller request starts at the first moment from which it has room there beside all that others held, up to
 the lease's own start, and at which nobody waited who asked earlier or was served earlier. So nobody else
 would have started later. The replay leaves out other GPUs, and room that the queue would have filled past
-somebody who waited; so it never promises too much, and often promises nothing.
+somebody who waited, so it often promises nothing. The history does not have the CPUs and the memory of the
+host that leases hold, nor the times in which a GPU was drained: where these were short, it promises too much.
 """
 
 from __future__ import annotations

@@ -22,19 +22,26 @@ JOB_SUBJECT = "job "
 
 def of_job(job: Job, told: Told) -> tuple[Notification, ...]:
     """Return the events of a job that were not told yet: the beginning of each attempt, and the end."""
+    return tuple(event for event in _standing(job) if (event.kind, event.occasion) not in told)
+
+
+def _standing(job: Job) -> Iterator[Notification]:
     who = f"job {job.id} of {job.spec.owner.person}"
+    where = " and ".join(sorted({part.node for part in job.parts}))
     match job.state:
-        case Running(attempt=attempt, since=since, parts=parts):
-            kind, occasion, at = NotificationKind.GRANTED, str(attempt), since
-            text = f"{who} runs on {' and '.join(sorted({part.node or 'this node' for part in parts}))}"
+        case Running(attempt=attempt, since=since):
+            text = f"{who} runs on {where}"
+            yield _notification(job, NotificationKind.GRANTED, str(attempt), since, text)
         case Ended(at=at, outcome=outcome):
-            kind, occasion = NotificationKind.ENDED, ""
-            text = f"{who} {_words(outcome)}"
+            if isinstance(outcome, Succeeded) or (
+                isinstance(outcome, JobFailed) and outcome.exit_code is not None
+            ):
+                # A short job may be over before its node has reported that it runs.
+                text = f"{who} ran on {where}"
+                yield _notification(job, NotificationKind.GRANTED, str(job.attempts), at, text)
+            yield _notification(job, NotificationKind.ENDED, "", at, f"{who} {_words(outcome)}")
         case _:
-            return ()
-    if (kind, occasion) in told:
-        return ()
-    return (_notification(job, kind, occasion, at, text),)
+            pass
 
 
 def of_nodes(state: PoolState, now: float, told: Mapping[str, Told]) -> tuple[Notification, ...]:
@@ -92,7 +99,8 @@ def _name(outcome: JobOutcome) -> str:
 
 def _notification(job: Job, kind: NotificationKind, occasion: str, at: float, text: str) -> Notification:
     spec, parts = job.spec, job.parts
-    outcome = job.state.outcome if isinstance(job.state, Ended) else None
+    is_end = kind is NotificationKind.ENDED
+    outcome = job.state.outcome if is_end and isinstance(job.state, Ended) else None
     code = outcome.exit_code if isinstance(outcome, JobFailed) else 0 if outcome == Succeeded() else None
     return Notification(
         kind,

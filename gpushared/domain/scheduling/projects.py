@@ -154,7 +154,7 @@ class Policy:
     notice_seconds: float = 30.0
     grace_seconds: float = 10.0
     reservations: int = 4
-    drain_seconds: float = 4 * DAY
+    drain_seconds: float = 7 * DAY
     lossless_only: bool = False
 
     def project(self, name: str) -> Project:

@@ -12,15 +12,8 @@ from gpushared.domain.accounting.account import MIB_MS_PER_GIB_HOUR, PERMILLE_MS
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.units import shown
-from gpushared.storage.history.history_queries import (
-    SUMMARY,
-    USE,
-    Source,
-    conditions,
-    hour_of,
-    lease_history,
-    sources,
-)
+from gpushared.storage.history.history_queries import SUMMARY, USE, hour_of, lease_history
+from gpushared.storage.history.history_sources import Source, conditions, sources
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory
 
@@ -41,6 +34,35 @@ class ExportKind(StrEnum):
     SPANS = "spans"
     HOURS = "hours"
     MINUTES = "minutes"
+
+
+_OF_SERIES = ("node", "lease", "owner", "project", "gpu", "at")
+COLUMNS: Mapping[ExportKind, Sequence[str]] = {
+    ExportKind.LEASES: (
+        *("node", "lease", "owner_uid", "owner", "project", "class", "image", "container_name"),
+        *("job", "attempt", "pool", "gpu_count", "memory_bytes", "memory_permille", "compute_permille"),
+        *("asked_models", "isolation", "priority", "time_limit_seconds"),
+        *("outcome", "outcome_text", "exit_code", "preemptions", "begun_anew", "restarts"),
+        *("created_at", "started_at", "ended_at", "waited_seconds", "ran_seconds", "gpus", "models"),
+        *("held_gpu_hours", "well_used_gpu_hours", "too_big_gpu_hours", "idle_gpu_hours", "unseen_gpu_hours"),
+        *("held_gib_hours", "use_of_held_ratio", "memory_of_held_ratio", "use_max_ratio"),
+        *("peak_mib", "held_mib"),
+    ),
+    ExportKind.SPANS: (
+        *("node", "lease", "owner", "project", "kind", "start_at", "end_at", "is_open"),
+        *("gpu", "gpu_permille", "memory_mib"),
+    ),
+    ExportKind.HOURS: (
+        *_OF_SERIES,
+        *("seen_gpu_hours", "active_gpu_hours", "idle_gpu_hours", "used_gpu_hours", "use_max_ratio"),
+        *("memory_seen_gib_hours", "memory_used_gib_hours", "memory_max_mib", "energy_wh"),
+    ),
+    ExportKind.MINUTES: (
+        *_OF_SERIES,
+        *("seen_seconds", "use_mean_ratio", "use_max_ratio", "memory_mean_mib", "memory_max_mib"),
+        "power_watts",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,23 @@
-"""Read the history's tables: accounts, waits, leases and series, each within a time.
-
-Each source keeps the time of its node's clock that counts time. A query takes and gives the time of day, so
-it looks at one source after the other, each through a window of its own.
-"""
+"""Read the history's tables: accounts, leases and series, each within a time."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from gpushared.domain.accounting.account import Account, too_big_permille_ms
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
+from gpushared.storage.history.history_sources import CLIPPED, Source, conditions, sources, spans_of
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
     HistoryFilter,
     LeaseAccount,
     LeaseHistory,
-    LeaseWait,
     Point,
     Resumption,
     SeriesKey,
@@ -32,32 +28,8 @@ from gpushared.storage.history.records import (
 SUMMARY = ", ".join(f"l.{one.name}" for one in fields(LeaseSummary))
 USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
 _USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
-_SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 0 AS open FROM span
-    WHERE source = :source AND end_ms > :since
-    UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
-    WHERE source = :source)"""
-_SPANS_OF_LEASE = _SPANS.replace("FROM span", "FROM span INDEXED BY span_lease").replace(
-    "source = :source", "source = :source AND lease = :lease"
-)
-"""SQLite itself would look at all spans of the source."""
 _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
-_CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Hold a source, and the window of a query in the source's own time."""
-
-    number: int
-    node: str
-    ahead_ms: int
-    seen_ms: int
-    since_ms: int
-    until_ms: int
-
-    def day(self, ms: int) -> int:
-        return ms + self.ahead_ms
 
 
 def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumption:
@@ -92,9 +64,9 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
         rows = db.execute(
             f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
-                       {_TOTAL.format(f"s.permille * {_CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {_CLIPPED}")},
-                       sum({_CLIPPED})
-                FROM {_spans(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                       {_TOTAL.format(f"s.permille * {CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {CLIPPED}")},
+                       sum({CLIPPED})
+                FROM {spans_of(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 LEFT JOIN gpu g ON g.source = s.source AND g.id = s.gpu
                 LEFT JOIN series ON series.source = s.source AND series.lease = s.lease
                     AND series.gpu = s.gpu
@@ -110,63 +82,6 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
             account = replace(account, too_big_permille_ms=too_big)
             found.append(
                 LeaseAccount(source.node, lease, owner, project, lease_class, label, model, account, peak)
-            )
-    return found
-
-
-def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
-    """Return the wait of each lease that waited or was made in the time."""
-    found = []
-    for source in sources(db, wanted):
-        where, values = conditions(source, wanted)
-        asked = """l.job, l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes, l.memory_permille,
-            l.compute_permille"""
-        rows = db.execute(
-            f"""SELECT s.lease, {asked}, min(s.start_ms), sum({_CLIPPED}), max(s.open)
-                FROM {_spans(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
-                WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since
-                AND s.end_ms > s.start_ms {where}
-                GROUP BY s.lease
-                UNION ALL
-                SELECT l.lease, {asked}, CAST(l.created_at * 1000 AS INTEGER), 0, 0 FROM lease l
-                WHERE l.source = :source AND l.created_at * 1000 >= :since AND l.created_at * 1000 < :until
-                AND NOT EXISTS (SELECT 1 FROM span s INDEXED BY span_lease WHERE s.source = :source
-                                AND s.lease = l.lease AND s.gpu IS NULL AND s.end_ms > s.start_ms)
-                AND l.lease NOT IN (SELECT lease FROM open_span WHERE source = :source AND gpu IS NULL)
-                {where}""",  # noqa: S608 - constants
-            values,
-        ).fetchall()
-        for (
-            lease,
-            job,
-            owner,
-            project,
-            lease_class,
-            count,
-            memory,
-            share,
-            compute,
-            began,
-            waited,
-            still,
-        ) in rows:
-            reasons = _reasons(db, source, lease) if waited else {}
-            found.append(
-                LeaseWait(
-                    source.node,
-                    lease,
-                    owner,
-                    project,
-                    lease_class,
-                    count,
-                    memory,
-                    share if share is not None else compute,
-                    source.day(began),
-                    waited,
-                    bool(still),
-                    reasons,
-                    job,
-                )
             )
     return found
 
@@ -218,30 +133,6 @@ def points(
 
 
 # --- pieces --------------------------------------------------------------------------------------------
-
-
-def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
-    rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
-    for number, node, ahead, seen in rows:
-        if wanted.node in {"", node}:
-            yield Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
-
-
-def conditions(source: Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
-    conditions = {
-        "owner": "l.owner = :owner",
-        "project": "l.project = :project",
-        "lease_class": "l.lease_class = :lease_class",
-        "lease": "l.lease = :lease",
-        "job": "l.job = :job",
-    }
-    chosen = [text for name, text in conditions.items() if getattr(wanted, name)]
-    values: dict[str, object] = {name: getattr(wanted, name) for name in conditions}
-    if wanted.owner_uid is not None:
-        chosen.append("l.owner_uid = :owner_uid")
-        values["owner_uid"] = wanted.owner_uid
-    values |= {"source": source.number, "since": source.since_ms, "until": source.until_ms}
-    return "".join(f" AND {text}" for text in chosen), values
 
 
 def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
@@ -302,15 +193,6 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Accou
         hour.memory_seen_mib_ms * inside // whole,
         hour.memory_used_mib_ms * inside // whole,
     )
-
-
-def _spans(wanted: HistoryFilter) -> str:
-    return _SPANS_OF_LEASE if wanted.lease else _SPANS
-
-
-def _reasons(db: sqlite3.Connection, source: Source, lease: LeaseId) -> dict[str, int]:
-    rows = db.execute("SELECT reason, ms FROM wait WHERE source = ? AND lease = ?", (source.number, lease))
-    return dict(rows.fetchall())
 
 
 def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary) -> LeaseHistory:

@@ -50,6 +50,17 @@ def test_a_job_is_told_of_when_it_begins_and_when_it_ends() -> None:
     assert told.kinds() == []
 
 
+def test_a_job_that_is_over_before_it_was_seen_to_run_is_told_of_twice_too() -> None:
+    pool = Pool("a")
+    told = Told(pool)
+    pool.submit(request=MAILED)
+    pool.says("a", AttemptState.ENDED, ending=exited(3))
+    begun, ended = told.news()
+    assert (begun.kind, begun.occasion, begun.outcome, begun.exit_code) == ("granted", "1", "", None)
+    assert (ended.kind, ended.outcome, ended.exit_code) == ("ended", "failed", 3)
+    assert told.kinds() == []
+
+
 def test_each_attempt_of_a_job_is_told() -> None:
     pool = Pool("a")
     told = Told(pool)

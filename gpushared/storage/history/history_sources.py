@@ -1,0 +1,67 @@
+"""Choose the sources of a query, and the spans and the leases that it looks at.
+
+Each source keeps the time of its node's clock that counts time. A query takes and gives the time of day, so
+it looks at one source after the other, each through a window of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpushared.storage.history.records import HistoryFilter
+
+_SPANS = """(SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 0 AS open FROM span
+    WHERE source = :source AND end_ms > :since
+    UNION ALL SELECT source, lease, project, start_ms, end_ms, gpu, permille, memory_mib, 1 FROM open_span
+    WHERE source = :source)"""
+_SPANS_OF_LEASE = _SPANS.replace("FROM span", "FROM span INDEXED BY span_lease").replace(
+    "source = :source", "source = :source AND lease = :lease"
+)
+"""SQLite itself would look at all spans of the source."""
+CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Hold a source, and the window of a query in the source's own time."""
+
+    number: int
+    node: str
+    ahead_ms: int
+    seen_ms: int
+    since_ms: int
+    until_ms: int
+
+    def day(self, ms: int) -> int:
+        return ms + self.ahead_ms
+
+
+def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
+    rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
+    for number, node, ahead, seen in rows:
+        if wanted.node in {"", node}:
+            yield Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
+
+
+def conditions(source: Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+    conditions = {
+        "owner": "l.owner = :owner",
+        "project": "l.project = :project",
+        "lease_class": "l.lease_class = :lease_class",
+        "lease": "l.lease = :lease",
+        "job": "l.job = :job",
+    }
+    chosen = [text for name, text in conditions.items() if getattr(wanted, name)]
+    values: dict[str, object] = {name: getattr(wanted, name) for name in conditions}
+    if wanted.owner_uid is not None:
+        chosen.append("l.owner_uid = :owner_uid")
+        values["owner_uid"] = wanted.owner_uid
+    values |= {"source": source.number, "since": source.since_ms, "until": source.until_ms}
+    return "".join(f" AND {text}" for text in chosen), values
+
+
+def spans_of(wanted: HistoryFilter) -> str:
+    """Return the table of spans ``s`` with an end in the window of a source, open ones too."""
+    return _SPANS_OF_LEASE if wanted.lease else _SPANS
