@@ -173,7 +173,7 @@ def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int)
 
 
 def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Account:
-    """Return the part of an hour that lies in a time: by its minutes, else in proportion.
+    """Return the part of an hour that lies in a time: by its minutes, or as if all were alike where they are unknown.
 
     The hour that was under way at ``seen_ms`` is known up to then only.
     """
@@ -184,8 +184,8 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Accou
         inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
     if not whole:
         begin = hour.hour * HOUR_MS
-        end = min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS))
-        inside, whole = max(0, min(until_ms, end) - max(since_ms, begin)), end - begin
+        known = range(begin, min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS)), MINUTE_MS)
+        inside, whole = sum(since_ms <= at_ms < until_ms for at_ms in known), len(known)
     return _used(
         hour.active_permille_ms * inside // whole,
         hour.idle_permille_ms * inside // whole,
