@@ -268,6 +268,14 @@ def test_a_curve_has_means_and_holes() -> None:
     ]
 
 
+def test_a_curve_ends_with_the_last_minute_of_a_lease_that_began_within_one() -> None:
+    minutes = [sample(minute, 0.5) for minute in range(6)]
+    found = curve(minutes, MINUTE // 2, 5 * MINUTE + MINUTE // 2, 60)
+    assert [point.use_ratio for point in found] == [0.5] * 6
+    late = curve(minutes[3:], MINUTE // 2, 5 * MINUTE + MINUTE // 2, 60)
+    assert [point.use_ratio for point in late] == [None] * 3 + [0.5] * 3
+
+
 def test_the_end_is_idle_since_the_last_kernel_that_was_seen() -> None:
     busy, rest = [sample(0, 0.2), sample(1, 0.4)], [sample(2, 0.0), sample(4, 0.0)]
     assert idle_at_end_ms([*busy, *rest], 6 * MINUTE) == 4 * MINUTE
