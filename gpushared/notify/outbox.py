@@ -335,7 +335,7 @@ class Outbox:
             lost = self._lost.get(shown, 0)
             parts = [self._bad[shown]] if shown in self._bad else []
             parts += [f"{lost} notifications were dropped"] if lost else []
-            texts.append(f"{shown}: {', and '.join(parts)}")
+            texts.append(f"notifications to {shown}: {', and '.join(parts)}")
         if texts:
             self._troubles.raised(PART, "; ".join(texts))
         else:

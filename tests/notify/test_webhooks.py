@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import sqlite3
@@ -14,6 +15,7 @@ import pytest
 
 from gpushared.config.notify import NotifyConfig, ProjectNotifyConfig
 from gpushared.domain.model.notification import NotificationKind
+from gpushared.notify import webhook
 from gpushared.notify.attempt import Delivered, GivenUp, TryAgain
 from gpushared.notify.webhook import judged, post
 from tests.notify.receivers import NOW, Bed, Got, Receiver, event
@@ -393,3 +395,27 @@ async def test_a_full_disk_loses_nothing_that_fits_in_memory_and_sends_nothing_t
             await receiver.has(2)
             await bed.until(lambda: waiting(path) == 0 and bed.trouble == "")
     assert len(receiver.got) == len(set(ids(receiver.got))) == 2
+
+
+@pytest.mark.parametrize("piece", [b"H", b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000])
+async def test_a_receiver_that_answers_byte_by_byte_or_without_end_is_left(
+    monkeypatch: pytest.MonkeyPatch, piece: bytes
+) -> None:
+    monkeypatch.setattr(webhook, "SECONDS", 0.3)
+    left = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        left.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert isinstance(await post(f"http://127.0.0.1:{port}/", "{}", "x", 0, ""), TryAgain)
+    server.close()
+    async with asyncio.timeout(20):
+        await left.wait()

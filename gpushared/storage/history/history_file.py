@@ -53,9 +53,10 @@ _PUT_USE = f"""INSERT OR REPLACE INTO use_hour (series, {", ".join(_USE_COLUMNS)
     VALUES ({", ".join("?" * (1 + len(_USE_COLUMNS)))})"""  # noqa: S608 - constants
 _PUT_SOURCE = """INSERT INTO source (node, journal, seen_ms, ahead_ms) VALUES (?, ?, ?, ?)
     ON CONFLICT (node, journal) DO UPDATE SET seen_ms = max(seen_ms, excluded.seen_ms),
-    ahead_ms = excluded.ahead_ms RETURNING number"""
-_PUT_SERIES = """INSERT INTO series (source, lease, gpu) VALUES (?, ?, ?)
-    ON CONFLICT (source, lease, gpu) DO UPDATE SET gpu = excluded.gpu RETURNING number"""
+    ahead_ms = excluded.ahead_ms"""
+_SOURCE = "SELECT number FROM source WHERE node = ? AND journal = ?"
+_PUT_SERIES = "INSERT OR IGNORE INTO series (source, lease, gpu) VALUES (?, ?, ?)"
+_SERIES = "SELECT number FROM series WHERE source = ? AND lease = ? AND gpu = ?"
 
 
 _SUM_DROPPED = """INSERT INTO dropped_hours
@@ -93,8 +94,8 @@ class HistoryFile(SqliteFile):
 
     def _put(self, db: sqlite3.Connection, batch: HistoryBatch) -> None:
         name = batch.source
-        row = (name.node, name.journal, batch.at_ms, batch.ahead_ms)
-        (source,) = db.execute(_PUT_SOURCE, row).fetchone()
+        db.execute(_PUT_SOURCE, (name.node, name.journal, batch.at_ms, batch.ahead_ms))
+        (source,) = db.execute(_SOURCE, (name.node, name.journal)).fetchone()
         _close_older_sources(db, name.node, source)
         db.executemany(
             "INSERT OR REPLACE INTO gpu VALUES (?, ?, ?, ?, ?)",
@@ -125,7 +126,8 @@ class HistoryFile(SqliteFile):
         if len(self._series) > MAX_SERIES_KNOWN:
             self._series.clear()
         if key not in self._series:
-            (self._series[key],) = db.execute(_PUT_SERIES, key).fetchone()
+            db.execute(_PUT_SERIES, key)
+            (self._series[key],) = db.execute(_SERIES, key).fetchone()
         return self._series[key]
 
     def _put_uses(self, db: sqlite3.Connection, series: int, hours: Sequence[HourUse]) -> None:
