@@ -267,7 +267,7 @@ def test_the_pool_counts_what_its_nodes_count_also_while_one_was_cut_off(machine
         time.sleep(1)
     assert pool["leases"] >= len(NODES) + 1
     assert pool["held_gpu_ms"] > 0
-    by_node = json.loads(machines.printed("gpushare usage --pool --by node -o json"))["items"]
+    by_node = json.loads(machines.printed(machines.told("gpushare usage --pool") + " -o json"))["items"]
     assert {row["key"] for row in by_node} == set(NODES)
     told = machines.printed(f"gpushare report --pool {job}")
     assert f"{job}: job, succeeded" in told
