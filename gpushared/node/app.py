@@ -62,7 +62,7 @@ from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
-from gpushared.notify.outbox import Outbox
+from gpushared.notify.outbox import NotificationOutbox
 from gpushared.notify.payload import Origin
 from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
@@ -225,7 +225,7 @@ class Daemon:
         def day(at: float) -> float:
             return loop.state.day(at)
 
-        self._outbox = Outbox(
+        self._outbox = NotificationOutbox(
             SqliteNotifications(Path(self._config.node.state_dir) / NOTIFICATIONS_NAME),
             self._troubles,
             lambda: notify_routes(self._config),
@@ -356,17 +356,8 @@ class Daemon:
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_defaults()
-        audit = self._audit
-        gate = self._gate = Gate(
-            config.engine.socket,
-            self._order_handler,
-            policy_of(config),
-            self._metrics.take_audit,
-            name=gate_name(config.node.state_dir),
-            pins=self._pins,
-            walls=self._limits.cgroups,
-            passwd=self._passwd,
-        )
+        audit, gate = self._audit, self._make_gate()
+        self._gate = gate
         stack.push_async_callback(_end_creates, gate)
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -396,6 +387,19 @@ class Daemon:
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
         await self._live(loop)
+
+    def _make_gate(self) -> Gate:
+        config = self._config
+        return Gate(
+            config.engine.socket,
+            self._order_handler,
+            policy_of(config),
+            self._metrics.take_audit,
+            name=gate_name(config.node.state_dir),
+            pins=self._pins,
+            walls=self._limits.cgroups,
+            passwd=self._passwd,
+        )
 
     async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
         """Open the jobs only when containers can be made, because waiting jobs begin at once."""

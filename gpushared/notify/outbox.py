@@ -45,7 +45,7 @@ RECENT_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class DeliveryTiming:
     """Say how long to wait after failed attempts, and before the file is tried again."""
 
     first_seconds: float = 2.0
@@ -53,7 +53,7 @@ class Timing:
     file_seconds: float = 5.0
 
 
-class Outbox:
+class NotificationOutbox:
     """Take notifications by ``add``, write them and deliver them by ``run`` as long as the daemon runs."""
 
     def __init__(
@@ -63,14 +63,14 @@ class Outbox:
         routes: Callable[[], Routes],
         clock: Clock,
         origin: Origin,
-        timing: Timing | None = None,
+        timing: DeliveryTiming | None = None,
     ) -> None:
         self._file = file
         self._troubles = troubles
         self._routes = routes
         self._clock = clock
         self._origin = origin
-        self._timing = timing or Timing()
+        self._timing = timing or DeliveryTiming()
         self._buffer: deque[NewEvent] = deque()
         self._since: dict[str, float] = {}
         self._wake = asyncio.Event()

@@ -23,7 +23,7 @@ from gpushared.domain.accounting.grouping import (
     summed,
     windows,
 )
-from gpushared.domain.accounting.replay import GpuThen, Held, QueueThen, earlier_ms
+from gpushared.domain.accounting.replay import GpuThen, OthersPart, QueueThen, earlier_ms
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -145,7 +145,7 @@ def test_sizes_have_classes(count: int, memory: int | None, share: int | None, w
     assert size_class(count, memory, share)[0] == words
 
 
-def queue(*held: Held, ahead: Sequence[tuple[int, int]] = ()) -> QueueThen:
+def queue(*held: OthersPart, ahead: Sequence[tuple[int, int]] = ()) -> QueueThen:
     """An hour of waiting for a GPU of 80 000 MiB."""
     return QueueThen(0, HOUR, [GpuThen(80_000, held)], ahead)
 
@@ -154,19 +154,21 @@ def queue(*held: Held, ahead: Sequence[tuple[int, int]] = ()) -> QueueThen:
     ("then", "expected"),
     [
         pytest.param(queue(), HOUR, id="there was room all the time"),
-        pytest.param(queue(Held(-5, HOUR, 875, 70_000)), HOUR, id="there was room beside a big one"),
-        pytest.param(queue(Held(0, HOUR, 950, 70_000)), 0, id="the compute was taken"),
-        pytest.param(queue(Held(0, HOUR, 875, 74_001)), 0, id="the memory was taken"),
+        pytest.param(queue(OthersPart(-5, HOUR, 875, 70_000)), HOUR, id="there was room beside a big one"),
+        pytest.param(queue(OthersPart(0, HOUR, 950, 70_000)), 0, id="the compute was taken"),
+        pytest.param(queue(OthersPart(0, HOUR, 875, 74_001)), 0, id="the memory was taken"),
         pytest.param(
-            queue(Held(0, 20 * MINUTE, 500, 75_000)), 40 * MINUTE, id="room came before the lease's start"
+            queue(OthersPart(0, 20 * MINUTE, 500, 75_000)),
+            40 * MINUTE,
+            id="room came before the lease's start",
         ),
         pytest.param(
-            queue(Held(0, 5 * MINUTE, 900, 75_000), Held(50 * MINUTE, HOUR, 900, 75_000)),
+            queue(OthersPart(0, 5 * MINUTE, 900, 75_000), OthersPart(50 * MINUTE, HOUR, 900, 75_000)),
             0,
             id="room that was taken again would have been taken from somebody",
         ),
         pytest.param(
-            queue(Held(0, 10 * MINUTE, 900, 75_000), ahead=[(0, 30 * MINUTE), (5, 40 * MINUTE)]),
+            queue(OthersPart(0, 10 * MINUTE, 900, 75_000), ahead=[(0, 30 * MINUTE), (5, 40 * MINUTE)]),
             20 * MINUTE,
             id="nobody is overtaken who asked before",
         ),
@@ -181,13 +183,13 @@ def test_a_smaller_request_would_have_started_earlier(then: QueueThen, expected:
 
 moments = st.integers(0, 60).map(lambda minute: minute * MINUTE)
 holdings = st.lists(
-    st.builds(Held, moments, moments, st.integers(0, 900), st.integers(0, 70_000)), max_size=8
+    st.builds(OthersPart, moments, moments, st.integers(0, 900), st.integers(0, 70_000)), max_size=8
 )
 
 
 @given(holdings, st.lists(st.tuples(moments, moments), max_size=4), st.integers(1, 80_000))
 def test_the_replay_never_takes_room_that_others_had(
-    held: list[Held], ahead: list[tuple[int, int]], memory: int
+    held: list[OthersPart], ahead: list[tuple[int, int]], memory: int
 ) -> None:
     earlier = earlier_ms(queue(*held, ahead=ahead), memory)
     assert 0 <= earlier <= HOUR
@@ -243,7 +245,7 @@ def test_notes_say_what_mends_it(changes: dict[str, object], expected: list[tupl
 
 
 def test_the_note_on_memory_says_what_the_queue_would_have_done() -> None:
-    then = queue(Held(0, 20 * MINUTE, 500, 75_000))
+    then = queue(OthersPart(0, 20 * MINUTE, 500, 75_000))
     (note,) = notes(replace(COURSE, peak_mib=7_270, queue=then))
     assert note.text == "peak 7.1 GiB of 19.5 GiB: `--gpu-memory 8g` would have started 40m earlier"
 
@@ -266,6 +268,14 @@ def test_a_curve_has_means_and_holes() -> None:
         (None, None),
         (1.0, 100),
     ]
+
+
+def test_a_curve_ends_with_the_last_minute_of_a_lease_that_began_within_one() -> None:
+    minutes = [sample(minute, 0.5) for minute in range(6)]
+    found = curve(minutes, MINUTE // 2, 5 * MINUTE + MINUTE // 2, 60)
+    assert [point.use_ratio for point in found] == [0.5] * 6
+    late = curve(minutes[3:], MINUTE // 2, 5 * MINUTE + MINUTE // 2, 60)
+    assert [point.use_ratio for point in late] == [None] * 3 + [0.5] * 3
 
 
 def test_the_end_is_idle_since_the_last_kernel_that_was_seen() -> None:

@@ -14,13 +14,13 @@ from gpushared.config.notify import NotifyConfig, ProjectNotifyConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.notification import GpuPart, Notification, NotificationKind
-from gpushared.notify.outbox import Outbox, Timing
+from gpushared.notify.outbox import DeliveryTiming, NotificationOutbox
 from gpushared.notify.payload import Origin
 from gpushared.notify.targets import routes_of
 from gpushared.storage.notification_file import SqliteNotifications
 from gpushared.testing import ManualClock
 
-QUICK = Timing(first_seconds=0.01, longest_seconds=0.05, file_seconds=0.02)
+QUICK = DeliveryTiming(first_seconds=0.01, longest_seconds=0.05, file_seconds=0.02)
 NOW = 1_800_000_000.0
 
 
@@ -133,7 +133,7 @@ class Bed:
         return self.troubles.of("notifications")
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Outbox]:
+    async def running(self) -> AsyncIterator[NotificationOutbox]:
         outbox = self.outbox()
         await outbox.open()
         running = asyncio.create_task(outbox.run())
@@ -144,8 +144,8 @@ class Bed:
             await asyncio.gather(running, return_exceptions=True)
             await outbox.close()
 
-    def outbox(self) -> Outbox:
-        return Outbox(
+    def outbox(self) -> NotificationOutbox:
+        return NotificationOutbox(
             SqliteNotifications(self.path),
             self.troubles,
             lambda: routes_of(self.site, self.projects),

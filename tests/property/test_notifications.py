@@ -34,7 +34,7 @@ from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.domain.model.request import Caller, Request
 from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
-from gpushared.notify.outbox import Outbox
+from gpushared.notify.outbox import NotificationOutbox
 from gpushared.storage.notification_file import Remembered
 
 ALICE, ROOT = Caller(1000, 1000, "alice"), Caller(0, 0, "root", trusted=True)
@@ -101,7 +101,9 @@ class NotifiedNode(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.loop, self.outbox = FakeLoop(self), FakeOutbox(self.file)
-        self.notifier = LeaseNotifier(cast("Loop", self.loop), cast("Outbox", self.outbox), lambda: 600)
+        self.notifier = LeaseNotifier(
+            cast("Loop", self.loop), cast("NotificationOutbox", self.outbox), lambda: 600
+        )
         self.notifier.begin(Remembered(0.0, {}, tuple(self.file), ()))
 
     def send(self, event: m.Event) -> None:

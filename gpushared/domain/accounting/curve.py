@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+MINUTE_MS = 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class UseSample:
@@ -27,12 +29,18 @@ class CurvePoint:
     memory_mib: float | None
 
 
-def curve(samples: Iterable[UseSample], since_ms: int, until_ms: int, count: int) -> list[CurvePoint]:
-    """Return ``count`` points or fewer, none shorter than a minute; a piece without samples has no figures."""
-    step = max(60_000, -(-(until_ms - since_ms) // count))
+def curve(samples: Sequence[UseSample], since_ms: int, until_ms: int, count: int) -> list[CurvePoint]:
+    """Return ``count`` points or fewer, none shorter than a minute; a piece without samples has no figures.
+
+    The curve begins with a minute of the samples, which may begin before ``since_ms``.
+    """
+    if samples:
+        first_ms = min(one.at_ms for one in samples)
+        since_ms = first_ms - max(0, -(-(first_ms - since_ms) // MINUTE_MS)) * MINUTE_MS
+    step = max(MINUTE_MS, -(-(until_ms - since_ms) // count))
     pieces: dict[int, list[UseSample]] = {}
     for one in samples:
-        pieces.setdefault(max(0, one.at_ms - since_ms) // step, []).append(one)
+        pieces.setdefault((one.at_ms - since_ms) // step, []).append(one)
     total = max(1, -(-(until_ms - since_ms) // step))
     return [_point(since_ms + number * step, pieces.get(number, [])) for number in range(total)]
 

@@ -18,7 +18,7 @@ from gpushared.domain.model.gpu import WHOLE_PERMILLE
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OthersPart:
     """Record what somebody else held of a GPU, from a time to a time."""
 
     start_ms: int
@@ -32,7 +32,7 @@ class GpuThen:
     """Hold a GPU's memory, and what others held of it while the lease waited."""
 
     memory_mib: int
-    held: Sequence[Held]
+    held: Sequence[OthersPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _room_since(queue: QueueThen, gpu: GpuThen, memory_mib: int) -> int:
     return since
 
 
-def _pieces(queue: QueueThen, held: Sequence[Held]) -> Iterable[tuple[int, int]]:
+def _pieces(queue: QueueThen, held: Sequence[OthersPart]) -> Iterable[tuple[int, int]]:
     """Yield the pieces of the wait in which nothing changed."""
     first, last = queue.wait_began_ms, queue.started_ms
     changes = {moment for one in held for moment in (one.start_ms, one.end_ms) if first < moment < last}

@@ -10,7 +10,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import assert_never
 
 from gpushared.domain.jobs.coordinator_state import PoolState
-from gpushared.domain.jobs.job import Cancelled, Ended, Job, JobFailed, JobOutcome, Running, Succeeded
+from gpushared.domain.jobs.job import (
+    Cancelled,
+    Cancelling,
+    Ended,
+    Job,
+    JobFailed,
+    JobOutcome,
+    Placing,
+    Queued,
+    Running,
+    Succeeded,
+)
 from gpushared.domain.jobs.liveness import UNKNOWN_BEATS, beat_seconds
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.notification import Notification, NotificationKind
@@ -40,8 +51,10 @@ def _standing(job: Job) -> Iterator[Notification]:
                 text = f"{who} ran on {where}"
                 yield _notification(job, NotificationKind.GRANTED, str(job.attempts), at, text)
             yield _notification(job, NotificationKind.ENDED, "", at, f"{who} {_words(outcome)}")
-        case _:
+        case Queued() | Placing() | Cancelling():
             pass
+        case _:
+            assert_never(job.state)
 
 
 def of_nodes(state: PoolState, now: float, told: Mapping[str, Told]) -> tuple[Notification, ...]:

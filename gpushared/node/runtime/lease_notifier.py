@@ -10,7 +10,7 @@ from gpushared.domain.leases.notifications import of_gpus, of_lease
 from gpushared.domain.model.lease import Ended, Lease
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.node.runtime.loop import Loop
-from gpushared.notify.outbox import RECENT_SECONDS, Outbox
+from gpushared.notify.outbox import RECENT_SECONDS, NotificationOutbox
 from gpushared.storage.notification_file import Remembered
 
 LOOK_SECONDS = 1.0
@@ -20,7 +20,7 @@ _Told = frozenset[tuple[NotificationKind, str]]
 class LeaseNotifier:
     """Add the events of a node's leases and GPUs to its outbox."""
 
-    def __init__(self, loop: Loop, outbox: Outbox, soon_seconds: Callable[[], int]) -> None:
+    def __init__(self, loop: Loop, outbox: NotificationOutbox, soon_seconds: Callable[[], int]) -> None:
         self._loop = loop
         self._outbox = outbox
         self._soon_seconds = soon_seconds

@@ -11,7 +11,7 @@ from gpushared.domain.accounting.digest import Week, digest
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.node.runtime.loop import Loop
-from gpushared.notify.outbox import Outbox
+from gpushared.notify.outbox import NotificationOutbox
 from gpushared.notify.targets import Routes
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.records import HistoryFilter
@@ -28,7 +28,7 @@ class WeeklyDigest:
     def __init__(
         self,
         loop: Loop,
-        outbox: Outbox,
+        outbox: NotificationOutbox,
         history: SqliteHistory,
         routes: Callable[[], Routes],
         flush: Callable[[], Awaitable[None]],

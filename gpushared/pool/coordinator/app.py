@@ -44,7 +44,7 @@ from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, Peer
 from gpushared.net.intake import Intake
 from gpushared.net.unary_json import JsonApi
-from gpushared.notify.outbox import Outbox
+from gpushared.notify.outbox import NotificationOutbox
 from gpushared.notify.payload import Origin
 from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import phase_of
@@ -264,7 +264,7 @@ class PoolDaemon:
         def day(at: float) -> float:
             return loop.state.day(at)
 
-        self._outbox = Outbox(
+        self._outbox = NotificationOutbox(
             SqliteNotifications(Path(self._config.coordinator.state_dir) / NOTIFICATIONS_NAME),
             self._troubles,
             lambda: routes_of(self._config.notify, {}),

@@ -11,7 +11,7 @@ from gpushared.domain.jobs.job_notifications import JOB_SUBJECT, NODE_SUBJECT, o
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.jobs.coordinator_loop import PoolLoop
-from gpushared.notify.outbox import RECENT_SECONDS, Outbox
+from gpushared.notify.outbox import RECENT_SECONDS, NotificationOutbox
 from gpushared.storage.notification_file import Remembered
 
 LOOK_SECONDS = 1.0
@@ -21,7 +21,7 @@ _Told = frozenset[tuple[NotificationKind, str]]
 class PoolNotifier:
     """Add the events of a pool to its coordinator's outbox."""
 
-    def __init__(self, loop: PoolLoop, outbox: Outbox) -> None:
+    def __init__(self, loop: PoolLoop, outbox: NotificationOutbox) -> None:
         self._loop = loop
         self._outbox = outbox
         self._told: dict[str, _Told] = {}

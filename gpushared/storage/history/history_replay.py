@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from gpushared.domain.accounting.replay import GpuThen, Held, QueueThen
+from gpushared.domain.accounting.replay import GpuThen, OthersPart, QueueThen
 
 OF_ROOM = frozenset({"resources", "queue_order", "class_order", "fair_share"})
 """A wait for these reasons only would have been shorter if there had been room earlier."""
@@ -51,7 +51,7 @@ def _gpu(db: sqlite3.Connection, source: int, lease: str, gpu: str, since_ms: in
            WHERE source = ?1 AND gpu = ?3 AND lease != ?4 AND start_ms < ?5""",
         (source, since_ms, gpu, lease, until_ms),
     )
-    return GpuThen(0 if found is None else found[0], [Held(*row) for row in rows])
+    return GpuThen(0 if found is None else found[0], [OthersPart(*row) for row in rows])
 
 
 def _ahead(

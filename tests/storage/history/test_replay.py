@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.accounting.replay import GpuThen, Held, QueueThen
+from gpushared.domain.accounting.replay import GpuThen, OthersPart, QueueThen
 from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import LeaseId
@@ -68,7 +68,7 @@ def test_it_has_what_others_held_of_the_same_gpu_and_who_was_before(tmp_path: Pa
         waits={MINE: ROOM, "l-2": ROOM, "l-5": ROOM},
         still=(span(2, 60, 900),),
     )
-    held = [Held(0, 50, 500, 40_000), Held(60, 900, 500, 40_000)]
+    held = [OthersPart(0, 50, 500, 40_000), OthersPart(60, 900, 500, 40_000)]
     # The fourth asked later and was served later; the fifth asked later, and was served before.
     assert found == QueueThen(10, 100, [GpuThen(80_000, held)], [(10, 60), (20, 70)])
 
