@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -173,26 +173,42 @@ def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int)
 
 
 def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Account:
-    """Return the part of an hour that lies in a time: by its minutes, or as if all were alike where they are unknown.
+    """Return the part of an hour that lies in a time: each sum by its own minutes.
 
-    The hour that was under way at ``seen_ms`` is known up to then only.
+    A sum of which no minute is known is cut as if all minutes were alike. The hour that was under way at
+    ``seen_ms`` is known up to then only.
     """
-    inside = whole = 0
-    for number, minute in hour.seen_minutes():
-        at_ms = hour.hour * HOUR_MS + number * MINUTE_MS
-        whole += minute.seen_seconds
-        inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
-    if not whole:
-        begin = hour.hour * HOUR_MS
+    begin = hour.hour * HOUR_MS
+    minutes = [(begin + number * MINUTE_MS, minute) for number, minute in hour.seen_minutes()]
+    even = _inside_and_whole(((at_ms, minute.seen_seconds) for at_ms, minute in minutes), since_ms, until_ms)
+    if not even[1]:
         known = range(begin, min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS)), MINUTE_MS)
-        inside, whole = sum(since_ms <= at_ms < until_ms for at_ms in known), len(known)
-    return _used(
-        hour.active_permille_ms * inside // whole,
-        hour.idle_permille_ms * inside // whole,
-        hour.used_permille_ms * inside // whole,
-        hour.memory_seen_mib_ms * inside // whole,
-        hour.memory_used_mib_ms * inside // whole,
-    )
+        even = _inside_and_whole(((at_ms, 1) for at_ms in known), since_ms, until_ms)
+    parts = []
+    for name, weight in _WEIGHTS.items():
+        weights = ((at_ms, weight(minute)) for at_ms, minute in minutes)
+        inside, whole = _inside_and_whole(weights, since_ms, until_ms)
+        inside, whole = (inside, whole) if whole else even
+        parts.append(getattr(hour, name) * inside // whole)
+    return _used(*parts)
+
+
+def _inside_and_whole(weights: Iterable[tuple[int, int]], since_ms: int, until_ms: int) -> tuple[int, int]:
+    inside = whole = 0
+    for at_ms, weight in weights:
+        whole += weight
+        inside += weight if since_ms <= at_ms < until_ms else 0
+    return inside, whole
+
+
+_WEIGHTS: Mapping[str, Callable[[Minute], int]] = {
+    "active_permille_ms": lambda minute: minute.seen_seconds if minute.use_max_ratio else 0,
+    "idle_permille_ms": lambda minute: 0 if minute.use_max_ratio else minute.seen_seconds,
+    "used_permille_ms": lambda minute: round((minute.use_mean_ratio or 0) * 1000) * minute.seen_seconds,
+    "memory_seen_mib_ms": lambda minute: int(minute.memory_mean_mib is not None),
+    "memory_used_mib_ms": lambda minute: minute.memory_mean_mib or 0,
+}
+"""Say how much of an hour's sum a minute has, in the order of ``_used``."""
 
 
 def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary) -> LeaseHistory:
