@@ -128,6 +128,16 @@ def test_waits_are_counted_by_reason_and_by_hour_of_the_week() -> None:
     assert [one.key for one in by_hour] == ["Mon 09:00", "Tue 10:00"]
 
 
+def test_reasons_within_a_time_are_no_longer_than_the_wait_within_it() -> None:
+    """The history has reasons for a lease's whole life, and a time may have a part of it."""
+    reasons = {"resources": 3 * HOUR, "fair_share": HOUR}
+    found = [Wait(HOUR, reasons=reasons), Wait(5 * HOUR, reasons=reasons), Wait(0, reasons=reasons)]
+    assert [(one.key, one.requests, one.total_ms) for one in grouped_waits(found, WaitGrouping.REASON)] == [
+        ("resources", 2, 3 * HOUR * 5 // 4),
+        ("fair_share", 2, HOUR * 5 // 4),
+    ]
+
+
 @pytest.mark.parametrize(
     ("count", "memory", "share", "words"),
     [
