@@ -113,7 +113,10 @@ def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Le
 def points(
     db: sqlite3.Connection, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool
 ) -> list[Point]:
-    """Return the minutes of a series, or its hours; an hour whose minutes were dropped is one point."""
+    """Return the minutes of a series that meet a time, or its hours.
+
+    An hour whose minutes were dropped is one point.
+    """
     found: list[Point] = []
     for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node)):
         minutes = "x''" if by_hour else "u.minutes"
@@ -124,10 +127,10 @@ def points(
             (source.number, series.lease, series.gpu, source.since_ms // HOUR_MS, source.until_ms),
         )
         found += [
-            Point(source.day(at_ms), minute)
+            Point(source.day(at_ms), length_ms, minute)
             for row in rows
-            for at_ms, minute in _points_of(hour_of(row))
-            if by_hour or source.since_ms <= at_ms < source.until_ms
+            for at_ms, length_ms, minute in _points_of(hour_of(row))
+            if source.since_ms < at_ms + length_ms and at_ms < source.until_ms
         ]
     return found
 
@@ -294,16 +297,18 @@ def hour_of(row: Sequence[Any]) -> HourUse:
     return hour
 
 
-def _points_of(hour: HourUse) -> Iterator[tuple[int, Minute]]:
+def _points_of(hour: HourUse) -> Iterator[tuple[int, int, Minute]]:
+    """Yield the beginning, the length and the figures of each point of an hour."""
     begin = hour.hour * HOUR_MS
     if hour.minutes:
         for number, minute in hour.seen_minutes():
-            yield begin + number * MINUTE_MS, minute
+            yield begin + number * MINUTE_MS, MINUTE_MS, minute
         return
     seen = hour.seen_permille_ms
     known = hour.memory_ms
     yield (
         begin,
+        HOUR_MS,
         Minute(
             seen_seconds=60,
             use_mean_ratio=hour.used_permille_ms / seen if seen else None,

@@ -204,4 +204,5 @@ class Point:
     """Hold one point of a series: an hour or a minute, at its beginning in milliseconds of the time of day."""
 
     at_ms: int
+    length_ms: int
     minute: Minute
