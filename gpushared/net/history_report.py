@@ -18,7 +18,7 @@ async def lease_report(
     history: SqliteHistory, one: LeaseHistory, points: int, now_ms: int
 ) -> history_pb2.LeaseReport:
     """Return the report on a lease; its summary is left to the caller."""
-    wanted = HistoryFilter(node=one.node, lease=one.summary.lease)
+    wanted = HistoryFilter(source=one.source, lease=one.summary.lease)
     until_ms = one.ended_ms or now_ms
     samples = [sample for gpu in one.gpus for sample in await _samples(history, one, gpu, until_ms)]
     ratios = [of_gpu.account.use_of_held_ratio for of_gpu in await history.accounts(wanted)]
@@ -44,7 +44,7 @@ async def lease_report(
 
 
 async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms: int) -> list[UseSample]:
-    name = SeriesName(one.node, gpu, one.summary.lease)
+    name = SeriesName(one.node, gpu, one.summary.lease, one.source)
     since_ms = one.started_ms or one.created_ms
     by_hour = until_ms - since_ms > LONG_RUN_MS
     found = await history.points(name, since_ms, until_ms, by_hour=by_hour)
@@ -76,7 +76,7 @@ async def _course(
         time_limit_seconds=asked.time_limit_seconds,
         peak_mib=one.peak_mib,
         held_mib=one.held_mib,
-        queue=await history.queue_then(one.node, asked.lease),
+        queue=await history.queue_then(one.source, asked.lease),
     )
 
 

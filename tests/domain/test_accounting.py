@@ -35,6 +35,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 class Row:
     """A lease's account on a GPU."""
 
+    source: int
     node: str
     lease: str
     owner: str
@@ -65,7 +66,7 @@ class Wait:
 names = st.sampled_from(["a", "b", "c"])
 amounts = st.integers(0, 10**15)
 rows = st.lists(
-    st.builds(Row, *[names] * 7, st.builds(Account, *[amounts] * 8)),
+    st.builds(Row, st.integers(1, 3), *[names] * 7, st.builds(Account, *[amounts] * 8)),
     max_size=30,
 )
 BY_NAME = [by for by in Grouping if by not in {Grouping.DAY, Grouping.WEEK}]

@@ -194,6 +194,29 @@ async def test_a_report_says_what_would_have_been_better(history: SqliteHistory,
     assert notes["time_limit"].mend == "--time 1h"
 
 
+async def test_leases_of_two_journals_with_the_same_id_are_told_apart(history: SqliteHistory) -> None:
+    """Bob's first lease of the new journal has the id of his last one."""
+    later = (70, 100)
+    await history.write(
+        HistoryBatch(
+            SourceName(BOX.node, 2),
+            BEGIN + 2 * HOUR_MS,
+            gpus=(GpuFacts(GPU, "0", "H100", 80_000),),
+            leases=(summary(2, BOB, later),),
+            spans=((1, span(2, later)),),
+            uses={(LeaseId("l-2"), GPU): worked(later, 0.25, 6_000).changed()},
+        )
+    )
+    usage = await api(history).usage(history_pb2.UsageRequest(), ROOT)
+    assert usage.total.leases == 3
+    (report,) = (await api(history).report(history_pb2.ReportRequest(name="l-2"), BOB)).leases
+    assert report.lease.ran_ms == 30 * MINUTE_MS
+    assert list(report.reasons) == []
+    assert not report.HasField("worst_gpu_ratio")
+    assert {point.use_ratio for point in report.curve} == {0.25}
+    assert "would have been enough" in report.notes[0].text
+
+
 async def test_a_curve_of_hours_has_all_of_a_run_that_was_within_one(history: SqliteHistory) -> None:
     """As in a pool, whose coordinator has no minutes."""
     await history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 3 * 24 * HOUR_MS)

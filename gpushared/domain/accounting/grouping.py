@@ -44,8 +44,13 @@ class WaitGrouping(StrEnum):
 
 
 class Accounted(Protocol):
-    """Give the account of a lease on a GPU, with the names it may be summed by."""
+    """Give the account of a lease on a GPU, with the names it may be summed by.
 
+    ``source`` is the number of the node's journal, which counts leases anew.
+    """
+
+    @property
+    def source(self) -> int: ...
     @property
     def node(self) -> str: ...
     @property
@@ -94,15 +99,15 @@ class Waited(Protocol):
 
 @dataclass(slots=True)
 class Group:
-    """Sum the accounts of one group. ``leases`` are told apart by their nodes, whose numbers repeat."""
+    """Sum the accounts of one group. ``leases`` are told apart by their sources, whose numbers repeat."""
 
     key: str
     account: Account = field(default_factory=Account)
-    leases: set[tuple[str, str]] = field(default_factory=set)
+    leases: set[tuple[int, str]] = field(default_factory=set)
 
     def add(self, one: Accounted) -> None:
         self.account += one.account
-        self.leases.add((one.node, one.lease))
+        self.leases.add((one.source, one.lease))
 
 
 @dataclass(frozen=True, slots=True)

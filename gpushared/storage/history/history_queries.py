@@ -81,7 +81,11 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
             too_big = too_big_permille_ms(used.active_permille_ms, mib / max(1, ms), peak)
             account = replace(account, too_big_permille_ms=too_big)
             found.append(
-                LeaseAccount(source.node, lease, owner, project, lease_class, label, model, account, peak)
+                LeaseAccount(
+                    *(source.number, source.node, lease, owner, project, lease_class, label, model),
+                    account=account,
+                    peak_mib=peak,
+                )
             )
     return found
 
@@ -118,7 +122,7 @@ def points(
     An hour whose minutes were dropped is one point.
     """
     found: list[Point] = []
-    for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node)):
+    for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node, source=series.source)):
         minutes = "x''" if by_hour else "u.minutes"
         rows = db.execute(
             f"""SELECT {_USE_SUMS}, {minutes} FROM series JOIN use_hour u ON u.series = series.number
@@ -244,6 +248,7 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
         use.account.active_permille_ms, max(at_once.values(), default=0), use.peak_mib
     )
     return LeaseHistory(
+        source=source.number,
         node=source.node,
         summary=summary,
         created_ms=source.day(round(summary.created_at * 1000)),
