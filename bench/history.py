@@ -152,7 +152,7 @@ def series_of(at: int) -> list[Any]:
     for minute in range(60):
         seen = SeriesSample(125, 10_000, RANDOM.random(), RANDOM.randrange(10_000), 400.0)
         series.take(at * 1000 + minute * MINUTE_MS + 1, seen, MINUTE_MS)
-    return series.changed()
+    return series.changes()
 
 
 def read(path: Path) -> None:

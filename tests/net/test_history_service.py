@@ -82,7 +82,7 @@ async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
                 (3, span(2, (30, 60))),
             ),
             waits={(LeaseId("l-2"), "resources"): 20 * MINUTE_MS},
-            uses={(LeaseId("l-2"), GPU): series.changed()},
+            uses={(LeaseId("l-2"), GPU): series.changes()},
         )
     )
     yield store

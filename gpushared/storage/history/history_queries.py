@@ -20,7 +20,6 @@ from gpushared.storage.history.records import (
     LeaseHistory,
     Point,
     Resumption,
-    SeriesKey,
     SeriesName,
     SourceName,
 )
@@ -32,27 +31,22 @@ _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
 
 
-def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumption:
+def resumption(db: sqlite3.Connection, name: SourceName) -> Resumption:
     """Return what a recorder goes on with."""
     found = db.execute(
-        "SELECT number FROM source WHERE node = ? AND journal = ?", (name.node, name.journal)
+        "SELECT number, batch FROM source WHERE node = ? AND journal = ?", (name.node, name.journal)
     ).fetchone()
     if found is None:
-        return Resumption(None, {}, {})
-    (source,) = found
+        return Resumption(None, 0, 0, {})
+    source, batch = found
     (newest,) = db.execute("SELECT max(ended_at) FROM lease WHERE source = ?", (source,)).fetchone()
-    rows = db.execute(
-        f"""SELECT series.lease, series.gpu, {USE} FROM use_hour u JOIN series ON series.number = u.series
-            WHERE u.hour = ? AND series.source = ?""",  # noqa: S608 - constants
-        (hour, source),
-    )
-    uses: dict[SeriesKey, HourUse] = {(lease, gpu): hour_of(row) for lease, gpu, *row in rows}
+    (span,) = db.execute("SELECT max(number) FROM span WHERE source = ?", (source,)).fetchone()
     waits = db.execute(
         """SELECT wait.lease, reason, ms FROM wait JOIN lease l ON l.source = wait.source AND l.lease = wait.lease
            WHERE wait.source = ? AND l.ended_at IS NULL""",
         (source,),
     )
-    return Resumption(newest, uses, {(lease, reason): ms for lease, reason, ms in waits})
+    return Resumption(newest, max(0, span or 0), batch, {(lease, reason): ms for lease, reason, ms in waits})
 
 
 def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount]:

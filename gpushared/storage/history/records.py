@@ -40,7 +40,10 @@ class HistoryBatch:
     """Hold what is written in one transaction. Writing a batch again changes nothing.
 
     ``at_ms`` is the time of the batch by the clock that counts time, and the time of day is ``ahead_ms``
-    ahead of that. ``waits`` are the milliseconds that each open lease has waited so far, by reason.
+    ahead of that. ``open_spans`` are None if the batch does not tell them: then the known ones stay, without
+    those that ``spans`` close. ``waits`` are the milliseconds that each open lease has waited so far, by
+    reason. ``uses`` take the place of the hours that are there; ``growth`` is added to them, once: a batch
+    whose ``number`` is not above that of the source's last growth was written before.
     """
 
     source: SourceName
@@ -49,9 +52,11 @@ class HistoryBatch:
     gpus: Sequence[GpuFacts] = ()
     leases: Sequence[LeaseSummary] = ()
     spans: Sequence[tuple[int, Span]] = ()
-    open_spans: Sequence[Span] = ()
+    open_spans: Sequence[Span] | None = ()
     waits: Mapping[tuple[LeaseId, str], int] = field(default_factory=dict)
     uses: Mapping[SeriesKey, Sequence[HourUse]] = field(default_factory=dict)
+    growth: Mapping[SeriesKey, Sequence[HourUse]] = field(default_factory=dict)
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,10 @@ class Resumption:
 
     newest_ended_at: float | None
     """The end of the newest lease whose summary the history has; None if it has none."""
-    uses: Mapping[SeriesKey, HourUse]
-    """The present hour of each series, as far as it was written."""
+    newest_span: int
+    """The number of the newest span; 0 if the history has none."""
+    batch: int
+    """The number of the last batch with a growth."""
     waits: Mapping[tuple[LeaseId, str], int]
 
 
