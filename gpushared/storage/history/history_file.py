@@ -220,9 +220,9 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
 
-    def queue_then(self, node: str, lease: str) -> QueueThen | None:
+    def queue_then(self, source: int, lease: str) -> QueueThen | None:
         with self._reading() as db:
-            return queue_then(db, node, lease)
+            return queue_then(db, source, lease)
 
     def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
         with self._reading() as db:
@@ -326,8 +326,8 @@ class SqliteHistory(Calls):
     ) -> list[Point]:
         return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
 
-    async def queue_then(self, node: str, lease: str) -> QueueThen | None:
-        return await self._read(lambda: self._store.queue_then(node, lease))
+    async def queue_then(self, source: int, lease: str) -> QueueThen | None:
+        return await self._read(lambda: self._store.queue_then(source, lease))
 
     async def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
         return await self._read(lambda: self._store.export(kind, wanted, after))

@@ -129,6 +129,8 @@ class HistoryFilter:
     project: str = ""
     lease_class: str = ""
     node: str = ""
+    source: int | None = None
+    """The number of a source, as a lease that was found before has it: ids of leases repeat after a new journal."""
     lease: str = ""
     job: str = ""
     outcome: str = ""
@@ -138,6 +140,7 @@ class HistoryFilter:
 class LeaseAccount:
     """Hold a lease's account on one GPU within a time."""
 
+    source: int
     node: str
     lease: LeaseId
     owner: str
@@ -179,6 +182,7 @@ class LeaseWait:
 class LeaseHistory:
     """Hold a lease's summary with its figures over its life. Times are milliseconds of the time of day."""
 
+    source: int
     node: str
     summary: LeaseSummary
     created_ms: int
@@ -199,11 +203,15 @@ class LeaseHistory:
 
 @dataclass(frozen=True, slots=True)
 class SeriesName:
-    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole."""
+    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole.
+
+    Without a source these are the series of all sources of the node.
+    """
 
     node: str
     gpu: str
     lease: str = ""
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,4 +219,5 @@ class Point:
     """Hold one point of a series: an hour or a minute, at its beginning in milliseconds of the time of day."""
 
     at_ms: int
+    length_ms: int
     minute: Minute

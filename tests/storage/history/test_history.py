@@ -109,6 +109,43 @@ def test_times_are_cut_to_the_window_and_shifted_to_the_time_of_day(history: His
     assert account_of(history, HistoryFilter(day + HOUR_MS, day + 2 * HOUR_MS)) == Account()
 
 
+def test_points_are_those_that_meet_the_time(history: HistoryFile) -> None:
+    series = UseSeries(1)
+    worked(series, (0, 30), 0.5, 5_000)
+    uses = {(LEASE, GPU): series.changed()}
+    history.write(batch(leases=(summary(),), open_spans=(held((0, 30)),), uses=uses))
+    begin, end = BEGIN + 10 * MINUTE_MS + 1, BEGIN + 12 * MINUTE_MS
+    assert [point.at_ms for point in history.points(SERIES, begin, end)] == [
+        BEGIN + minute * MINUTE_MS for minute in (10, 11)
+    ]
+    (hour,) = history.points(SERIES, begin, end, by_hour=True)
+    history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 3 * 24 * HOUR_MS)
+    assert history.points(SERIES, begin, end) == [hour]
+    assert (hour.at_ms, hour.length_ms) == (BEGIN, HOUR_MS)
+    assert hour.minute.use_mean_ratio == pytest.approx(0.5)
+
+
+def test_a_part_of_an_hour_has_what_its_own_minutes_say(history: HistoryFile) -> None:
+    series = UseSeries(1)
+    worked(series, (0, 30), 1.0, 4_000)
+    worked(series, (30, 45), 0.0, None)
+    worked(series, (45, 60), 0.0, 12_000)
+    uses = {(LEASE, GPU): series.changed()}
+    history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=((1, held((0, 60))),), uses=uses))
+    half = BEGIN + 30 * MINUTE_MS
+    busy, rest = (
+        account_of(history, HistoryFilter(*bounds)) for bounds in ((BEGIN, half), (half, NEW.until_ms))
+    )
+    assert (busy.active_permille_ms, busy.idle_permille_ms) == (250 * 30 * MINUTE_MS, 0)
+    assert (rest.active_permille_ms, rest.idle_permille_ms) == (0, 250 * 30 * MINUTE_MS)
+    assert (busy.use_of_held_ratio, rest.use_of_held_ratio) == (1.0, 0.0)
+    assert (busy.memory_seen_mib_ms, rest.memory_seen_mib_ms) == (
+        20_000 * 30 * MINUTE_MS,
+        20_000 * 15 * MINUTE_MS,
+    )
+    assert (busy.memory_of_held_ratio, rest.memory_of_held_ratio) == (0.2, 0.6)
+
+
 def test_a_lease_waited_for_reasons(history: HistoryFile) -> None:
     waited = Span(LEASE, "vision", BEGIN, BEGIN + 9000)
     history.write(batch(leases=(summary(),), spans=((1, waited),), waits={(LEASE, "no-gpu"): 8000}))
