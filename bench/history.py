@@ -67,6 +67,7 @@ class World:
         self.state = NodeState(gpus=gpus, leases=leases)
         self.observers: list[Callable[..., None]] = []
         self.newest = Sample()
+        self.pause_seconds = 1.0
 
     def now(self) -> float:
         return self.at

@@ -45,6 +45,7 @@ def summary(number: int, owner: Caller, minutes: tuple[int, int], **facts: objec
         owner=owner.name,
         project=f"of-{owner.name}",
         image="secret:1",
+        outcome_text="there is no image secret:1",
         container_name=f"box-{number}",
         created_at=(BEGIN + minutes[0] * MINUTE_MS) / 1000,
     )
@@ -145,6 +146,8 @@ async def test_names_of_images_and_containers_are_for_their_owner_and_trusted_ca
         exported = await one.export(history_pb2.ExportRequest(), caller)
         rows = [json.loads(row) for row in exported.rows]
         assert {row["lease"] for row in rows if row["image"] or row["container_name"]} == seen
+        assert {lease.id for lease in ended.leases if "secret" in str(lease)} == seen
+        assert {row["lease"] for row in rows if "secret" in str(row)} == seen
         report = await one.report(history_pb2.ReportRequest(name="l-2"), caller)
         assert bool(report.leases[0].lease.image) == ("l-2" in seen)
 
