@@ -73,7 +73,7 @@ class SeriesHours:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPart:
-    """Hold one part of a node's history. ``open_spans`` are complete in the last part of a round only.
+    """Hold one part of a node's history. ``open_spans`` are told in the last part of a journal only.
 
     ``next`` is the place after this part, from which the next round begins if there is no ``more``.
     ``realm`` is the realm of the node's own users.
@@ -101,7 +101,7 @@ class HistoryPart:
             self.gpus,
             self.leases,
             self.spans,
-            self.open_spans,
+            None if self.more and self.next.journal == self.journal else self.open_spans,
             {(lease, reason): ms for lease, reason, ms in self.waits},
             {(one.lease, one.gpu): [_hour_use(hour) for hour in one.hours] for one in self.uses},
         )
