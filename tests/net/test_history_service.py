@@ -207,7 +207,7 @@ async def test_leases_of_two_journals_with_the_same_id_are_told_apart(history: S
             gpus=(GpuFacts(GPU, "0", "H100", 80_000),),
             leases=(summary(2, BOB, later),),
             spans=((1, span(2, later)),),
-            uses={(LeaseId("l-2"), GPU): worked(later, 0.25, 6_000).changed()},
+            uses={(LeaseId("l-2"), GPU): worked(later, 0.25, 6_000).changes()},
         )
     )
     usage = await api(history).usage(history_pb2.UsageRequest(), ROOT)

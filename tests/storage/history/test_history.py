@@ -112,7 +112,7 @@ def test_times_are_cut_to_the_window_and_shifted_to_the_time_of_day(history: His
 def test_points_are_those_that_meet_the_time(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
-    uses = {(LEASE, GPU): series.changed()}
+    uses = {(LEASE, GPU): series.changes()}
     history.write(batch(leases=(summary(),), open_spans=(held((0, 30)),), uses=uses))
     begin, end = BEGIN + 10 * MINUTE_MS + 1, BEGIN + 12 * MINUTE_MS
     assert [point.at_ms for point in history.points(SERIES, begin, end)] == [
@@ -130,7 +130,7 @@ def test_a_part_of_an_hour_has_what_its_own_minutes_say(history: HistoryFile) ->
     worked(series, (0, 30), 1.0, 4_000)
     worked(series, (30, 45), 0.0, None)
     worked(series, (45, 60), 0.0, 12_000)
-    uses = {(LEASE, GPU): series.changed()}
+    uses = {(LEASE, GPU): series.changes()}
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=((1, held((0, 60))),), uses=uses))
     half = BEGIN + 30 * MINUTE_MS
     busy, rest = (
