@@ -279,6 +279,13 @@ async def test_a_curve_of_hours_has_all_of_a_run_that_was_within_one(history: Sq
         ("report", history_pb2.ReportRequest()),
         ("export", history_pb2.ExportRequest(kind="secrets")),
         ("export", history_pb2.ExportRequest(page_token="x:1")),
+        ("export", history_pb2.ExportRequest(page_token="9" * 5000)),
+        ("export", history_pb2.ExportRequest(page_token="\u0663:l-1")),
+        ("export", history_pb2.ExportRequest(kind="spans", page_token="1:abc")),
+        ("export", history_pb2.ExportRequest(kind="spans", page_token=f"1:{'9' * 19}")),
+        ("export", history_pb2.ExportRequest(kind="hours", page_token="1:x.y")),
+        ("export", history_pb2.ExportRequest(kind="minutes", page_token=f"1:{'9' * 30}.1")),
+        ("export", history_pb2.ExportRequest(kind="hours", page_token="1:1")),
     ],
 )
 async def test_what_cannot_be_answered_is_refused_in_a_sentence(

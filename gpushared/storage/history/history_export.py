@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +37,13 @@ class ExportKind(StrEnum):
     MINUTES = "minutes"
 
 
+_TOKENS: Mapping[ExportKind, re.Pattern[str]] = {
+    ExportKind.LEASES: re.compile(r"[0-9]{1,18}:.+", re.DOTALL),
+    ExportKind.SPANS: re.compile(r"[0-9]{1,18}:-?[0-9]{1,18}"),
+    ExportKind.HOURS: re.compile(r"[0-9]{1,18}:[0-9]{1,18}\.[0-9]{1,18}"),
+    ExportKind.MINUTES: re.compile(r"[0-9]{1,18}:[0-9]{1,18}\.[0-9]{1,18}"),
+}
+"""A page token has the number of a source and the key of its last row; SQLite's numbers have 18 digits and more."""
 _OF_SERIES = ("node", "lease", "owner", "project", "gpu", "at")
 COLUMNS: Mapping[ExportKind, Sequence[str]] = {
     ExportKind.LEASES: (
@@ -78,9 +86,11 @@ Reader = Callable[[sqlite3.Connection, Source, HistoryFilter, str], tuple[list[R
 
 def export(db: sqlite3.Connection, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
     """Return the next page of rows of the time, with those of open leases as they are now."""
+    if after and not _TOKENS[kind].fullmatch(after):
+        raise RequestError(
+            f"{shown(after)} is not a page token of {kind}", hint="give the one of the page before"
+        )
     first, _, key = after.partition(":")
-    if first and not first.isdecimal():
-        raise RequestError(f"{shown(after)} is not a page token", hint="give the one of the page before")
     for source in sources(db, wanted):
         if source.number < int(first or 0):
             continue
