@@ -46,6 +46,9 @@ DAY_SECONDS = 24 * 3600.0
 REFRESH_SECONDS = 2.0
 FRESH_SECONDS = 10.0
 PART = "history"
+PART_OF_NODES = "history-of-nodes"
+ROUNDS_UNTIL_TROUBLE = 3
+"""A node's history stands still after so many rounds in a row with the same error."""
 
 
 class Asks(Protocol):
@@ -66,7 +69,15 @@ class _Node:
     day_began: float = field(default_factory=time.monotonic)
     bytes_of_day: int = 0
     journals_of_day: set[int] = field(default_factory=set)
-    trouble: str = ""
+    error: str = ""
+    rounds_with_error: int = 0
+
+    def failed(self, error: str) -> None:
+        self.rounds_with_error = self.rounds_with_error + 1 if error == self.error else 1
+        self.error = error
+
+    def succeeded(self) -> None:
+        self.error, self.rounds_with_error = "", 0
 
     @property
     def is_busy(self) -> bool:
@@ -121,10 +132,24 @@ class HistoryGatherer:
         for name, node in self._nodes.items():
             if name not in answering:
                 node.position, node.due = None, now
+                node.succeeded()
+        self._tell_of_standstills()
         for name in sorted(answering):
             node = self._nodes.setdefault(name, _Node())
             if not node.is_busy and now >= node.due:
                 node.task = self._tasks.start(self._round(name, node))
+
+    def _tell_of_standstills(self) -> None:
+        stuck = [
+            f"the history of {name} stands still: {node.error}"
+            for name, node in sorted(self._nodes.items())
+            if node.rounds_with_error >= ROUNDS_UNTIL_TROUBLE
+        ]
+        if stuck:
+            others = f" (and that of {len(stuck) - 1} other nodes)" if stuck[1:] else ""
+            self._troubles.raised(PART_OF_NODES, stuck[0] + others)
+        else:
+            self._troubles.cleared(PART_OF_NODES)
 
     async def _round(self, name: NodeName, node: _Node) -> None:
         pause = ROUND_SECONDS
@@ -140,11 +165,11 @@ class HistoryGatherer:
                 pause = RETRY_SECONDS
             except GpushareError as error:
                 node.position = None
-                if node.trouble != str(error):
+                if node.error != str(error):
                     log.warning("node=%s its history was not gathered: %s", name, error)
-                node.trouble = str(error)
+                node.failed(str(error))
             else:
-                node.trouble = ""
+                node.succeeded()
                 self._troubles.cleared(PART)
             finally:
                 node.due = time.monotonic() + pause
@@ -156,7 +181,7 @@ class HistoryGatherer:
         self._check_budget(name, node)
         body = await self._asks.ask(name, codec.HISTORY, position_bytes(node.position), ANSWER_SECONDS)
         node.bytes_of_day += len(body)
-        part = await asyncio.to_thread(read_part, body)
+        part = await asyncio.to_thread(read_part, body, round(time.time() * 1000))
         if part is None:
             return False
         node.journals_of_day.add(part.journal)

@@ -30,6 +30,10 @@ USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
 _USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
 _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
+_USED = (
+    *("active_permille_ms", "idle_permille_ms", "used_permille_ms"),
+    *("memory_seen_mib_ms", "memory_used_mib_ms"),
+)
 
 
 def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumption:
@@ -139,8 +143,7 @@ def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
     """Return what each series of the source used in the window."""
     since, until = source.since_ms, min(source.until_ms, source.seen_ms + HOUR_MS)
     first, last = -(-since // HOUR_MS), until // HOUR_MS
-    columns = "active_permille_ms, idle_permille_ms, used_permille_ms, memory_seen_mib_ms, memory_used_mib_ms"
-    summed = ", ".join(_TOTAL.format(f"u.{name}") for name in columns.split(", "))
+    summed = ", ".join(_TOTAL.format(f"u.{name}") for name in _USED)
     rows = db.execute(
         f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
             WHERE u.hour >= ? AND u.hour < ? AND series.source = ? AND series.lease != ''
@@ -258,9 +261,7 @@ def _life(db: sqlite3.Connection, source: Source, lease: LeaseId) -> _Life:
     for number, _ in series:
         for table in ("use_hour", "dropped_hours"):
             row = db.execute(
-                f"""SELECT sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
-                           sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille),
-                           sum(seen_permille_ms)
+                f"""SELECT {", ".join(map(_TOTAL.format, _USED))}, max(use_max_permille), max(seen_permille_ms)
                     FROM {table} WHERE series = ?""",  # noqa: S608 - constants
                 (number,),
             ).fetchone()

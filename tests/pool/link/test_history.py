@@ -36,8 +36,9 @@ from tests.pool.link.test_whole import JOB, POOL, WAIT_SECONDS, Machine, World, 
 
 __all__ = ["machine", "world"]
 HOUR_MS = 3_600_000
-NOW_MS = 500_000 * HOUR_MS
+NOW_MS = 400_000 * HOUR_MS
 EVERYTHING = HistoryFilter()
+SUMMARY = replace(summary_of(fake_lease(1)), created_at=NOW_MS / 1000 - 1)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,12 @@ class Recorded:
         begin = NOW_MS + self.leases * HOUR_MS
         end = begin + HOUR_MS
         summary = replace(
-            summary_of(fake_lease(1)), owner="ada", lease=lease, ended_at=end / 1000, outcome="finished"
+            SUMMARY,
+            owner="ada",
+            lease=lease,
+            created_at=begin / 1000,
+            ended_at=end / 1000,
+            outcome="finished",
         )
         await self.file.write(
             HistoryBatch(
@@ -256,8 +262,11 @@ LIES = {
     "backwards": replace(PART, spans=((1, replace(SPAN, start_ms=NOW_MS + 1)),)),
     "in the future": replace(PART, open_spans=(replace(SPAN, end_ms=NOW_MS + HOUR_MS),)),
     "more than a GPU": replace(PART, spans=((1, replace(SPAN, permille=5000)),)),
-    "no text": replace(PART, leases=(replace(summary_of(fake_lease(1)), owner="a\nb"),)),
-    "a long text": replace(PART, leases=(replace(summary_of(fake_lease(1)), image="a" * 300),)),
+    "before all GPUs": replace(PART, spans=((1, replace(SPAN, start_ms=0)),)),
+    "in the future by the coordinator's clock": replace(PART, at_ms=NOW_MS + 30 * 24 * HOUR_MS),
+    "in the future by the distance of clocks": replace(PART, ahead_ms=30 * 24 * HOUR_MS),
+    "more memory than a GPU": replace(PART, spans=((1, replace(SPAN, memory_bytes=1 << 50)),)),
+    "a lease of the future": replace(PART, leases=(replace(SUMMARY, ended_at=1e11),)),
     "a time": replace(PART, at_ms=1 << 60),
     "a number below zero": replace(PART, spans=((-1, SPAN),)),
 }
@@ -266,20 +275,59 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_an_impossible_part_is_refused(lie: str) -> None:
     with pytest.raises(RequestError):
-        read_part(part_bytes(LIES[lie]))
+        read_part(part_bytes(LIES[lie]), NOW_MS)
 
 
 def test_a_part_that_unpacks_to_too_much_is_refused_before_it_does() -> None:
     with pytest.raises(RequestError, match="too long"):
-        read_part(zlib.compress(bytes(MAX_PART_BYTES + 1)))
+        read_part(zlib.compress(bytes(MAX_PART_BYTES + 1)), NOW_MS)
     with pytest.raises(RequestError, match="unpacked"):
-        read_part(b"no such thing")
+        read_part(b"no such thing", NOW_MS)
 
 
 def test_a_possible_part_is_read_as_it_was_sent() -> None:
-    part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(summary_of(fake_lease(1)),))
-    assert read_part(part_bytes(part)) == part
-    assert read_part(part_bytes(None)) is None
+    part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(SUMMARY,))
+    assert read_part(part_bytes(part), NOW_MS) == part
+    assert read_part(part_bytes(None), NOW_MS) is None
+
+
+def test_a_bad_text_is_replaced_and_the_other_rows_are_taken() -> None:
+    bad = replace(SUMMARY, owner="a\nb", image="a" * 300, outcome_text="\x1b")
+    good = replace(SUMMARY, lease=LeaseId("l-2"))
+    read = read_part(part_bytes(replace(PART, leases=(bad, good), waits=((LeaseId("l\0"), "x", 1),))), NOW_MS)
+    assert read is not None
+    assert read.leases == (replace(bad, owner="a b", image="a" * 256, outcome_text=" "), good)
+    assert read.waits == ((LeaseId("l "), "x", 1),)
+
+
+async def test_long_and_broken_words_of_a_user_hold_up_nobodys_history(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease(pool=POOL, outcome_text="no start:\nstderr", models="H100," * 100)
+        await node.lease()
+        part = await node.file.part(HistoryPosition(), POOL, "n1")
+        assert part is not None
+        assert all(
+            len(text) <= 256 and text.isprintable()
+            for text in (part.leases[0].models, part.leases[0].outcome_text)
+        )
+        await linked(machine, stack)
+        await until_hours(world, 1.0)
+
+
+async def test_a_history_that_stands_still_is_told_of(world: World, machine: Machine, tmp_path: Path) -> None:
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease(created_at=1e11)
+        await linked(machine, stack)
+        troubles = world.coordinator.troubles
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "the history of n1 stands still" not in troubles.of("history-of-nodes"):
+                await world.coordinator.loop.changed(0.05)
+        await node.lease(lease=LeaseId("l-1"))
+        async with asyncio.timeout(WAIT_SECONDS):
+            while troubles.of("history-of-nodes"):
+                await world.coordinator.loop.changed(0.05)
 
 
 async def test_a_waiting_job_is_reported_to_its_owner_and_to_nobody_else(
