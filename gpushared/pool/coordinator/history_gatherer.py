@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import Protocol
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.accounting.summary import LeaseSummary
-from gpushared.domain.jobs.job import Job, NodeName
+from gpushared.domain.jobs.job import Ended, Job, NodeName
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
@@ -28,7 +29,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import position_bytes, read_part
 from gpushared.storage.history import SqliteHistory
-from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
+from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, plain
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ REFRESH_SECONDS = 2.0
 FRESH_SECONDS = 10.0
 PART = "history"
 PART_OF_NODES = "history-of-nodes"
+SLACK_SECONDS = 24 * 3600.0
+"""The clocks of node and coordinator may differ by so much, and a job may end before its node hears of it."""
 ROUNDS_UNTIL_TROUBLE = 3
 """A node's history stands still after so many rounds in a row with the same error."""
 
@@ -94,12 +97,15 @@ class HistoryGatherer:
         troubles: Troubles,
         pool: str,
         owners: LeaseOwners,
+        day: Callable[[float], float],
     ) -> None:
+        """``day`` gives the time of day of a moment of the coordinator's clock that counts time."""
         self._asks = asks
         self._history = history
         self._troubles = troubles
         self._pool = pool
         self._owners = owners
+        self._day = day
         self._nodes: dict[NodeName, _Node] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet("a node's history was not gathered")
@@ -185,7 +191,12 @@ class HistoryGatherer:
         if part is None:
             return False
         node.journals_of_day.add(part.journal)
-        await self._history.write(replace(part, leases=await self._owned(name, part)).batch(name))
+        leases = await self._owned(name, part)
+        # A span belongs to the project of its lease, which is known here only when the lease is over.
+        spans = tuple((number, replace(span, project="")) for number, span in part.spans)
+        open_spans = tuple(replace(span, project="") for span in part.open_spans)
+        named = replace(part, leases=leases, spans=spans, open_spans=open_spans)
+        await self._history.write(named.batch(name))
         more = part.more and part.next != node.position
         node.position = part.next
         return more
@@ -199,37 +210,84 @@ class HistoryGatherer:
             raise StateConflict(f"node {name} sent more of its history than a node has in a day")
 
     async def _owned(self, name: NodeName, part: HistoryPart) -> tuple[LeaseSummary, ...]:
-        """Return the leases with the pool's names of their owners."""
-        return tuple([await self._with_owner(name, part.realm, lease) for lease in part.leases])
+        """Return the leases under the pool's names."""
+        ours = [lease for lease in part.leases if lease.pool == self._pool]
+        taken = await self._history.leases_of_jobs(name, {lease.job for lease in ours if lease.job})
+        found = []
+        for lease in part.leases:
+            key = (lease.job if lease.pool == self._pool else "", lease.attempt)
+            asked = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *key)
+            named = await self._owners.named(name, asked)
+            is_of_job = (
+                named.job is not None
+                and self._is_within(named.job, lease, part.ahead_ms / 1000)
+                and taken.setdefault(key, (part.journal, lease.lease)) == (part.journal, lease.lease)
+            )
+            if not is_of_job:
+                named = await self._owners.named(name, replace(asked, job="", attempt=0))
+                lease = replace(lease, job="", attempt=0)
+            # A number of a user means nothing on another machine.
+            found.append(replace(lease, owner=named.owner, owner_uid=-1, project=named.project))
+        return tuple(found)
 
-    async def _with_owner(self, name: NodeName, realm: str, lease: LeaseSummary) -> LeaseSummary:
-        job = lease.job if lease.pool == self._pool else ""
-        owner, is_of_job = await self._owners.owner(name, f"{lease.owner}@{realm}", job)
-        if not is_of_job:
-            lease = replace(lease, job="", attempt=0)
-        # A number of a user means nothing on another machine.
-        return replace(lease, owner=owner, owner_uid=-1)
+    def _is_within(self, job: Job, lease: LeaseSummary, ahead_seconds: float) -> bool:
+        """Return True if the lease lies between the submission and the end of the job, by the time of day."""
+        state = job.state
+        ended_at = self._day(state.at) if isinstance(state, Ended) else math.inf
+        first, last = lease.created_at, lease.created_at if lease.ended_at is None else lease.ended_at
+        return (
+            self._day(job.submitted_at) - SLACK_SECONDS <= first + ahead_seconds
+            and last + ahead_seconds <= ended_at + SLACK_SECONDS
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOfNode:
+    """Name a lease's owner, project and job as its node does."""
+
+    principal: str
+    project: str
+    job: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Name a lease's owner and project as the pool knows them. ``job`` is the job that the lease is of, if any."""
+
+    owner: str
+    project: str
+    job: Job | None = None
 
 
 class LeaseOwners:
-    """Name the owners of nodes' leases as the pool knows them."""
+    """Name the owners and projects of nodes' leases as the pool knows them."""
 
     def __init__(
         self,
         job_of: Callable[[JobId], Awaitable[Job | None]],
         local_owner: Callable[[NodeName, str, str], str],
+        may_use: Callable[[str, str], bool],
     ) -> None:
-        """``local_owner`` names the person that a user of a node is, by node, user and realm."""
+        """``local_owner`` names the person that a user of a node is, by node, user and realm.
+
+        ``may_use`` tells whether a person may use a project of the pool.
+        """
         self._job_of = job_of
         self._local_owner = local_owner
+        self._may_use = may_use
 
-    async def owner(self, node: NodeName, principal: str, job: str) -> tuple[str, bool]:
-        """Return the owner of a lease, and True if the lease is of the job that the node names.
+    async def named(self, node: NodeName, lease: LeaseOfNode) -> Named:
+        """Return the names of a lease.
 
-        The owner of a job is believed only where the job was sent to that node.
+        Owner and project of a job are believed only where such an attempt of the job was sent to that node.
+        A project that the owner may not use is the node's own, and named after it.
         """
-        found = await self._job_of(JobId(job)) if job else None
-        if found is not None and node in found.nodes:
-            return found.spec.owner.person, True
-        user, _, realm = principal.rpartition("@")
-        return self._local_owner(node, user, realm), False
+        job = await self._job_of(JobId(lease.job)) if lease.job else None
+        if job is not None and node in job.nodes and 1 <= lease.attempt <= job.attempts:
+            return Named(job.spec.owner.person, job.project, job)
+        user, _, realm = lease.principal.rpartition("@")
+        owner, project = self._local_owner(node, user, realm), lease.project
+        if project and not self._may_use(owner, project):
+            project = plain(f"{project}@{node}")
+        return Named(owner, project)

@@ -24,7 +24,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.units import format_duration
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of
-from gpushared.pool.coordinator.history_gatherer import Asks, LeaseOwners
+from gpushared.pool.coordinator.history_gatherer import Asks, LeaseOfNode, LeaseOwners
 from gpushared.pool.link import codec
 
 _Listed = TypeVar("_Listed", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusResponse)
@@ -208,8 +208,10 @@ class NodeListings:
             process.node = node
         for lease in answer.leases:
             lease.node = node
-            lease.owner, is_of_job = await self._owners.owner(node, lease.owner, lease.job_id)
-            if not is_of_job:
+            told = LeaseOfNode(lease.owner, lease.project, lease.job_id, lease.job_attempt)
+            named = await self._owners.named(node, told)
+            lease.owner, lease.project = named.owner, named.project
+            if named.job is None:
                 lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
 
     def _notices(self, kind: _Kind[_Listed]) -> Iterator[str]:

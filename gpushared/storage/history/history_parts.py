@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -318,3 +318,18 @@ def position_of(db: sqlite3.Connection, node: str) -> HistoryPosition:
     ).fetchone()
     newest = HistoryPosition(journal, max(0, span or 0), ended_at or 0.0, hour=hour[0] if hour else 0)
     return _next_round(newest)
+
+
+def leases_of_jobs(
+    db: sqlite3.Connection, node: str, jobs: Collection[str]
+) -> dict[tuple[str, int], tuple[int, str]]:
+    """Return the journal and the lease of each attempt of these jobs that are known of the node."""
+    found = {}
+    for job in jobs:
+        rows = db.execute(
+            """SELECT attempt, journal, lease FROM lease JOIN source ON source.number = lease.source
+               WHERE job = ? AND job != '' AND node = ?""",
+            (job, node),
+        )
+        found.update({(job, attempt): (journal, lease) for attempt, journal, lease in rows})
+    return found

@@ -12,7 +12,7 @@ from gpushared.domain.accounting.account import Account, too_big_permille_ms
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
-from gpushared.storage.history.history_sources import CLIPPED, Source, conditions, sources, spans_of
+from gpushared.storage.history.history_sources import CLIPPED, PROJECT, Source, conditions, sources, spans_of
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
     HistoryFilter,
@@ -66,7 +66,7 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
         uses = _uses(db, source)
         where, values = conditions(source, wanted)
         rows = db.execute(
-            f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
+            f"""SELECT s.lease, l.owner, {PROJECT}, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
                        {_TOTAL.format(f"s.permille * {CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {CLIPPED}")},
                        sum({CLIPPED})
