@@ -67,6 +67,7 @@ class World:
         self.state = NodeState(gpus=gpus, leases=leases)
         self.observers: list[Callable[..., None]] = []
         self.newest = Sample()
+        self.pause_seconds = 1.0
 
     def now(self) -> float:
         return self.at
@@ -152,7 +153,7 @@ def series_of(at: int) -> list[Any]:
     for minute in range(60):
         seen = SeriesSample(125, 10_000, RANDOM.random(), RANDOM.randrange(10_000), 400.0)
         series.take(at * 1000 + minute * MINUTE_MS + 1, seen, MINUTE_MS)
-    return series.changed()
+    return series.changes()
 
 
 def read(path: Path) -> None:
@@ -166,7 +167,7 @@ def read(path: Path) -> None:
         ("a month's waits", "1 s", lambda: history.waits(month)),
         ("a month's accounts day by day", "1 s", lambda: by_day(history)),
         ("the newest 100 leases", "", lambda: history.leases(month, 100)),
-        ("the queue as a lease found it", "30 ms", lambda: history.queue_then("bench", "l-004000")),
+        ("the queue as a lease found it", "30 ms", lambda: history.queue_then(1, "l-004000")),
         *(
             (f"a page of an export of {kind}", "", lambda kind=kind: history.export(kind, month, ""))  # type: ignore[misc]  # a lambda has no types
             for kind in ExportKind

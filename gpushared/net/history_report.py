@@ -6,7 +6,7 @@ from gpushared.api.v1 import history_pb2
 from gpushared.domain.accounting.advice import Course, notes
 from gpushared.domain.accounting.curve import CurvePoint, UseSample, curve, idle_at_end_ms
 from gpushared.storage.history.history_file import SqliteHistory
-from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
+from gpushared.storage.history.hour_use import HOUR_MS
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory, SeriesName
 
 BY_ITSELF = "finished"
@@ -18,7 +18,7 @@ async def lease_report(
     history: SqliteHistory, one: LeaseHistory, points: int, now_ms: int
 ) -> history_pb2.LeaseReport:
     """Return the report on a lease; its summary is left to the caller."""
-    wanted = HistoryFilter(node=one.node, lease=one.summary.lease)
+    wanted = HistoryFilter(source=one.source, lease=one.summary.lease)
     until_ms = one.ended_ms or now_ms
     samples = [sample for gpu in one.gpus for sample in await _samples(history, one, gpu, until_ms)]
     ratios = [of_gpu.account.use_of_held_ratio for of_gpu in await history.accounts(wanted)]
@@ -44,10 +44,10 @@ async def lease_report(
 
 
 async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms: int) -> list[UseSample]:
-    name = SeriesName(one.node, gpu, one.summary.lease)
+    name = SeriesName(one.node, gpu, one.summary.lease, one.source)
     since_ms = one.started_ms or one.created_ms
     by_hour = until_ms - since_ms > LONG_RUN_MS
-    found = await history.points(name, since_ms - MINUTE_MS, until_ms, by_hour=by_hour)
+    found = await history.points(name, since_ms, until_ms, by_hour=by_hour)
     return [
         UseSample(
             point.at_ms,
@@ -55,6 +55,7 @@ async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms
             point.minute.use_mean_ratio,
             point.minute.use_max_ratio,
             point.minute.memory_mean_mib,
+            point.length_ms,
         )
         for point in found
     ]
@@ -71,11 +72,11 @@ async def _course(
         is_over=one.ended_ms is not None,
         ended_by_itself=asked.outcome == BY_ITSELF,
         ran_ms=one.run_ms,
-        idle_at_end_ms=idle_at_end_ms(samples, until_ms),
+        idle_at_end_ms=idle_at_end_ms(samples, one.started_ms or until_ms, until_ms),
         time_limit_seconds=asked.time_limit_seconds,
         peak_mib=one.peak_mib,
         held_mib=one.held_mib,
-        queue=await history.queue_then(one.node, asked.lease),
+        queue=await history.queue_then(one.source, asked.lease),
     )
 
 

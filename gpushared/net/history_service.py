@@ -42,7 +42,8 @@ MAX_WINDOWS = 110
 """A year by weeks, or three months by days."""
 LATEST_MS = 2**62
 UID_DIGITS = 10
-NAMES = ("image", "container_name", "job")
+NAMES = ("image", "container_name", "job", "outcome_text")
+"""The columns with names: the words on an outcome may hold the name of an image or of a container."""
 
 Words = TypeVar("Words", bound=StrEnum)
 Flush = Callable[[], Awaitable[None]]

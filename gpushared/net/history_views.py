@@ -58,7 +58,7 @@ def waits_row(group: WaitGroup) -> history_pb2.WaitsRow:
 
 
 def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
-    """Show a lease. ``with_names``: the caller may see its image, its container's name and its job."""
+    """Show a lease. ``with_names``: the caller may see the names of its image, container and job."""
     asked = one.summary
     view = history_pb2.PastLease(
         id=asked.lease,
@@ -66,7 +66,7 @@ def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
         owner=asked.owner,
         project=asked.project,
         outcome=asked.outcome,
-        outcome_text=asked.outcome_text,
+        outcome_text=asked.outcome_text if with_names else "",
         exit_code=asked.exit_code,
         asks=asked_words(asked),
         gpu_count=asked.gpu_count,
@@ -102,7 +102,7 @@ def job_view(one: JobHistory, *, with_names: bool) -> history_pb2.PastJob:
         owner=job.owner,
         project=job.project,
         outcome=job.outcome,
-        outcome_text=job.outcome_text,
+        outcome_text=job.outcome_text if with_names else "",
         exit_code=job.exit_code,
         asks=asked_words(job),
         node_count=job.node_count,

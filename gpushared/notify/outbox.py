@@ -243,7 +243,7 @@ class NotificationOutbox:
                 if program is None:
                     return TryAgain("there is no program sendmail")
                 mail = sendmail.message_of(fields, target.address, routes.site.mail_from)
-                return await sendmail.send(program, mail)
+                return await sendmail.send(program, mail, target.address)
             case Way.COMMAND:
                 assert isinstance(routes.site, NotifyConfig), "only nodes run commands"
                 seconds = float(routes.site.command_seconds)

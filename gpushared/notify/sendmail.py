@@ -46,7 +46,9 @@ def message_of(fields: dict[str, Any], address: str, sender: str) -> EmailMessag
     mail["To"] = _address(address)
     if sender:
         mail["From"] = _address(sender)
-    mail["Subject"] = f"[gpushared {_one_line(fields['from'])}] {_one_line(fields['text'])}"
+    subject = _one_line(f"[gpushared {fields['from']}] {fields['text']}")
+    # EmailMessage decodes RFC 2047's encoded words, such as =?utf-8?q?x?=, and a decoded one may hold a line.
+    mail["Subject"] = subject.replace("=?", "= ?")
     mail["Date"] = formatdate(fields["at"])
     # A mail that is sent again has the same id, by which mail programs drop it.
     mail["Message-ID"] = f"<{fields['id']}@gpushared.invalid>"
@@ -62,9 +64,9 @@ def message_of(fields: dict[str, Any], address: str, sender: str) -> EmailMessag
     return mail
 
 
-async def send(program: str, mail: EmailMessage) -> Attempt:
-    """Hand a mail to the program; its recipient stands in the mail."""
-    words = [program, "-oi", "-t"]
+async def send(program: str, mail: EmailMessage, address: str) -> Attempt:
+    """Hand a mail for one address to the program, which reads no recipients from the mail's headers."""
+    words = [program, "-oi", "--", address]
     try:
         done = await run_program(words, seconds=SECONDS, text=mail.as_string(), with_errors=True, cwd="/")
     except TimeoutError:

@@ -86,8 +86,12 @@ class Journal(Protocol):
         """Return finished leases, newest first, and how many more there are beyond the limit."""
         ...
 
-    async def identity(self) -> int:
-        """Return a number that distinguishes this journal from others that the node had or will have."""
+    async def identity(self, newest_span: int = 0) -> int:
+        """Return a number that distinguishes this journal from others that the node had or will have.
+
+        A journal that never had the span of number ``newest_span`` is an older copy of the journal that had
+        it, and gets a new number.
+        """
         ...
 
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:

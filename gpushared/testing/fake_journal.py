@@ -100,8 +100,10 @@ class MemoryJournal(Failing):
         over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
         return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
 
-    async def identity(self) -> int:
+    async def identity(self, newest_span: int = 0) -> int:
         self._may_fail()
+        if newest_span > self._span_count:
+            self._identity, self._span_count = next(_IDENTITIES), newest_span
         return self._identity
 
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:

@@ -35,6 +35,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 class Row:
     """A lease's account on a GPU."""
 
+    source: int
     node: str
     lease: str
     owner: str
@@ -65,7 +66,7 @@ class Wait:
 names = st.sampled_from(["a", "b", "c"])
 amounts = st.integers(0, 10**15)
 rows = st.lists(
-    st.builds(Row, *[names] * 7, st.builds(Account, *[amounts] * 8)),
+    st.builds(Row, st.integers(1, 3), *[names] * 7, st.builds(Account, *[amounts] * 8)),
     max_size=30,
 )
 BY_NAME = [by for by in Grouping if by not in {Grouping.DAY, Grouping.WEEK}]
@@ -126,6 +127,16 @@ def test_waits_are_counted_by_reason_and_by_hour_of_the_week() -> None:
     ]
     by_hour = grouped_waits(found, WaitGrouping.HOUR, ZoneInfo("UTC"))
     assert [one.key for one in by_hour] == ["Mon 09:00", "Tue 10:00"]
+
+
+def test_reasons_within_a_time_are_no_longer_than_the_wait_within_it() -> None:
+    """The history has reasons for a lease's whole life, and a time may have a part of it."""
+    reasons = {"resources": 3 * HOUR, "fair_share": HOUR}
+    found = [Wait(HOUR, reasons=reasons), Wait(5 * HOUR, reasons=reasons), Wait(0, reasons=reasons)]
+    assert [(one.key, one.requests, one.total_ms) for one in grouped_waits(found, WaitGrouping.REASON)] == [
+        ("resources", 2, 3 * HOUR * 5 // 4),
+        ("fair_share", 2, HOUR * 5 // 4),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -278,8 +289,28 @@ def test_a_curve_ends_with_the_last_minute_of_a_lease_that_began_within_one() ->
     assert [point.use_ratio for point in late] == [None] * 3 + [0.5] * 3
 
 
+def test_an_hour_stands_for_all_its_pieces_of_a_curve() -> None:
+    hours = [replace(sample(at, use), length_ms=HOUR) for at, use in ((0, 0.2), (60, 0.4))]
+    found = curve(hours, 30 * MINUTE, 75 * MINUTE, 9)
+    assert [(point.at_ms // MINUTE, point.use_ratio) for point in found] == [
+        *((minute, 0.2) for minute in range(30, 60, 5)),
+        *((minute, 0.4) for minute in range(60, 75, 5)),
+    ]
+    assert [point.use_ratio for point in curve(hours, 30 * MINUTE, 120 * MINUTE, 1)] == [pytest.approx(0.3)]
+
+
 def test_the_end_is_idle_since_the_last_kernel_that_was_seen() -> None:
     busy, rest = [sample(0, 0.2), sample(1, 0.4)], [sample(2, 0.0), sample(4, 0.0)]
-    assert idle_at_end_ms([*busy, *rest], 6 * MINUTE) == 4 * MINUTE
-    assert idle_at_end_ms([*busy, *rest, sample(5, None)], 6 * MINUTE) == 0
-    assert idle_at_end_ms(busy, 6 * MINUTE) == 0
+    assert idle_at_end_ms([*busy, *rest], 0, 6 * MINUTE) == 4 * MINUTE
+    assert idle_at_end_ms([*busy, *rest, sample(5, None)], 0, 6 * MINUTE) == 0
+    assert idle_at_end_ms(busy, 0, 6 * MINUTE) == 0
+    assert idle_at_end_ms([sample(0, 0.0), sample(0, 0.2)], 0, MINUTE) == 0
+
+
+def test_a_gap_without_samples_is_not_idle() -> None:
+    rest = [sample(0, 0.0), *(sample(minute, 0.0) for minute in range(100, 110))]
+    assert idle_at_end_ms(rest, 0, 110 * MINUTE) == 10 * MINUTE
+    assert idle_at_end_ms(rest, 0, 300 * MINUTE) == 0
+    hours = [replace(sample(60 * hour, 0.0), length_ms=HOUR) for hour in (0, 4, 5)]
+    assert idle_at_end_ms(hours, 0, 6 * HOUR + 30 * MINUTE) == 2 * HOUR + 30 * MINUTE
+    assert idle_at_end_ms(hours, 5 * HOUR, 6 * HOUR) == HOUR

@@ -21,7 +21,7 @@ from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
-from gpushared.storage.history.records import GpuFacts, HistoryBatch, SourceName
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, KeepHistory, SourceName
 from gpushared.testing import fake_lease
 
 EXPORT_PAGE = (Path(__file__).parents[2] / "docs/reference/history.md").read_text(encoding="utf-8")
@@ -41,6 +41,7 @@ def summary(number: int, owner: Caller, minutes: tuple[int, int], **facts: objec
         owner=owner.name,
         project=f"of-{owner.name}",
         image="secret:1",
+        outcome_text="there is no image secret:1",
         container_name=f"box-{number}",
         created_at=(BEGIN + minutes[0] * MINUTE_MS) / 1000,
     )
@@ -82,7 +83,7 @@ async def history(tmp_path: Path) -> AsyncIterator[SqliteHistory]:
                 (3, span(2, (30, 60))),
             ),
             waits={(LeaseId("l-2"), "resources"): 20 * MINUTE_MS},
-            uses={(LeaseId("l-2"), GPU): series.changed()},
+            uses={(LeaseId("l-2"), GPU): series.changes()},
         )
     )
     yield store
@@ -158,6 +159,8 @@ async def test_names_of_images_and_containers_are_for_their_owner_and_trusted_ca
         exported = await one.export(history_pb2.ExportRequest(), caller)
         rows = [json.loads(row) for row in exported.rows]
         assert {row["lease"] for row in rows if row["image"] or row["container_name"]} == seen
+        assert {lease.id for lease in ended.leases if "secret" in str(lease)} == seen
+        assert {row["lease"] for row in rows if "secret" in str(row)} == seen
         report = await one.report(history_pb2.ReportRequest(name="l-2"), caller)
         assert bool(report.leases[0].lease.image) == ("l-2" in seen)
 
@@ -209,6 +212,36 @@ async def test_a_report_says_what_would_have_been_better(history: SqliteHistory,
     assert notes["memory_too_big"].mend == "--gpu-memory 7g"
     assert "would have started 20m earlier" in notes["memory_too_big"].text
     assert notes["time_limit"].mend == "--time 1h"
+
+
+async def test_leases_of_two_journals_with_the_same_id_are_told_apart(history: SqliteHistory) -> None:
+    """Bob's first lease of the new journal has the id of his last one."""
+    later = (70, 100)
+    await history.write(
+        HistoryBatch(
+            SourceName(BOX.node, 2),
+            BEGIN + 2 * HOUR_MS,
+            gpus=(GpuFacts(GPU, "0", "H100", 80_000),),
+            leases=(summary(2, BOB, later),),
+            spans=((1, span(2, later)),),
+            uses={(LeaseId("l-2"), GPU): worked(later, 0.25, 6_000).changes()},
+        )
+    )
+    usage = await api(history).usage(history_pb2.UsageRequest(), ROOT)
+    assert usage.total.leases == 3
+    (report,) = (await api(history).report(history_pb2.ReportRequest(name="l-2"), BOB)).leases
+    assert report.lease.ran_ms == 30 * MINUTE_MS
+    assert list(report.reasons) == []
+    assert not report.HasField("worst_gpu_ratio")
+    assert {point.use_ratio for point in report.curve} == {0.25}
+    assert "would have been enough" in report.notes[0].text
+
+
+async def test_a_curve_of_hours_has_all_of_a_run_that_was_within_one(history: SqliteHistory) -> None:
+    """As in a pool, whose coordinator has no minutes."""
+    await history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 3 * 24 * HOUR_MS)
+    answer = await api(history).report(history_pb2.ReportRequest(name="l-2"), BOB)
+    assert [point.use_ratio for point in answer.leases[0].curve] == [0.5] * 30
 
 
 @pytest.mark.parametrize(

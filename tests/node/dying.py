@@ -75,8 +75,8 @@ class DyingJournal:
     async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         return await self._inner.past(which, limit)
 
-    async def identity(self) -> int:
-        return await self._inner.identity()
+    async def identity(self, newest_span: int = 0) -> int:
+        return await self._inner.identity(newest_span)
 
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         return await self._inner.spans(limit)

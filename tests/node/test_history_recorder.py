@@ -12,6 +12,7 @@ from gpushared.config.history_settings import HistoryConfig
 from gpushared.domain.leases import events as m
 from gpushared.domain.model.errors import HistoryUnavailable, JournalUnavailable
 from gpushared.domain.model.lease import Lease
+from gpushared.domain.model.request import Isolation, Request
 from gpushared.node.runtime import history_recorder
 from gpushared.node.runtime.history_recorder import HistoryRecorder
 from gpushared.storage.history import SqliteHistory
@@ -78,6 +79,76 @@ async def test_what_a_lease_uses_is_sampled(tmp_path: Path) -> None:
         assert sum(point.minute.seen_seconds for point in points) >= 60
         one = await found(recorder, lease)
         assert one.account.idle_permille_ms + one.account.active_permille_ms > 0
+
+
+async def sampled(node: World, recorder: HistoryRecorder, seconds: int) -> None:
+    for _ in range(seconds):
+        node.clock.advance(1)
+        await node.sampler.turn()
+        recorder._take_sample(node.sampler.newest)
+
+
+async def test_a_restart_before_a_full_hour_loses_nothing_of_the_hour(tmp_path: Path) -> None:
+    async with a_node() as node:
+        node.clock.advance(-node.clock.now() % 3600 + 3000)
+        async with recording(node, tmp_path / "h.db") as recorder:
+            lease = await node.hold()
+            await sampled(node, recorder, 500)
+            await recorder.close()
+        async with recording(node, tmp_path / "h.db") as later:
+            await sampled(node, later, 200)
+            await later.flush()
+            seen_ms = (await found(later, lease)).account.idle_permille_ms // 250
+        assert seen_ms == pytest.approx(698_000, abs=1000)
+
+
+async def test_a_lease_that_is_back_on_its_gpu_keeps_the_samples_of_before(tmp_path: Path) -> None:
+    async with a_node() as node, recording(node, tmp_path / "h.db") as recorder:
+        lease = await node.hold()
+        await sampled(node, recorder, 100)
+        for write in (False, True):
+            recorder._gather_uses()
+            if write:
+                await recorder._write()
+            recorder._series.clear()  # as when it leaves the GPU
+            await sampled(node, recorder, 50)
+        await recorder.close()
+        seen_ms = (await found(recorder, lease)).account.idle_permille_ms // 250
+        assert seen_ms == pytest.approx(199_000, abs=1000)
+
+
+async def test_the_reasons_of_a_wait_are_counted_once_over_restarts(tmp_path: Path) -> None:
+    async with a_node() as node:
+        await node.ask(Request(isolation=Isolation.EXCLUSIVE))
+        waiting = await node.ask()
+        for _ in range(3):
+            async with recording(node, tmp_path / "h.db") as recorder:
+                for _ in range(30):
+                    node.clock.advance(10)
+                    recorder._take_waits()
+                await recorder.close()
+        async with recording(node, tmp_path / "h.db") as recorder:
+            await recorder.flush()
+            (wait,) = await recorder._history.waits(HistoryFilter(lease=waiting.id))
+            assert sum(wait.reasons.values()) == wait.waited_ms == 900_000
+
+
+async def test_an_older_copy_of_the_journal_overwrites_nothing(tmp_path: Path) -> None:
+    async with a_node() as node:
+        async with recording(node, tmp_path / "h.db") as recorder:
+            for _ in range(3):
+                lease = await node.ask()
+                node.clock.advance(3600)
+                await end(node, lease)
+            await recorder.flush()
+            before = await recorder._history.accounts(ALL)
+        node.journal._span_count = 1  # as the copy has it
+        async with recording(node, tmp_path / "h.db") as recorder:
+            lease = await node.ask()
+            node.clock.advance(3600)
+            await end(node, lease)
+            await recorder.flush()
+            assert len(await recorder._history.accounts(ALL)) == len(before) + 1
 
 
 async def test_a_crash_between_both_files_counts_nothing_twice(tmp_path: Path) -> None:

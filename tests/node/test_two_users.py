@@ -134,6 +134,8 @@ def test_the_trusted_manage_everything(daemon: DaemonProcess, alices: Json) -> N
     daemon.call("Leases/Stop", {"lease_id": alices["id"], "grace_seconds": 0})
     outcome = daemon.wait_lease(alices["id"], "ended")["outcome"]
     assert (outcome["kind"], outcome["text"]) == ("stopped", "stopped by root")
+    told = daemon.call("Leases/Explain", {"lease_id": alices["id"]}, uid=BOB)["lease"]["outcome"]
+    assert (told["kind"], told["text"]) == ("stopped", "it was stopped")
 
 
 def test_only_the_trusted_play_the_driver(daemon: DaemonProcess) -> None:

@@ -32,7 +32,9 @@ OPTIONS = "--project vision --since 2026-11-16 --until 2026-11-23"
 
 
 def held(number: int, account: Account) -> LeaseAccount:
-    return LeaseAccount("gpu1", LeaseId(f"l-{number}"), "ada", "vision", "train", "0", "H100", account, None)
+    return LeaseAccount(
+        1, "gpu1", LeaseId(f"l-{number}"), "ada", "vision", "train", "0", "H100", account, None
+    )
 
 
 def waited(number: int, seconds: int) -> LeaseWait:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpushared.config.notify import NotifyConfig, is_address
+from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.notification import NotificationKind
 from gpushared.notify import user_command
 from gpushared.notify.attempt import Delivered, GivenUp, TryAgain
@@ -25,7 +26,8 @@ from tests.notify.receivers import Bed, event
 SENDMAIL = """\
 import re, sys
 data = sys.stdin.buffer.read()
-assert sys.argv[1:] == ["-oi", "-t"], "with -t the recipients stand in the mail"
+assert sys.argv[1:-1] == ["-oi", "--"], "with -t a header could add a recipient"
+assert b"To: " + sys.argv[-1].encode() + b"\\n" in data
 assert data.isascii() and b"\\r" not in data, "a program takes lines of the machine's own kind"
 head, _, body = data.partition(b"\\n\\n")
 for line in head.split(b"\\n"):
@@ -89,11 +91,34 @@ async def test_the_site_gets_mail_of_what_its_people_must_mend_and_no_names_of_c
 async def test_no_word_of_a_user_makes_a_header_or_a_line_of_its_own(tmp_path: Path) -> None:
     evil = "x\nBcc: all@lab.example\r\n\r\n.\nünï"
     mail = message_of(fields(text=evil, container=evil, image=evil, project=evil), "ada", "")
-    assert await send(make_sendmail(tmp_path), mail) == Delivered()
+    assert await send(make_sendmail(tmp_path), mail, "ada") == Delivered()
     (got,) = mails(tmp_path)
     assert got["Bcc"] is None
     assert got["To"] == "ada"
     assert not any(line.startswith(("Bcc", ".")) for line in got.get_content().splitlines())
+
+
+ENCODED = (
+    "=?utf-8?q?x=0ABcc:_evil@evil.example=0A=0Abody?=",
+    "=?ascii?b?eApCY2M6IGV2aWxAZXZpbC5leGFtcGxlCgpib2R5?=",
+    "==??utf-8?q?x=0ABcc:_evil@evil.example?=",
+    "é" * 90 + " =?utf-8?q?x=0ABcc:_evil@evil.example?= " + "é" * 50,
+)
+
+
+@pytest.mark.parametrize("word", ENCODED)
+@pytest.mark.parametrize("name", ["text", "from"])
+def test_no_encoded_word_makes_a_header(name: str, word: str) -> None:
+    head, _, _ = message_of(fields(**{name: word}), "ada", "").as_string().partition("\n\n")
+    names = [line.partition(":")[0] for line in head.splitlines() if not line.startswith(" ")]
+    assert len(names) == len(set(names))
+    assert "Date" in names
+    assert "Bcc" not in names
+
+
+@pytest.mark.parametrize("word", ENCODED[:3])
+def test_no_name_of_a_user_holds_an_encoded_word(word: str) -> None:
+    assert not is_user_name(word)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(75, TryAgain), (1, TryAgain), (67, GivenUp), (65, GivenUp)])
@@ -101,11 +126,11 @@ async def test_an_exit_code_of_sendmail_says_if_the_mail_is_tried_again(
     tmp_path: Path, status: int, kind: type
 ) -> None:
     mail = message_of(fields(), "ada", "")
-    assert isinstance(await send(make_sendmail(tmp_path, status=status), mail), kind)
+    assert isinstance(await send(make_sendmail(tmp_path, status=status), mail, "ada"), kind)
 
 
 async def test_a_program_that_is_not_there_is_tried_again(tmp_path: Path) -> None:
-    assert isinstance(await send(str(tmp_path / "none"), message_of(fields(), "ada", "")), TryAgain)
+    assert isinstance(await send(str(tmp_path / "none"), message_of(fields(), "ada", ""), "ada"), TryAgain)
     assert find_sendmail(str(tmp_path / "none")) is None
 
 

@@ -17,6 +17,7 @@ class UseSample:
     use_mean_ratio: float | None
     use_max_ratio: float | None
     memory_mean_mib: int | None
+    length_ms: int = MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,17 @@ class CurvePoint:
 def curve(samples: Sequence[UseSample], since_ms: int, until_ms: int, count: int) -> list[CurvePoint]:
     """Return ``count`` points or fewer, none shorter than a minute; a piece without samples has no figures.
 
-    The curve begins with a minute of the samples, which may begin before ``since_ms``.
+    The curve begins with a minute of the samples, which may begin before ``since_ms``. A sample that is longer
+    than a piece, as an hour is, stands for all its pieces.
     """
     if samples:
         first_ms = min(one.at_ms for one in samples)
-        since_ms = first_ms - max(0, -(-(first_ms - since_ms) // MINUTE_MS)) * MINUTE_MS
+        since_ms = first_ms + (since_ms - first_ms) // MINUTE_MS * MINUTE_MS
     step = max(MINUTE_MS, -(-(until_ms - since_ms) // count))
     pieces: dict[int, list[UseSample]] = {}
     for one in samples:
-        pieces.setdefault((one.at_ms - since_ms) // step, []).append(one)
+        for at_ms in range(max(one.at_ms, since_ms), one.at_ms + one.length_ms, step):
+            pieces.setdefault((at_ms - since_ms) // step, []).append(one)
     total = max(1, -(-(until_ms - since_ms) // step))
     return [_point(since_ms + number * step, pieces.get(number, [])) for number in range(total)]
 
@@ -57,12 +60,16 @@ def _point(at_ms: int, samples: Sequence[UseSample]) -> CurvePoint:
     )
 
 
-def idle_at_end_ms(samples: Iterable[UseSample], until_ms: int) -> int:
-    """Return how long before the end no kernel was seen to run, up to the first sample; 0 if none was seen."""
-    ordered = sorted(samples, key=lambda one: one.at_ms)
-    since: int | None = None
-    for one in reversed(ordered):
-        if one.use_max_ratio is None or one.use_max_ratio > 0:
+def idle_at_end_ms(samples: Iterable[UseSample], since_ms: int, until_ms: int) -> int:
+    """Return how long before the end of a time no kernel was seen to run; 0 if nobody knows.
+
+    Nobody knows what ran in a gap that is longer than the sample before it.
+    """
+    idle_since = until_ms
+    # Of samples at the same time, on several GPUs, those that are not idle come first.
+    for one in sorted(samples, key=lambda one: (one.at_ms, one.use_max_ratio != 0), reverse=True):
+        is_near = idle_since - (one.at_ms + one.length_ms) <= one.length_ms
+        if one.use_max_ratio is None or one.use_max_ratio > 0 or not is_near:
             break
-        since = one.at_ms
-    return 0 if since is None else max(0, until_ms - since)
+        idle_since = one.at_ms
+    return max(0, until_ms - max(since_ms, idle_since))

@@ -35,7 +35,7 @@ def digest(
     account, hours = summed(held).account, summed(held).account.gpu_hours
     ratio = account.use_of_held_ratio
     used = "" if ratio is None else f"; kernels ran in {ratio:.0%} of the time that was seen"
-    leases = len({(one.node, one.lease) for one in held})
+    leases = len({(one.source, one.lease) for one in held})
     noun = "lease" if leases == 1 else "leases"
     held_text = f"{leases} {noun} of {who} held {hours:.1f} GPU hours{used}"
     lines = [f"in the week from {week.first_day} {held_text}: `gpushare usage {options}`"]

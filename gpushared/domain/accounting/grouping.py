@@ -44,8 +44,13 @@ class WaitGrouping(StrEnum):
 
 
 class Accounted(Protocol):
-    """Give the account of a lease on a GPU, with the names it may be summed by."""
+    """Give the account of a lease on a GPU, with the names it may be summed by.
 
+    ``source`` is the number of the node's journal, which counts leases anew.
+    """
+
+    @property
+    def source(self) -> int: ...
     @property
     def node(self) -> str: ...
     @property
@@ -88,20 +93,21 @@ class Waited(Protocol):
     @property
     def waits_still(self) -> bool: ...
     @property
-    def reasons(self) -> Mapping[str, int]: ...
+    def reasons(self) -> Mapping[str, int]:
+        """Return the milliseconds of each reason over the life of the request."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Sum the accounts of one group. ``leases`` are told apart by their nodes, whose numbers repeat."""
+    """Sum the accounts of one group. ``leases`` are told apart by their sources, whose numbers repeat."""
 
     key: str
     account: Account = field(default_factory=Account)
-    leases: set[tuple[str, str]] = field(default_factory=set)
+    leases: set[tuple[int, str]] = field(default_factory=set)
 
     def add(self, one: Accounted) -> None:
         self.account += one.account
-        self.leases.add((one.node, one.lease))
+        self.leases.add((one.source, one.lease))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,7 @@ def _waits_of(one: Waited, by: WaitGrouping, zone: tzinfo | None) -> Iterable[tu
             began = datetime.fromtimestamp(one.began_ms / 1000, zone)
             return [(began.strftime("%a %H:00"), one.waited_ms, began.weekday() * 24 + began.hour)]
         case WaitGrouping.REASON:
-            return [(reason, ms, 0) for reason, ms in one.reasons.items()]
+            return [(reason, ms, 0) for reason, ms in _reasons_in_time(one).items()]
         case WaitGrouping.USER:
             return [(one.owner, one.waited_ms, 0)]
         case WaitGrouping.PROJECT:
@@ -231,6 +237,15 @@ def _waits_of(one: Waited, by: WaitGrouping, zone: tzinfo | None) -> Iterable[tu
             return [(one.node, one.waited_ms, 0)]
         case _:
             assert_never(by)
+
+
+def _reasons_in_time(one: Waited) -> Mapping[str, int]:
+    """Return the reasons of the wait within the time: each has the part that the time has of the whole wait."""
+    whole = sum(one.reasons.values())
+    if one.waited_ms >= whole:
+        return one.reasons
+    parts = {reason: ms * one.waited_ms // whole for reason, ms in one.reasons.items()}
+    return {reason: ms for reason, ms in parts.items() if ms}
 
 
 def size_class(gpu_count: int, memory_bytes: int | None, share_permille: int | None) -> tuple[str, int]:

@@ -205,7 +205,7 @@ def outcome_kind(outcome: Outcome) -> str:
 
 
 def words_of(outcome: Outcome) -> str:
-    """Write an outcome without names; the reason of a failure may name the lease of another user."""
+    """Write an outcome without names; the reason of a failure may name an image or the lease of another user."""
     match outcome:
         case Finished(code, start_error):
             return "its container could not be started" if start_error else f"exit code {code}"
@@ -224,7 +224,7 @@ def words_of(outcome: Outcome) -> str:
         case Idle(seconds):
             return f"it did nothing on its GPUs for {format_duration(seconds)}"
         case Failed():
-            return "it failed, and `gpushare why` tells the reason"
+            return "it failed, and `gpushare why` tells its owner the reason"
         case unreachable:
             assert_never(unreachable)
 

@@ -35,7 +35,8 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 MAX_PROJECTS = 1000
 
 _PROJECT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", re.ASCII)
-_USER = re.compile(r"[^\s:,/]{1,64}")
+_USER = re.compile(r"[^\s:,/?=]{1,64}")
+"""``=?`` begins an encoded word in the headers of mails."""
 PROJECT_NAME_HINT = "use up to 32 letters, digits and _ . -"
 
 

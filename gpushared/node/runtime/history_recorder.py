@@ -26,12 +26,11 @@ from gpushared.node.runtime.sampler import Sample, Sampler
 from gpushared.node.runtime.use_series import Recent, SeriesSample, UseSeries
 from gpushared.ports import Journal, PastLeases
 from gpushared.storage.history.history_file import SqliteHistory
-from gpushared.storage.history.hour_use import HourUse
+from gpushared.storage.history.hour_use import HourUse, merged
 from gpushared.storage.history.records import (
     GpuFacts,
     HistoryBatch,
     KeepHistory,
-    Resumption,
     SeriesKey,
     SourceName,
 )
@@ -45,8 +44,11 @@ LONG_QUEUE = 200
 WRITE_SECONDS = 60.0
 FRESH_SECONDS = 1.0
 """Answers may be this old."""
-MAX_SAMPLE_MS = 15_000
-"""A sample stands for the time since the one before, but for no longer than this."""
+MAX_SAMPLE_SECONDS = 15.0
+"""A sample stands for the time since the one before, but for no longer than this, or than the pause between
+two samples."""
+MAX_SERIES_WAITING = 20_000
+"""The growth of so many series is kept while the history cannot be written."""
 CLOSE_SECONDS = 5.0
 SPANS_PER_WRITE = 5000
 MAX_SUMMARIES = 20_000
@@ -82,14 +84,17 @@ class HistoryRecorder:
         self._config = config
         self._source: SourceName | None = None
         self._series: dict[SeriesKey, UseSeries] = {}
-        self._begun: dict[SeriesKey, HourUse] = {}
-        self._unwritten: dict[SeriesKey, dict[int, HourUse]] = {}
+        self._growth: dict[SeriesKey, dict[int, HourUse]] = {}
+        """What is to be added to the hours of each series."""
+        self._in_doubt: HistoryBatch | None = None
+        """A batch that may have been written; it is written again before any other."""
+        self._number = 0
         self._summaries: dict[LeaseId, LeaseSummary] = {}
         self._missed_summaries = False
         self._waits: dict[tuple[LeaseId, str], int] = {}
         self._gpus: tuple[GpuFacts, ...] = ()
-        self._sampled_at = 0.0
-        self._waits_at = 0.0
+        self._sampled_at: float | None = None
+        self._waits_at = loop.now()
         self._written_at = -FRESH_SECONDS
         self._prune_at = 0.0
         self._writing = asyncio.Lock()
@@ -103,6 +108,7 @@ class HistoryRecorder:
             self._take_sample(self._sampler.newest)
             self._take_waits()
             if time.monotonic() >= due:
+                self._gather_uses()
                 ok = await self._try_to_write()
                 due = time.monotonic() + (WRITE_SECONDS if ok else RETRY_SECONDS)
 
@@ -129,17 +135,20 @@ class HistoryRecorder:
 
     def _observe(self, _before: NodeState, step: Step) -> None:
         for lease in step.changed:
-            if len(self._summaries) < MAX_SUMMARIES:
+            if lease.id in self._summaries or len(self._summaries) < MAX_SUMMARIES:
                 self._summaries[lease.id] = summary_of(lease)
             else:
                 self._missed_summaries = True
 
     def _take_sample(self, sample: Sample) -> None:
-        if sample.at <= self._sampled_at:
+        if sample.at <= (self._sampled_at or 0.0):
             return
         since, self._sampled_at = self._sampled_at, sample.at
+        if since is None:
+            return  # nobody knows for how long the first sample stands
         at_ms = milliseconds(sample.at)
-        ms = min(MAX_SAMPLE_MS, milliseconds(sample.at - since))
+        longest_seconds = max(MAX_SAMPLE_SECONDS, 1.5 * self._sampler.pause_seconds)
+        ms = milliseconds(min(longest_seconds, sample.at - since))
         state = self._loop.state
         for gpu, reading in sample.readings.items():
             known = state.gpus.get(gpu)
@@ -163,7 +172,7 @@ class HistoryRecorder:
     def _of(self, lease: str, gpu: str) -> UseSeries:
         key = (lease, gpu)
         if key not in self._series:
-            self._series[key] = UseSeries(self._config().recent_hours, self._begun.pop(key, None))
+            self._series[key] = UseSeries(self._config().recent_hours)
         return self._series[key]
 
     def _take_waits(self) -> None:
@@ -200,86 +209,93 @@ class HistoryRecorder:
         if self._missed_summaries:
             await self._read_summaries(source)
         self._gather_uses()
+        if self._in_doubt is not None:
+            await self._write_batch(self._in_doubt)
         more = True
         while more:
-            more = await self._write_batch(source)
+            more = await self._write_batch(await self._next_batch(source))
         self._written_at = time.monotonic()
 
-    async def _write_batch(self, source: SourceName) -> bool:
-        """Write one batch, and return True if the journal has more spans."""
+    async def _next_batch(self, source: SourceName) -> HistoryBatch:
         spans = await self._journal.spans(SPANS_PER_WRITE)
         state, now = self._loop.state, self._loop.now()
-        summaries = dict(self._summaries)
-        uses = {key: tuple(hours.values()) for key, hours in self._unwritten.items()}
         gpus = _facts(state.gpus.values())
-        await self._history.write(
-            HistoryBatch(
-                source,
-                milliseconds(now),
-                milliseconds(state.ahead_seconds),
-                () if gpus == self._gpus else gpus,
-                tuple(summaries.values()),
-                spans,
-                open_spans(state, now),
-                dict(self._waits),
-                uses,
-            )
+        growth = {key: tuple(hours.values()) for key, hours in self._growth.items()}
+        self._growth.clear()
+        self._number += 1
+        return HistoryBatch(
+            source,
+            milliseconds(now),
+            milliseconds(state.ahead_seconds),
+            () if gpus == self._gpus else gpus,
+            tuple(self._summaries.values()),
+            spans,
+            open_spans(state, now),
+            dict(self._waits),
+            growth=growth,
+            number=self._number,
         )
-        self._gpus = gpus
+
+    async def _write_batch(self, batch: HistoryBatch) -> bool:
+        """Write a batch, and return True if the journal may have more spans."""
+        self._in_doubt = batch
+        await self._history.write(batch)
+        self._in_doubt = None
+        self._gpus = tuple(batch.gpus) or self._gpus
+        written = {one.lease: one for one in batch.leases}
         self._summaries = {
-            lease: one for lease, one in self._summaries.items() if one is not summaries.get(lease)
+            lease: one for lease, one in self._summaries.items() if one is not written.get(lease)
         }
-        self._unwritten.clear()
+        state = self._loop.state
         self._waits = {key: ms for key, ms in self._waits.items() if key[0] in state.leases}
-        if spans:
-            await self._journal.forget_spans(spans[-1][0])
-        return len(spans) == SPANS_PER_WRITE
+        if batch.spans:
+            await self._journal.forget_spans(batch.spans[-1][0])
+        return len(batch.spans) == SPANS_PER_WRITE
 
     def _gather_uses(self) -> None:
         """Move what changed to what is to be written, and drop the series of past holders."""
         held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
         for key, series in list(self._series.items()):
             lease, gpu = key
-            over = key not in held if lease else gpu not in self._loop.state.gpus
-            hours = self._unwritten.setdefault(key, {})
-            for hour in series.changed():
-                hours[hour.hour] = hour
+            hours = self._growth.setdefault(key, {})
+            for hour in series.changes():
+                hours[hour.hour] = merged(hours[hour.hour], hour) if hour.hour in hours else hour
             for oldest in sorted(hours)[:-MAX_HOURS]:
                 del hours[oldest]
             if not hours:
-                del self._unwritten[key]
-            if over:
+                del self._growth[key]
+            if key not in held if lease else gpu not in self._loop.state.gpus:
                 del self._series[key]
+        for oldest_key in list(self._growth)[: max(0, len(self._growth) - MAX_SERIES_WAITING)]:
+            del self._growth[oldest_key]
 
     async def _resumed(self) -> SourceName:
         """Return the source, after reading what an earlier run of the daemon has written."""
         if self._source is not None:
             return self._source
         source = SourceName(self._node_name, await self._journal.identity())
-        resumption = await self._history.resume(source, milliseconds(self._loop.now()))
+        resumption = await self._history.resume(source)
+        identity = await self._journal.identity(resumption.newest_span)
+        if identity != source.journal:
+            log.warning("the journal is an older copy: its leases are new ones to the history")
+            source = SourceName(self._node_name, identity)
+            resumption = await self._history.resume(source)
         await self._take_summaries(resumption.newest_ended_at)
-        self._go_on_with(resumption)
-        self._source = source
-        return source
-
-    def _go_on_with(self, resumption: Resumption) -> None:
-        for key, hour in resumption.uses.items():
-            if key in self._series:
-                self._series[key].go_on_with(hour)
-            else:
-                self._begun[key] = hour
         for wait, ms in resumption.waits.items():
             self._waits[wait] = self._waits.get(wait, 0) + ms
-        for lease in self._loop.state.leases.values():
-            self._summaries.setdefault(lease.id, summary_of(lease))
+        self._number = resumption.batch
+        self._source = source
+        return source
 
     async def _read_summaries(self, source: SourceName) -> None:
         """Read from the journal what was too much to be kept in memory."""
         self._missed_summaries = False
-        resumption = await self._history.resume(source, milliseconds(self._loop.now()))
-        await self._take_summaries(resumption.newest_ended_at)
+        await self._take_summaries((await self._history.resume(source)).newest_ended_at)
 
     async def _take_summaries(self, newest_ended_at: float | None) -> None:
+        """Take the leases that are not over, and those that ended since the history's newest."""
+        for lease in self._loop.state.leases.values():
+            self._summaries[lease.id] = summary_of(lease)
         if newest_ended_at is None:
             return
         before: tuple[float, int] | None = None
@@ -287,7 +303,7 @@ class HistoryRecorder:
             past = PastLeases(since=newest_ended_at, before=before)
             leases, more = await self._journal.past(past, PAST_PER_READ)
             for lease in leases:
-                self._summaries.setdefault(lease.id, summary_of(lease))
+                self._summaries[lease.id] = summary_of(lease)
             if not more:
                 return
             last = summary_of(leases[-1])

@@ -117,7 +117,7 @@ class Sampler:
     async def _pause(self) -> None:
         """Wait until the next sample is due, or requested. A lease that begins makes it due sooner."""
         began = time.monotonic()
-        while not self._asked.is_set() and (left := began + self._pause_seconds() - time.monotonic()) > 0:
+        while not self._asked.is_set() and (left := began + self.pause_seconds - time.monotonic()) > 0:
             waking = [asyncio.create_task(one) for one in (self._asked.wait(), self._loop.changed(left))]
             try:
                 await asyncio.wait(waking, return_when=asyncio.FIRST_COMPLETED)
@@ -126,7 +126,8 @@ class Sampler:
                     task.cancel()
         self._asked.clear()
 
-    def _pause_seconds(self) -> float:
+    @property
+    def pause_seconds(self) -> float:
         """Return the interval: long while no lease holds a GPU, short for slices with containers."""
         holders = self._loop.state.holders()
         if any(lease.container is not None and not lease.request.wants_whole_gpus for lease in holders):

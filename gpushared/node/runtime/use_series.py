@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute, merged
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute, growth
 
 RECENT_STEP_SECONDS = 10
 _UNKNOWN = -1
@@ -121,64 +121,53 @@ class Recent:
 class UseSeries:
     """Gather one series. Samples come in the order of their times."""
 
-    def __init__(self, recent_hours: int, hour: HourUse | None = None) -> None:
-        """Take the hour as it was written before, to go on with."""
+    def __init__(self, recent_hours: int) -> None:
         self.recent = Recent(recent_hours)
-        self._hour = hour
+        self._hours: dict[int, HourUse] = {}
+        """The minutes that are over, by hour: of the present hour, and of those that ended since ``changes``."""
+        self._told: dict[int, HourUse] = {}
+        """What ``changes`` has returned of the present hour, in sum."""
         self._minute_at = -1
         self._minute = _MinuteSums()
-        self._done: list[HourUse] = []
         self._touched = False
-
-    def go_on_with(self, before: HourUse) -> None:
-        """Add an hour that was written before a restart, if the series is still in that hour."""
-        if self._hour is None:
-            self._hour = before
-        elif self._hour.hour == before.hour:
-            self._hour = merged(before, self._hour)
 
     def take(self, at_ms: int, seen: SeriesSample, ms: int) -> None:
         """Take a sample that stands for the ``ms`` milliseconds before it."""
         number = at_ms // MINUTE_MS
         if number != self._minute_at:
-            self._end_minute()
+            if self._minute_at >= 0:
+                self._add_minute_to(self._hours)
             self._minute_at, self._minute = number, _MinuteSums()
         self._minute.take(seen, ms)
         self.recent.put(at_ms, seen)
         self._touched = True
 
-    def changed(self) -> list[HourUse]:
-        """Return the hours that changed since the last call, with the present minute as far as it is known.
+    def changes(self) -> list[HourUse]:
+        """Return what is to be added to the hours since the last call.
 
-        The hours are copies: another thread writes them, while samples go on.
+        The present minute is in them as far as it is known: if a kernel runs in its rest, the next changes
+        turn it from idle to active.
         """
         if not self._touched:
             return []
         self._touched = False
-        hours, self._done = self._done, []
-        if self._hour is not None:
-            hours.append(_copied(self._hour))
-        if hours and hours[-1].hour == self._minute_at * MINUTE_MS // HOUR_MS:
-            self._add_minute_to(hours[-1])
-        else:
-            hours.append(self._add_minute_to(HourUse(self._minute_at * MINUTE_MS // HOUR_MS)))
-        return hours
+        hours = {
+            number: replace(hour, minutes=bytearray(hour.minutes)) for number, hour in self._hours.items()
+        }
+        present = self._add_minute_to(hours)
+        grown = [
+            growth(hour, self._told[number]) if number in self._told else hour
+            for number, hour in hours.items()
+        ]
+        self._told = {present: hours[present]}
+        self._hours = {number: hour for number, hour in self._hours.items() if number == present}
+        return grown
 
-    def _end_minute(self) -> None:
-        if self._minute_at < 0:
-            return
-        hour = self._minute_at * MINUTE_MS // HOUR_MS
-        if self._hour is None or self._hour.hour != hour:
-            if self._hour is not None:
-                self._done.append(self._hour)
-            self._hour = HourUse(hour)
-        self._add_minute_to(self._hour)
-
-    def _add_minute_to(self, hour: HourUse) -> HourUse:
+    def _add_minute_to(self, hours: dict[int, HourUse]) -> int:
+        """Add the present minute to its hour, and return the hour's number."""
+        begin_ms = self._minute_at * MINUTE_MS
+        number = begin_ms // HOUR_MS
+        hour = hours.setdefault(number, HourUse(number))
         self._minute.add_to(hour)
-        hour.put_minute(self._minute_at * MINUTE_MS % HOUR_MS // MINUTE_MS, self._minute.as_minute)
-        return hour
-
-
-def _copied(hour: HourUse) -> HourUse:
-    return replace(hour, minutes=bytearray(hour.minutes))
+        hour.put_minute(begin_ms % HOUR_MS // MINUTE_MS, self._minute.as_minute)
+        return number

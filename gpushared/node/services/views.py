@@ -11,6 +11,7 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.leases.explain import Waiting
 from gpushared.domain.leases.idle_leases import idle_since
 from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.notifications import words_of
 from gpushared.domain.leases.offers import Offer, WouldGiveWay, fits_instead
 from gpushared.domain.leases.requeue import step_of
 from gpushared.domain.leases.suspension import why_not
@@ -56,15 +57,20 @@ class Views:
         self.simulated = simulated
 
     def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
-        """Show one lease as this caller may see it: containers only to their owner and to trusted callers."""
+        """Show one lease as this caller may see it.
+
+        Containers, and the words on an outcome, which may name an image, are shown to the lease's owner and to
+        trusted callers.
+        """
+        with_names = caller.trusted or caller.uid == lease.owner_uid
         view = _asked(lease.request)
         view.id, view.state = lease.id, state_name(lease.state)
         view.simulated = self.simulated
         view.grants.extend(self._grant(grant) for grant in _grants(lease))
         _add_owner(view, lease)
-        self._add_course(view, lease)
+        self._add_course(view, lease, with_names=with_names)
         self._add_use(view, lease, sample)
-        if caller.trusted or caller.uid == lease.owner_uid:
+        if with_names:
             view.container_id = lease.container or ""
             view.container_name, view.image = lease.container_name, lease.image
         if isinstance(lease.state, Queued | Requeued | Suspended):
@@ -72,7 +78,7 @@ class Views:
         view.token = _token(view)
         return view
 
-    def _add_course(self, view: leases_pb2.Lease, lease: Lease) -> None:
+    def _add_course(self, view: leases_pb2.Lease, lease: Lease, *, with_names: bool) -> None:
         """Add the lease's times, its course and its outcome."""
         view.created_at = self.day(lease.created_at)
         view.since = self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since)
@@ -86,6 +92,8 @@ class Views:
             view.deadline = self.day(lease.state.deadline)
         if isinstance(lease.state, Ended):
             view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
+            if not with_names:
+                view.outcome.text = words_of(lease.state.outcome)
 
     def _add_use(self, view: leases_pb2.Lease, lease: Lease, sample: Sample) -> None:
         """Add the lease's use of its GPUs, and the walls that limit it."""

@@ -300,7 +300,7 @@ class PoolDaemon:
             self._troubles,
             trust.pool,
             owners,
-            lambda at: loop.state.day(at),
+            lambda: loop.state.ahead_seconds,
         )
         return CoordinatorParts(
             config=lambda: self._config,

@@ -29,7 +29,13 @@ from gpushared.domain.model.lease import JobId
 from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import position_bytes, read_part
 from gpushared.storage.history import SqliteHistory
-from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, plain
+from gpushared.storage.history.history_parts import (
+    Attempt,
+    HistoryPart,
+    HistoryPosition,
+    LeaseOfJournal,
+    plain,
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +103,15 @@ class HistoryGatherer:
         troubles: Troubles,
         pool: str,
         owners: LeaseOwners,
-        day: Callable[[float], float],
+        ahead_seconds: Callable[[], float],
     ) -> None:
-        """``day`` gives the time of day of a moment of the coordinator's clock that counts time."""
+        """``ahead_seconds``: the time of day is so much ahead of the coordinator's clock that counts time."""
         self._asks = asks
         self._history = history
         self._troubles = troubles
         self._pool = pool
         self._owners = owners
-        self._day = day
+        self._ahead_seconds = ahead_seconds
         self._nodes: dict[NodeName, _Node] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet("a node's history was not gathered")
@@ -213,32 +219,32 @@ class HistoryGatherer:
         """Return the leases under the pool's names."""
         ours = [lease for lease in part.leases if lease.pool == self._pool]
         taken = await self._history.leases_of_jobs(name, {lease.job for lease in ours if lease.job})
-        found = []
-        for lease in part.leases:
-            key = (lease.job if lease.pool == self._pool else "", lease.attempt)
-            asked = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *key)
-            named = await self._owners.named(name, asked)
-            is_of_job = (
-                named.job is not None
-                and self._is_within(named.job, lease, part.ahead_ms / 1000)
-                and taken.setdefault(key, (part.journal, lease.lease)) == (part.journal, lease.lease)
-            )
-            if not is_of_job:
-                named = await self._owners.named(name, replace(asked, job="", attempt=0))
-                lease = replace(lease, job="", attempt=0)
-            # A number of a user means nothing on another machine.
-            found.append(replace(lease, owner=named.owner, owner_uid=-1, project=named.project))
-        return tuple(found)
+        return tuple([await self._under_our_names(name, part, lease, taken) for lease in part.leases])
+
+    async def _under_our_names(
+        self, name: NodeName, part: HistoryPart, lease: LeaseSummary, taken: dict[Attempt, LeaseOfJournal]
+    ) -> LeaseSummary:
+        """Return the lease; of ``taken`` each attempt has one lease on a node, the first that the node told."""
+        attempt = (lease.job if lease.pool == self._pool else "", lease.attempt)
+        asked = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *attempt)
+        named, here = await self._owners.named(name, asked), (part.journal, lease.lease)
+        if (
+            named.job is None
+            or not self._is_within(named.job, lease, part.ahead_ms / 1000)
+            or taken.setdefault(attempt, here) != here
+        ):
+            named = await self._owners.named(name, replace(asked, job=""))
+            lease = replace(lease, job="", attempt=0)
+        # A number of a user means nothing on another machine.
+        return replace(lease, owner=named.owner, owner_uid=-1, project=named.project)
 
     def _is_within(self, job: Job, lease: LeaseSummary, ahead_seconds: float) -> bool:
         """Return True if the lease lies between the submission and the end of the job, by the time of day."""
-        state = job.state
-        ended_at = self._day(state.at) if isinstance(state, Ended) else math.inf
-        first, last = lease.created_at, lease.created_at if lease.ended_at is None else lease.ended_at
-        return (
-            self._day(job.submitted_at) - SLACK_SECONDS <= first + ahead_seconds
-            and last + ahead_seconds <= ended_at + SLACK_SECONDS
-        )
+        ahead_seconds -= self._ahead_seconds()
+        begin = lease.created_at + ahead_seconds
+        end = begin if lease.ended_at is None else lease.ended_at + ahead_seconds
+        job_end = job.state.at if isinstance(job.state, Ended) else math.inf
+        return job.submitted_at - SLACK_SECONDS <= begin and end <= job_end + SLACK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

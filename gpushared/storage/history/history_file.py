@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from gpushared.storage.history import history_queries as queries
 from gpushared.storage.history.history_export import ExportKind, ExportPage, export
 from gpushared.storage.history.history_jobs import jobs, put_jobs, resumption_of_jobs, with_waits_of_jobs
 from gpushared.storage.history.history_parts import (
+    Attempt,
     HistoryPart,
     HistoryPosition,
+    LeaseOfJournal,
     leases_of_jobs,
     part_after,
     position_of,
@@ -25,7 +27,7 @@ from gpushared.storage.history.history_parts import (
 from gpushared.storage.history.history_replay import queue_then
 from gpushared.storage.history.history_schema import SCHEMA, WORDS
 from gpushared.storage.history.history_waits import waits
-from gpushared.storage.history.hour_use import HOUR_MS, HourUse
+from gpushared.storage.history.hour_use import HOUR_MS, HourUse, merged
 from gpushared.storage.history.records import (
     HistoryBatch,
     HistoryFilter,
@@ -38,6 +40,7 @@ from gpushared.storage.history.records import (
     LeaseWait,
     Point,
     Resumption,
+    SeriesKey,
     SeriesName,
     SourceName,
 )
@@ -112,20 +115,18 @@ class HistoryFile(SqliteFile):
             "INSERT OR REPLACE INTO span VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(source, number, *_span_row(span)) for number, span in batch.spans],
         )
-        db.execute("DELETE FROM open_span WHERE source = ?", (source,))
-        db.executemany(
-            "INSERT INTO open_span VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(source, *_span_row(span)) for span in batch.open_spans],
-        )
+        # Numbers below zero are of spans that another journal has closed, before this one was put back.
+        db.execute("DELETE FROM span WHERE source = ? AND number < 0", (source,))
+        _put_open_spans(db, source, batch)
         db.executemany(
             "INSERT OR REPLACE INTO wait VALUES (?, ?, ?, ?)",
             [(source, lease, reason, ms) for (lease, reason), ms in batch.waits.items()],
         )
-        (first_hour,) = db.execute("SELECT first_hour FROM kept").fetchone()
-        for (lease, gpu), hours in batch.uses.items():
-            # An hour that was dropped is in the sums already.
-            kept = [hour for hour in hours if hour.hour >= first_hour]
-            self._put_uses(db, self._series_number(db, source, lease, gpu), kept)
+        self._put_uses(db, source, batch.uses)
+        (written,) = db.execute("SELECT batch FROM source WHERE number = ?", (source,)).fetchone()
+        if batch.number > written:
+            self._put_uses(db, source, batch.growth, grows=True)
+            db.execute("UPDATE source SET batch = ? WHERE number = ?", (batch.number, source))
 
     def _series_number(self, db: sqlite3.Connection, source: int, lease: str, gpu: str) -> int:
         key = (source, lease, gpu)
@@ -136,16 +137,29 @@ class HistoryFile(SqliteFile):
             (self._series[key],) = db.execute(_SERIES, key).fetchone()
         return self._series[key]
 
-    def _put_uses(self, db: sqlite3.Connection, series: int, hours: Sequence[HourUse]) -> None:
-        # Not astuple: it would copy the minutes.
-        db.executemany(
-            _PUT_USE, [(series, *(getattr(hour, name) for name in _USE_COLUMNS)) for hour in hours]
-        )
-        if peaks := [hour.memory_max_mib for hour in hours if hour.memory_ms]:
-            db.execute(
-                "UPDATE series SET peak_mib = ?1 WHERE number = ?2 AND coalesce(peak_mib, -1) < ?1",
-                (max(peaks), series),
-            )
+    def _put_uses(
+        self,
+        db: sqlite3.Connection,
+        source: int,
+        uses: Mapping[SeriesKey, Sequence[HourUse]],
+        *,
+        grows: bool = False,
+    ) -> None:
+        (first_hour,) = db.execute("SELECT first_hour FROM kept").fetchone()
+        for (lease, gpu), hours in uses.items():
+            # An hour that was dropped is in the sums already.
+            kept = [hour for hour in hours if hour.hour >= first_hour]
+            series = self._series_number(db, source, lease, gpu)
+            if grows:
+                kept = [_grown(db, series, hour) for hour in kept]
+            # Not astuple: it would copy the minutes.
+            rows = [(series, *(getattr(hour, name) for name in _USE_COLUMNS)) for hour in kept]
+            db.executemany(_PUT_USE, rows)
+            if peaks := [hour.memory_max_mib for hour in kept if hour.memory_ms]:
+                db.execute(
+                    "UPDATE series SET peak_mib = ?1 WHERE number = ?2 AND coalesce(peak_mib, -1) < ?1",
+                    (max(peaks), series),
+                )
 
     def write_jobs(self, batch: JobBatch) -> None:
         """Write jobs durably, or none of them. Writing a batch again changes nothing."""
@@ -181,7 +195,7 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return position_of(db, node)
 
-    def leases_of_jobs(self, node: str, jobs: Collection[str]) -> dict[tuple[str, int], tuple[int, str]]:
+    def leases_of_jobs(self, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
         """Return the journal and the lease of each attempt of these jobs that are known of the node."""
         with self._reading() as db:
             return leases_of_jobs(db, node, jobs)
@@ -194,9 +208,12 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return jobs(db, wanted, limit)
 
-    def resume(self, name: SourceName, now_ms: int) -> Resumption:
+    def resume(self, name: SourceName) -> Resumption:
+        """Return what the node's recorder goes on with. A node that has a new name takes its rows along."""
+        with self._writing() as db:
+            db.execute("UPDATE OR IGNORE source SET node = ? WHERE journal = ?", (name.node, name.journal))
         with self._reading() as db:
-            return queries.resumption(db, name, now_ms // HOUR_MS)
+            return queries.resumption(db, name)
 
     def accounts(self, wanted: HistoryFilter) -> list[LeaseAccount]:
         with self._reading() as db:
@@ -216,9 +233,9 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
 
-    def queue_then(self, node: str, lease: str) -> QueueThen | None:
+    def queue_then(self, source: int, lease: str) -> QueueThen | None:
         with self._reading() as db:
-            return queue_then(db, node, lease)
+            return queue_then(db, source, lease)
 
     def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
         with self._reading() as db:
@@ -234,7 +251,8 @@ def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None
         (node, source),
     ).fetchall():
         db.execute(
-            """INSERT INTO span SELECT source, -rowid, lease, project, start_ms, end_ms, gpu, permille, memory_mib
+            """INSERT OR REPLACE INTO span
+               SELECT source, -rowid, lease, project, start_ms, end_ms, gpu, permille, memory_mib
                FROM open_span WHERE source = ?""",
             (old,),
         )
@@ -243,6 +261,28 @@ def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None
             "UPDATE lease SET ended_at = ?, outcome = 'unknown' WHERE source = ? AND ended_at IS NULL",
             (seen_ms / 1000, old),
         )
+
+
+def _put_open_spans(db: sqlite3.Connection, source: int, batch: HistoryBatch) -> None:
+    if batch.open_spans is None:
+        db.executemany(
+            "DELETE FROM open_span WHERE source = ? AND lease = ? AND gpu IS ? AND start_ms = ?",
+            [(source, span.lease, span.gpu, span.start_ms) for _, span in batch.spans],
+        )
+        return
+    db.execute("DELETE FROM open_span WHERE source = ?", (source,))
+    db.executemany(
+        "INSERT INTO open_span VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [(source, *_span_row(span)) for span in batch.open_spans],
+    )
+
+
+def _grown(db: sqlite3.Connection, series: int, growth: HourUse) -> HourUse:
+    row = db.execute(
+        f"SELECT {queries.USE} FROM use_hour u WHERE hour = ? AND series = ?",  # noqa: S608 - constants
+        (growth.hour, series),
+    ).fetchone()
+    return growth if row is None else merged(queries.hour_of(row), growth)
 
 
 def _span_row(span: Span) -> tuple[LeaseId, str, int, int, str | None, int, int]:
@@ -282,13 +322,11 @@ class SqliteHistory(Calls):
     async def position(self, node: str) -> HistoryPosition:
         return await self._read(lambda: self._store.position(node))
 
-    async def leases_of_jobs(
-        self, node: str, jobs: Collection[str]
-    ) -> dict[tuple[str, int], tuple[int, str]]:
+    async def leases_of_jobs(self, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
         return await self._read(lambda: self._store.leases_of_jobs(node, jobs)) if jobs else {}
 
-    async def resume(self, name: SourceName, now_ms: int) -> Resumption:
-        return await self._read(lambda: self._store.resume(name, now_ms))
+    async def resume(self, name: SourceName) -> Resumption:
+        return await self._call(lambda: self._store.resume(name))
 
     async def accounts(self, wanted: HistoryFilter) -> list[LeaseAccount]:
         return await self._read(lambda: self._store.accounts(wanted))
@@ -304,8 +342,8 @@ class SqliteHistory(Calls):
     ) -> list[Point]:
         return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
 
-    async def queue_then(self, node: str, lease: str) -> QueueThen | None:
-        return await self._read(lambda: self._store.queue_then(node, lease))
+    async def queue_then(self, source: int, lease: str) -> QueueThen | None:
+        return await self._read(lambda: self._store.queue_then(source, lease))
 
     async def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
         return await self._read(lambda: self._store.export(kind, wanted, after))

@@ -27,6 +27,10 @@ MAX_TEXT = 256
 """Texts are cut to this length on their way to a coordinator."""
 
 T = TypeVar("T")
+Attempt = tuple[str, int]
+"""A job's id, and the number of its attempt."""
+LeaseOfJournal = tuple[int, str]
+"""A journal of a node, and the id of a lease in it."""
 
 _SUMMARY = ", ".join(one.name for one in fields(LeaseSummary))
 _SPAN = "lease, project, start_ms, end_ms, gpu, permille, memory_mib"
@@ -75,7 +79,7 @@ class SeriesHours:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPart:
-    """Hold one part of a node's history. ``open_spans`` are complete in the last part of a round only.
+    """Hold one part of a node's history. ``open_spans`` are told in the last part of a journal only.
 
     ``next`` is the place after this part, from which the next round begins if there is no ``more``.
     ``realm`` is the realm of the node's own users.
@@ -103,7 +107,7 @@ class HistoryPart:
             self.gpus,
             self.leases,
             self.spans,
-            self.open_spans,
+            None if self.more and self.next.journal == self.journal else self.open_spans,
             {(lease, reason): ms for lease, reason, ms in self.waits},
             {(one.lease, one.gpu): [_hour_use(hour) for hour in one.hours] for one in self.uses},
         )
@@ -320,9 +324,7 @@ def position_of(db: sqlite3.Connection, node: str) -> HistoryPosition:
     return _next_round(newest)
 
 
-def leases_of_jobs(
-    db: sqlite3.Connection, node: str, jobs: Collection[str]
-) -> dict[tuple[str, int], tuple[int, str]]:
+def leases_of_jobs(db: sqlite3.Connection, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
     """Return the journal and the lease of each attempt of these jobs that are known of the node."""
     found = {}
     for job in jobs:

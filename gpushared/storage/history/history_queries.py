@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from gpushared.storage.history.records import (
     LeaseHistory,
     Point,
     Resumption,
-    SeriesKey,
     SeriesName,
     SourceName,
 )
@@ -36,27 +35,22 @@ _USED = (
 )
 
 
-def resumption(db: sqlite3.Connection, name: SourceName, hour: int) -> Resumption:
+def resumption(db: sqlite3.Connection, name: SourceName) -> Resumption:
     """Return what a recorder goes on with."""
     found = db.execute(
-        "SELECT number FROM source WHERE node = ? AND journal = ?", (name.node, name.journal)
+        "SELECT number, batch FROM source WHERE node = ? AND journal = ?", (name.node, name.journal)
     ).fetchone()
     if found is None:
-        return Resumption(None, {}, {})
-    (source,) = found
+        return Resumption(None, 0, 0, {})
+    source, batch = found
     (newest,) = db.execute("SELECT max(ended_at) FROM lease WHERE source = ?", (source,)).fetchone()
-    rows = db.execute(
-        f"""SELECT series.lease, series.gpu, {USE} FROM use_hour u JOIN series ON series.number = u.series
-            WHERE u.hour = ? AND series.source = ?""",  # noqa: S608 - constants
-        (hour, source),
-    )
-    uses: dict[SeriesKey, HourUse] = {(lease, gpu): hour_of(row) for lease, gpu, *row in rows}
+    (span,) = db.execute("SELECT max(number) FROM span WHERE source = ?", (source,)).fetchone()
     waits = db.execute(
         """SELECT wait.lease, reason, ms FROM wait JOIN lease l ON l.source = wait.source AND l.lease = wait.lease
            WHERE wait.source = ? AND l.ended_at IS NULL""",
         (source,),
     )
-    return Resumption(newest, uses, {(lease, reason): ms for lease, reason, ms in waits})
+    return Resumption(newest, max(0, span or 0), batch, {(lease, reason): ms for lease, reason, ms in waits})
 
 
 def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount]:
@@ -85,7 +79,11 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
             too_big = too_big_permille_ms(used.active_permille_ms, mib / max(1, ms), peak)
             account = replace(account, too_big_permille_ms=too_big)
             found.append(
-                LeaseAccount(source.node, lease, owner, project, lease_class, label, model, account, peak)
+                LeaseAccount(
+                    *(source.number, source.node, lease, owner, project, lease_class, label, model),
+                    account=account,
+                    peak_mib=peak,
+                )
             )
     return found
 
@@ -117,9 +115,12 @@ def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Le
 def points(
     db: sqlite3.Connection, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool
 ) -> list[Point]:
-    """Return the minutes of a series, or its hours; an hour whose minutes were dropped is one point."""
+    """Return the minutes of a series that meet a time, or its hours.
+
+    An hour whose minutes were dropped is one point.
+    """
     found: list[Point] = []
-    for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node)):
+    for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node, source=series.source)):
         minutes = "x''" if by_hour else "u.minutes"
         rows = db.execute(
             f"""SELECT {_USE_SUMS}, {minutes} FROM series JOIN use_hour u ON u.series = series.number
@@ -128,10 +129,10 @@ def points(
             (source.number, series.lease, series.gpu, source.since_ms // HOUR_MS, source.until_ms),
         )
         found += [
-            Point(source.day(at_ms), minute)
+            Point(source.day(at_ms), length_ms, minute)
             for row in rows
-            for at_ms, minute in _points_of(hour_of(row))
-            if by_hour or source.since_ms <= at_ms < source.until_ms
+            for at_ms, length_ms, minute in _points_of(hour_of(row))
+            if source.since_ms < at_ms + length_ms and at_ms < source.until_ms
         ]
     return found
 
@@ -176,26 +177,42 @@ def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int)
 
 
 def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Account:
-    """Return the part of an hour that lies in a time: by its minutes, or as if all were alike where they are unknown.
+    """Return the part of an hour that lies in a time: each sum by its own minutes.
 
-    The hour that was under way at ``seen_ms`` is known up to then only.
+    A sum of which no minute is known is cut as if all minutes were alike. The hour that was under way at
+    ``seen_ms`` is known up to then only.
     """
-    inside = whole = 0
-    for number, minute in hour.seen_minutes():
-        at_ms = hour.hour * HOUR_MS + number * MINUTE_MS
-        whole += minute.seen_seconds
-        inside += minute.seen_seconds if since_ms <= at_ms < until_ms else 0
-    if not whole:
-        begin = hour.hour * HOUR_MS
+    begin = hour.hour * HOUR_MS
+    minutes = [(begin + number * MINUTE_MS, minute) for number, minute in hour.seen_minutes()]
+    even = _inside_and_whole(((at_ms, minute.seen_seconds) for at_ms, minute in minutes), since_ms, until_ms)
+    if not even[1]:
         known = range(begin, min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS)), MINUTE_MS)
-        inside, whole = sum(since_ms <= at_ms < until_ms for at_ms in known), len(known)
-    return _used(
-        hour.active_permille_ms * inside // whole,
-        hour.idle_permille_ms * inside // whole,
-        hour.used_permille_ms * inside // whole,
-        hour.memory_seen_mib_ms * inside // whole,
-        hour.memory_used_mib_ms * inside // whole,
-    )
+        even = _inside_and_whole(((at_ms, 1) for at_ms in known), since_ms, until_ms)
+    parts = []
+    for name, weight in _WEIGHTS.items():
+        weights = ((at_ms, weight(minute)) for at_ms, minute in minutes)
+        inside, whole = _inside_and_whole(weights, since_ms, until_ms)
+        inside, whole = (inside, whole) if whole else even
+        parts.append(getattr(hour, name) * inside // whole)
+    return _used(*parts)
+
+
+def _inside_and_whole(weights: Iterable[tuple[int, int]], since_ms: int, until_ms: int) -> tuple[int, int]:
+    inside = whole = 0
+    for at_ms, weight in weights:
+        whole += weight
+        inside += weight if since_ms <= at_ms < until_ms else 0
+    return inside, whole
+
+
+_WEIGHTS: Mapping[str, Callable[[Minute], int]] = {
+    "active_permille_ms": lambda minute: minute.seen_seconds if minute.use_max_ratio else 0,
+    "idle_permille_ms": lambda minute: 0 if minute.use_max_ratio else minute.seen_seconds,
+    "used_permille_ms": lambda minute: round((minute.use_mean_ratio or 0) * 1000) * minute.seen_seconds,
+    "memory_seen_mib_ms": lambda minute: int(minute.memory_mean_mib is not None),
+    "memory_used_mib_ms": lambda minute: minute.memory_mean_mib or 0,
+}
+"""Say how much of an hour's sum a minute has, in the order of ``_used``."""
 
 
 def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary) -> LeaseHistory:
@@ -228,6 +245,7 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
         use.account.active_permille_ms, max(at_once.values(), default=0), use.peak_mib
     )
     return LeaseHistory(
+        source=source.number,
         node=source.node,
         summary=summary,
         created_ms=source.day(round(summary.created_at * 1000)),
@@ -279,16 +297,18 @@ def hour_of(row: Sequence[Any]) -> HourUse:
     return hour
 
 
-def _points_of(hour: HourUse) -> Iterator[tuple[int, Minute]]:
+def _points_of(hour: HourUse) -> Iterator[tuple[int, int, Minute]]:
+    """Yield the beginning, the length and the figures of each point of an hour."""
     begin = hour.hour * HOUR_MS
     if hour.minutes:
         for number, minute in hour.seen_minutes():
-            yield begin + number * MINUTE_MS, minute
+            yield begin + number * MINUTE_MS, MINUTE_MS, minute
         return
     seen = hour.seen_permille_ms
     known = hour.memory_ms
     yield (
         begin,
+        HOUR_MS,
         Minute(
             seen_seconds=60,
             use_mean_ratio=hour.used_permille_ms / seen if seen else None,

@@ -13,26 +13,24 @@ NOT_YET = frozenset({"held", "begin_time", "after_lease"})
 """Nobody keeps room for a request that waits for these reasons only."""
 
 
-def queue_then(db: sqlite3.Connection, node: str, lease: str) -> QueueThen | None:
+def queue_then(db: sqlite3.Connection, source: int, lease: str) -> QueueThen | None:
     """Return the queue of the lease's first wait; None if it did not wait, or also for other reasons."""
-    for (source,) in db.execute("SELECT number FROM source WHERE node = ? ORDER BY number DESC", (node,)):
-        spans = db.execute(
-            """SELECT start_ms, end_ms, gpu FROM span INDEXED BY span_lease
-               WHERE source = ?1 AND lease = ?2
-               UNION ALL SELECT start_ms, end_ms, gpu FROM open_span WHERE source = ?1 AND lease = ?2
-               ORDER BY start_ms""",
-            (source, lease),
-        ).fetchall()
-        if not spans:
-            continue
-        began, ended, gpu = spans[0]
-        first = {gpu for start, _, gpu in spans if start == ended and gpu is not None}
-        reasons = _reasons(db, source, lease)
-        if gpu is not None or not first or not reasons or not reasons <= OF_ROOM:
-            return None
-        gpus = [_gpu(db, source, lease, one, began, ended) for one in sorted(first)]
-        return QueueThen(began, ended, gpus, list(_ahead(db, source, lease, began, ended)))
-    return None
+    spans = db.execute(
+        """SELECT start_ms, end_ms, gpu FROM span INDEXED BY span_lease
+           WHERE source = ?1 AND lease = ?2
+           UNION ALL SELECT start_ms, end_ms, gpu FROM open_span WHERE source = ?1 AND lease = ?2
+           ORDER BY start_ms""",
+        (source, lease),
+    ).fetchall()
+    if not spans:
+        return None
+    began, ended, gpu = spans[0]
+    first = {gpu for start, _, gpu in spans if start == ended and gpu is not None}
+    reasons = _reasons(db, source, lease)
+    if gpu is not None or not first or not reasons or not reasons <= OF_ROOM:
+        return None
+    gpus = [_gpu(db, source, lease, one, began, ended) for one in sorted(first)]
+    return QueueThen(began, ended, gpus, list(_ahead(db, source, lease, began, ended)))
 
 
 def _reasons(db: sqlite3.Connection, source: int, lease: str) -> set[str]:

@@ -27,6 +27,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             journal INTEGER NOT NULL,
             seen_ms INTEGER NOT NULL,
             ahead_ms INTEGER NOT NULL,
+            batch INTEGER NOT NULL DEFAULT 0,
             UNIQUE (node, journal)
         )""",
         """CREATE TABLE gpu (

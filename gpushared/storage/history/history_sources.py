@@ -43,7 +43,7 @@ class Source:
 def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
     rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
     for number, node, ahead, seen in rows:
-        if wanted.node in {"", node}:
+        if wanted.node in {"", node} and wanted.source in {None, number}:
             yield Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
 
 

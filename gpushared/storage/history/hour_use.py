@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
@@ -87,10 +87,17 @@ def merged(earlier: HourUse, later: HourUse) -> HourUse:
     """Return the sum of two pieces of the same hour; a minute that both have is the later one's."""
     sums = {name: getattr(earlier, name) + getattr(later, name) for name in _SUMS}
     greatest = {name: max(getattr(earlier, name), getattr(later, name)) for name in _GREATEST}
-    result = HourUse(earlier.hour, **sums, **greatest, minutes=bytearray(earlier.minutes))
+    minutes = bytearray(earlier.minutes or EMPTY_MINUTES)
+    result = HourUse(earlier.hour, **sums, **greatest, minutes=minutes)
     for number, minute in later.seen_minutes():
         result.put_minute(number, minute)
     return result
+
+
+def growth(whole: HourUse, part: HourUse) -> HourUse:
+    """Return what ``merged`` must add to the part of an hour to make the whole."""
+    sums = {name: getattr(whole, name) - getattr(part, name) for name in _SUMS}
+    return replace(whole, **sums)
 
 
 def _unpacked(minutes: bytes | bytearray, number: int) -> Minute:

@@ -40,7 +40,10 @@ class HistoryBatch:
     """Hold what is written in one transaction. Writing a batch again changes nothing.
 
     ``at_ms`` is the time of the batch by the clock that counts time, and the time of day is ``ahead_ms``
-    ahead of that. ``waits`` are the milliseconds that each open lease has waited so far, by reason.
+    ahead of that. ``open_spans`` are None if the batch does not tell them: then the known ones stay, without
+    those that ``spans`` close. ``waits`` are the milliseconds that each open lease has waited so far, by
+    reason. ``uses`` take the place of the hours that are there; ``growth`` is added to them, once: a batch
+    whose ``number`` is not above that of the source's last growth was written before.
     """
 
     source: SourceName
@@ -49,9 +52,11 @@ class HistoryBatch:
     gpus: Sequence[GpuFacts] = ()
     leases: Sequence[LeaseSummary] = ()
     spans: Sequence[tuple[int, Span]] = ()
-    open_spans: Sequence[Span] = ()
+    open_spans: Sequence[Span] | None = ()
     waits: Mapping[tuple[LeaseId, str], int] = field(default_factory=dict)
     uses: Mapping[SeriesKey, Sequence[HourUse]] = field(default_factory=dict)
+    growth: Mapping[SeriesKey, Sequence[HourUse]] = field(default_factory=dict)
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,10 @@ class Resumption:
 
     newest_ended_at: float | None
     """The end of the newest lease whose summary the history has; None if it has none."""
-    uses: Mapping[SeriesKey, HourUse]
-    """The present hour of each series, as far as it was written."""
+    newest_span: int
+    """The number of the newest span; 0 if the history has none."""
+    batch: int
+    """The number of the last batch with a growth."""
     waits: Mapping[tuple[LeaseId, str], int]
 
 
@@ -122,6 +129,8 @@ class HistoryFilter:
     project: str = ""
     lease_class: str = ""
     node: str = ""
+    source: int | None = None
+    """The number of a source, as a lease that was found before has it: ids of leases repeat after a new journal."""
     lease: str = ""
     job: str = ""
     outcome: str = ""
@@ -131,6 +140,7 @@ class HistoryFilter:
 class LeaseAccount:
     """Hold a lease's account on one GPU within a time."""
 
+    source: int
     node: str
     lease: LeaseId
     owner: str
@@ -172,6 +182,7 @@ class LeaseWait:
 class LeaseHistory:
     """Hold a lease's summary with its figures over its life. Times are milliseconds of the time of day."""
 
+    source: int
     node: str
     summary: LeaseSummary
     created_ms: int
@@ -192,11 +203,15 @@ class LeaseHistory:
 
 @dataclass(frozen=True, slots=True)
 class SeriesName:
-    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole."""
+    """Name a series: a GPU of a node, and the lease on the GPU, or empty for the GPU as a whole.
+
+    Without a source these are the series of all sources of the node.
+    """
 
     node: str
     gpu: str
     lease: str = ""
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,4 +219,5 @@ class Point:
     """Hold one point of a series: an hour or a minute, at its beginning in milliseconds of the time of day."""
 
     at_ms: int
+    length_ms: int
     minute: Minute

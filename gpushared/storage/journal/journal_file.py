@@ -39,6 +39,7 @@ WORDS = FileWords(
 APPLICATION_ID = 0x67707573
 """The number is ``gpus`` in ASCII."""
 
+_RANDOM = "abs(random() % 9007199254740992)"
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     # 1: leases, their stories, the counter
     (
@@ -109,7 +110,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
             permille INTEGER NOT NULL,
             memory_bytes INTEGER NOT NULL
         )""",
-        "INSERT INTO meta VALUES ('identity', abs(random() % 9007199254740992))",
+        f"INSERT INTO meta VALUES ('identity', {_RANDOM})",  # noqa: S608 - a constant
     ),
 )
 
@@ -139,6 +140,7 @@ _PUT_DRAINED = "INSERT INTO drained (gpu, reason, since, by, sick) VALUES (?, ?,
 _PUT_SPAN = """
     INSERT INTO span (lease, project, start_ms, end_ms, gpu, permille, memory_bytes)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_NEW_IDENTITY = f"UPDATE meta SET value = {_RANDOM} WHERE key = 'identity'"  # noqa: S608 - a constant
 _PRUNE_SPANS = "DELETE FROM span WHERE number <= (SELECT max(number) FROM span) - ?"
 _PAST = """
     SELECT ended_at, sequence, CASE
@@ -236,7 +238,15 @@ class JournalFile(SqliteFile):
         last = (rows[-1][0], rows[-1][1]) if len(rows) == PAST_STEP else None
         return [lease_from_json(body) for body in found], len(bodies) - len(found), last
 
-    def identity(self) -> int:
+    def identity(self, newest_span: int) -> int:
+        with self._reading() as db:
+            row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'span'").fetchone()
+        if newest_span > (row[0] if row else 0):
+            with self._writing() as db:
+                db.execute(_NEW_IDENTITY)
+                # Numbers of spans go on, so that the same test finds the next older copy.
+                db.execute("DELETE FROM sqlite_sequence WHERE name = 'span'")
+                db.execute("INSERT INTO sqlite_sequence VALUES ('span', ?)", (newest_span,))
         with self._reading() as db:
             (number,) = db.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
             return int(number)
@@ -379,8 +389,8 @@ class SqliteJournal(Calls):
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._read(lambda: self._store.ended(limit))
 
-    async def identity(self) -> int:
-        return await self._read(self._store.identity)
+    async def identity(self, newest_span: int = 0) -> int:
+        return await self._call(lambda: self._store.identity(newest_span))
 
     async def spans(self, limit: int) -> tuple[tuple[int, Span], ...]:
         return await self._read(lambda: self._store.spans(limit))

@@ -114,7 +114,7 @@ async def test_a_jobs_lease_is_its_owners_and_a_waiting_job_is_listed(world: Wor
     async with AsyncExitStack() as stack:
         tell(
             machine,
-            lease("l-1", "nobody", job_id=JOB, job_pool=POOL),
+            lease("l-1", "nobody", job_id=JOB, job_pool=POOL, job_attempt=1),
             lease("l-2", "x", job_id="y", job_pool=POOL),
         )
         await world.submit()
@@ -220,7 +220,7 @@ async def test_an_answer_is_read_once_for_all_callers_of_a_moment(
 ) -> None:
     """And what one caller may not see is not lost for the next."""
     monkeypatch.setattr(node_listings, "FRESH_SECONDS", 60.0)
-    tell(machine, lease("l-1", "ada", job_id=JOB, job_pool=POOL))
+    tell(machine, lease("l-1", "ada", job_id=JOB, job_pool=POOL, job_attempt=1))
     async with AsyncExitStack() as stack:
         await world.submit()
         link = await linked(machine, stack)

@@ -65,7 +65,7 @@ def test_what_a_lease_held_and_used_is_split_into_active_and_idle(history: Histo
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
     worked(series, (30, 40), 0.0, 10_000)
-    uses = {(LEASE, GPU): series.changed()}
+    uses = {(LEASE, GPU): series.changes()}
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (one,) = history.accounts(NEW)
@@ -88,7 +88,7 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryFile) -> 
         spans=((1, held((0, 60))),),
         open_spans=(held((60, 90)),),
         waits={(LEASE, "no-gpu"): 5000},
-        uses={(LEASE, GPU): series.changed()},
+        uses={(LEASE, GPU): series.changes()},
     )
     history.write(whole)
     before = (account_of(history), history.waits(NEW), history.leases(replace(NEW, lease=LEASE), 9))
@@ -99,7 +99,7 @@ def test_a_batch_that_is_written_again_changes_nothing(history: HistoryFile) -> 
 def test_times_are_cut_to_the_window_and_shifted_to_the_time_of_day(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 60), 1.0, 5_000)
-    uses = {(LEASE, GPU): series.changed()}
+    uses = {(LEASE, GPU): series.changes()}
     spans = ((1, held((0, 60))),)
     history.write(batch(ahead_ms=HOUR_MS, leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     day = BEGIN + HOUR_MS
@@ -107,6 +107,43 @@ def test_times_are_cut_to_the_window_and_shifted_to_the_time_of_day(history: His
     assert account.held_permille_ms == 250 * 30 * MINUTE_MS
     assert account.active_permille_ms == 250 * 30 * MINUTE_MS
     assert account_of(history, HistoryFilter(day + HOUR_MS, day + 2 * HOUR_MS)) == Account()
+
+
+def test_points_are_those_that_meet_the_time(history: HistoryFile) -> None:
+    series = UseSeries(1)
+    worked(series, (0, 30), 0.5, 5_000)
+    uses = {(LEASE, GPU): series.changes()}
+    history.write(batch(leases=(summary(),), open_spans=(held((0, 30)),), uses=uses))
+    begin, end = BEGIN + 10 * MINUTE_MS + 1, BEGIN + 12 * MINUTE_MS
+    assert [point.at_ms for point in history.points(SERIES, begin, end)] == [
+        BEGIN + minute * MINUTE_MS for minute in (10, 11)
+    ]
+    (hour,) = history.points(SERIES, begin, end, by_hour=True)
+    history.prune(KeepHistory(minutes_days=1, hours_days=9), BEGIN + 3 * 24 * HOUR_MS)
+    assert history.points(SERIES, begin, end) == [hour]
+    assert (hour.at_ms, hour.length_ms) == (BEGIN, HOUR_MS)
+    assert hour.minute.use_mean_ratio == pytest.approx(0.5)
+
+
+def test_a_part_of_an_hour_has_what_its_own_minutes_say(history: HistoryFile) -> None:
+    series = UseSeries(1)
+    worked(series, (0, 30), 1.0, 4_000)
+    worked(series, (30, 45), 0.0, None)
+    worked(series, (45, 60), 0.0, 12_000)
+    uses = {(LEASE, GPU): series.changes()}
+    history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=((1, held((0, 60))),), uses=uses))
+    half = BEGIN + 30 * MINUTE_MS
+    busy, rest = (
+        account_of(history, HistoryFilter(*bounds)) for bounds in ((BEGIN, half), (half, NEW.until_ms))
+    )
+    assert (busy.active_permille_ms, busy.idle_permille_ms) == (250 * 30 * MINUTE_MS, 0)
+    assert (rest.active_permille_ms, rest.idle_permille_ms) == (0, 250 * 30 * MINUTE_MS)
+    assert (busy.use_of_held_ratio, rest.use_of_held_ratio) == (1.0, 0.0)
+    assert (busy.memory_seen_mib_ms, rest.memory_seen_mib_ms) == (
+        20_000 * 30 * MINUTE_MS,
+        20_000 * 15 * MINUTE_MS,
+    )
+    assert (busy.memory_of_held_ratio, rest.memory_of_held_ratio) == (0.2, 0.6)
 
 
 def test_a_lease_waited_for_reasons(history: HistoryFile) -> None:
@@ -119,7 +156,7 @@ def test_a_lease_waited_for_reasons(history: HistoryFile) -> None:
 def test_old_minutes_and_hours_go_and_the_figures_of_a_lease_stay(history: HistoryFile) -> None:
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
-    uses = {(LEASE, GPU): series.changed()}
+    uses = {(LEASE, GPU): series.changes()}
     spans = ((1, held((0, 60))),)
     history.write(batch(leases=(summary(BEGIN + HOUR_MS),), spans=spans, uses=uses))
     (before,) = history.leases(NEW, 9)
@@ -147,22 +184,63 @@ def test_a_series_goes_on_after_a_restart_within_its_hour(history: HistoryFile) 
     first, second = UseSeries(1), UseSeries(1)
     worked(first, (0, 10), 0.5, 5_000)
     leases = (summary(),)
-    history.write(batch(leases=leases, uses={(LEASE, GPU): first.changed()}))
+    history.write(batch(leases=leases, growth={(LEASE, GPU): first.changes()}, number=1))
     worked(second, (20, 30), 0.0, 6_000)
-    resumption = history.resume(HOME, BEGIN + 20 * MINUTE_MS)
-    second.go_on_with(resumption.uses[LEASE, GPU])
-    uses = {(LEASE, GPU): second.changed()}
-    history.write(batch(leases=leases, spans=((1, held((0, 60))),), uses=uses))
+    assert history.resume(HOME).batch == 1
+    growth = {(LEASE, GPU): second.changes()}
+    whole = batch(leases=leases, spans=((1, held((0, 60))),), growth=growth, number=2)
+    history.write(whole)
+    history.write(whole)  # after an answer that came too late
     account = account_of(history)
     assert account.active_permille_ms == account.idle_permille_ms == 250 * 10 * MINUTE_MS
     assert len(history.points(SERIES, 0, 2**60)) == 20
+
+
+def test_a_minute_that_is_told_before_it_is_over_becomes_active_as_a_whole(history: HistoryFile) -> None:
+    series = UseSeries(1)
+    for second in range(60):
+        seen = SeriesSample(250, 20_000, 0.0 if second < 50 else 0.6, 5_000)
+        series.take(BEGIN + second * 1000, seen, 1000)
+        growth = {(LEASE, GPU): series.changes()}
+        history.write(batch(leases=(summary(),), growth=growth, number=second + 1))
+    history.write(batch(leases=(summary(),), spans=((1, held((0, 1))),)))
+    account = account_of(history)
+    assert (account.active_permille_ms, account.idle_permille_ms) == (250 * MINUTE_MS, 0)
+    assert account.use_of_held_ratio == pytest.approx(0.1)
+
+
+def test_a_node_with_a_new_name_takes_its_history_along(history: HistoryFile) -> None:
+    history.write(batch(leases=(summary(),), open_spans=(held((0, 60)),)))
+    renamed = SourceName("box.lab", HOME.journal)
+    history.resume(renamed)
+    history.write(replace(batch(leases=(summary(),), open_spans=(held((0, 60)),)), source=renamed))
+    (one,) = history.accounts(NEW)
+    assert one.node == "box.lab"
+    assert one.account.gpu_hours == pytest.approx(0.25)
+
+
+def test_a_part_of_a_round_leaves_what_is_held_as_it_was(history: HistoryFile) -> None:
+    """The last part of a round brings all of that anew, and the link may be cut before it comes."""
+    history.write(batch(leases=(summary(),), open_spans=(held((0, 30)), held((30, 60)))))
+    history.write(batch(leases=(summary(),), spans=((1, held((0, 30))),), open_spans=None))
+    assert account_of(history).gpu_hours == pytest.approx(0.25)
+
+
+def test_a_journal_that_is_put_back_goes_on_where_it_was(history: HistoryFile) -> None:
+    for _ in range(2):
+        history.write(batch(leases=(summary(),), open_spans=(held((0, 60)),)))
+        history.write(replace(batch(), source=SourceName("box", 8)))
+    history.write(batch(leases=(summary(),), open_spans=(held((0, 60)),)))
+    (one,) = history.leases(replace(NEW, lease=LEASE), 9)
+    assert one.ended_ms is None
+    assert one.account.gpu_hours == pytest.approx(0.25)
 
 
 def test_an_hour_without_minutes_is_cut_in_proportion_to_what_is_known_of_it(history: HistoryFile) -> None:
     """As in a pool, whose coordinator has hours only, and asks in the middle of one."""
     series = UseSeries(1)
     worked(series, (0, 30), 0.5, 5_000)
-    (hour,) = series.changed()
+    (hour,) = series.changes()
     hour.minutes = bytearray()
     half = BEGIN + 30 * MINUTE_MS
     open_now = (held((0, 30)),)

@@ -50,7 +50,7 @@ def read(
             },
         )
     )
-    found = history.queue_then("box", MINE)
+    found = history.queue_then(1, MINE)
     history.close()
     return found
 

@@ -46,7 +46,7 @@ def written(folder: Path, played: list[tuple[int, int, float]], ahead_ms: int) -
         series = UseSeries(1)
         for at_ms in range(begin + 5000, end, 10_000):
             series.take(at_ms, SeriesSample(250, 20_000, use, 5_000), 10_000)
-        uses[str(lease), str(GPU)] = series.changed()
+        uses[str(lease), str(GPU)] = series.changes()
     facts = (GpuFacts(GPU, "0", "H100", 80_000),)
     source = SourceName("box", 1)
     history.write(HistoryBatch(source, END, ahead_ms, facts, leases, spans, (), {}, uses))

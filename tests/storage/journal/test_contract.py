@@ -264,3 +264,11 @@ async def test_a_journal_is_told_from_every_other(journal: Journal, tmp_path: Pa
     other = SqliteJournal(tmp_path / "other.db")
     assert await journal.identity() == await journal.identity() != await other.identity()
     await other.close()
+
+
+async def test_an_older_copy_of_a_journal_is_a_journal_of_its_own(journal: Journal) -> None:
+    await journal.commit([replace(write(fake_lease(1)), spans=(Span(LeaseId("l-1"), "vision", 1, 5),))])
+    ((newest, _),) = await journal.spans(9)
+    before = await journal.identity(newest)
+    assert await journal.identity(newest + 7) != before
+    assert await journal.identity(newest + 7) == await journal.identity()
