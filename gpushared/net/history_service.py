@@ -28,7 +28,7 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestEr
 from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.domain.model.units import shown
 from gpushared.net.history_report import lease_report
-from gpushared.net.history_views import account_view, job_view, lease_view, usage_row, waits_row
+from gpushared.net.history_views import account_view, int64, job_view, lease_view, usage_row, waits_row
 from gpushared.net.unary_json import Unary
 from gpushared.storage.history.history_export import COLUMNS, ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
@@ -210,7 +210,7 @@ class HistoryApi:
             rows=[usage_row(group) for group in groups],
             total=usage_row(total),
             waited_requests=len(waits),
-            waited_ms=sum(waits),
+            waited_ms=int64(sum(waits)),
             simulated=self._simulated(),
         )
 

@@ -26,6 +26,8 @@ from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, KeepHistory, SourceName
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, KeepHistory, SourceName
 from gpushared.testing import fake_lease
 
 EXPORT_PAGE = (Path(__file__).parents[2] / "docs/reference/history.md").read_text(encoding="utf-8")
@@ -103,6 +105,23 @@ def api(history: SqliteHistory, others: Others = Others.LEASES, *, by_name: bool
 
 def of(**window: object) -> history_pb2.HistoryWindow:
     return history_pb2.HistoryWindow(**window)  # type: ignore[arg-type]  # the tests name fields
+
+
+async def test_impossible_figures_in_the_file_spoil_no_answer(history: SqliteHistory) -> None:
+    """A file may hold what a malicious node told before its figures were bounded."""
+    year_9999 = 253_402_300_799_000
+    spans = tuple((number, Span(LeaseId("l-3"), "p", 0, year_9999, GPU, 1000, 1 << 50)) for number in (1, 2))
+    evil = summary(3, BOB, (0, 30))
+    uses = {("l-3", str(GPU)): [HourUse(hour, memory_used_mib_ms=1 << 62) for hour in (1, 2, 3)]}
+    await history.write(
+        HistoryBatch(SourceName("evil", 1), year_9999, leases=(evil,), spans=spans, uses=uses)
+    )
+    one = api(history)
+    assert len((await one.ended(history_pb2.EndedRequest(), ALICE)).leases) == 3
+    (report,) = (await one.report(history_pb2.ReportRequest(name="l-3"), ROOT)).leases
+    assert report.lease.account.held_mib_seconds == (1 << 63) - 1
+    assert (await one.usage(history_pb2.UsageRequest(), ROOT)).total.account.held_gpu_ms
+    assert (await one.waits(history_pb2.WaitsRequest(), ROOT)).rows
 
 
 @pytest.mark.parametrize("by_name", [False, True])

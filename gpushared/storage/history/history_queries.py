@@ -12,7 +12,7 @@ from gpushared.domain.accounting.account import Account, too_big_permille_ms
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
-from gpushared.storage.history.history_sources import CLIPPED, Source, conditions, sources, spans_of
+from gpushared.storage.history.history_sources import CLIPPED, PROJECT, Source, conditions, sources, spans_of
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
     HistoryFilter,
@@ -29,6 +29,10 @@ USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
 _USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
 _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
+_USED = (
+    *("active_permille_ms", "idle_permille_ms", "used_permille_ms"),
+    *("memory_seen_mib_ms", "memory_used_mib_ms"),
+)
 
 
 def resumption(db: sqlite3.Connection, name: SourceName) -> Resumption:
@@ -56,7 +60,7 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
         uses = _uses(db, source, wanted.lease)
         where, values = conditions(source, wanted)
         rows = db.execute(
-            f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
+            f"""SELECT s.lease, l.owner, {PROJECT}, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
                        {_TOTAL.format(f"s.permille * {CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {CLIPPED}")},
                        sum({CLIPPED})
@@ -143,6 +147,7 @@ def _uses(db: sqlite3.Connection, source: Source, lease: str) -> dict[int, Accou
     values = {"source": source.number, "lease": lease}
     columns = "active_permille_ms, idle_permille_ms, used_permille_ms, memory_seen_mib_ms, memory_used_mib_ms"
     summed = ", ".join(_TOTAL.format(f"u.{name}") for name in columns.split(", "))
+    summed = ", ".join(_TOTAL.format(f"u.{name}") for name in _USED)
     rows = db.execute(
         f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
             WHERE u.hour >= :first AND u.hour < :last AND {chosen} GROUP BY u.series""",  # noqa: S608 - constants
@@ -276,9 +281,7 @@ def _life(db: sqlite3.Connection, source: Source, lease: LeaseId) -> _Life:
     for number, _ in series:
         for table in ("use_hour", "dropped_hours"):
             row = db.execute(
-                f"""SELECT sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
-                           sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille),
-                           sum(seen_permille_ms)
+                f"""SELECT {", ".join(map(_TOTAL.format, _USED))}, max(use_max_permille), max(seen_permille_ms)
                     FROM {table} WHERE series = ?""",  # noqa: S608 - constants
                 (number,),
             ).fetchone()

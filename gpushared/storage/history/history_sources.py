@@ -22,6 +22,8 @@ _SPANS_OF_LEASE = _SPANS.replace("FROM span", "FROM span INDEXED BY span_lease")
 )
 """SQLite itself would look at all spans of the source."""
 CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
+PROJECT = "coalesce(nullif(s.project, ''), l.project)"
+"""A coordinator keeps no project of a span: the span counts to the project of its lease."""
 
 
 @dataclass(frozen=True, slots=True)
