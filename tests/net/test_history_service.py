@@ -24,10 +24,8 @@ from gpushared.domain.model.span import Span
 from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import SqliteHistory
-from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
-from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, KeepHistory, SourceName
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
-from gpushared.storage.history.records import GpuFacts, HistoryBatch, KeepHistory, SourceName
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, KeepHistory, SourceName
 from gpushared.testing import fake_lease
 
 EXPORT_PAGE = (Path(__file__).parents[2] / "docs/reference/history.md").read_text(encoding="utf-8")

@@ -145,8 +145,6 @@ def _uses(db: sqlite3.Connection, source: Source, lease: str) -> dict[int, Accou
     first, last = -(-since // HOUR_MS), until // HOUR_MS
     chosen = "series.source = :source AND " + ("series.lease = :lease" if lease else "series.lease != ''")
     values = {"source": source.number, "lease": lease}
-    columns = "active_permille_ms, idle_permille_ms, used_permille_ms, memory_seen_mib_ms, memory_used_mib_ms"
-    summed = ", ".join(_TOTAL.format(f"u.{name}") for name in columns.split(", "))
     summed = ", ".join(_TOTAL.format(f"u.{name}") for name in _USED)
     rows = db.execute(
         f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
