@@ -45,6 +45,8 @@ MAX_WHOLE = 1 << 62
 MAX_MOMENT = 253_402_300_799.0
 """Bound moments by the end of the year 9999, in seconds since 1970: no calendar goes further."""
 MAX_GPU_INDEX = (1 << 16) - 1
+MAX_GPU_MEMORY_BYTES = 1 << 42
+"""Bound the memory of one GPU in a history by 4 TiB: sums over years must stay within 64 bits."""
 MAX_HELLO_REPORTS = 100_000
 MAX_BEAT_SECONDS = 24 * 3600.0
 
@@ -66,10 +68,11 @@ _COUNT = Bounds(0, MAX_NUMBER, "a number of a history")
 _MS = Bounds(0, int(MAX_MOMENT) * 1000, "a time in milliseconds")
 _HOUR = Bounds(0, int(MAX_MOMENT) // 3600, "an hour")
 _PERMILLE_MS = Bounds(0, 1 << 43, "an hour's sum of shares")
-_MIB_MS = Bounds(0, 1 << 46, "an hour's sum of memory")
-_MIB = Bounds(0, MAX_MEMORY_BYTES >> 20, "a size of memory in MiB")
+_MIB_MS = Bounds(0, 1 << 44, "an hour's sum of memory")
+_MIB = Bounds(0, MAX_GPU_MEMORY_BYTES >> 20, "a size of a GPU's memory in MiB")
 _INDEX = Bounds(0, MAX_GPU_INDEX, "an index of a GPU")
 _GPUS = Bounds(1, MAX_GPUS, "a number of GPUs")
+_GPU_MEMORY = Bounds(0, MAX_GPU_MEMORY_BYTES, "a size of a GPU's memory")
 _MEMORY = Bounds(0, MAX_MEMORY_BYTES, "a size of memory")
 _SHARE = Bounds(0, WHOLE_PERMILLE, "a share of a GPU")
 _CPUS = Bounds(0, MAX_NUMBER, "a share of processors")
@@ -133,7 +136,7 @@ RECORDS: Mapping[type, Mapping[str, Bounds]] = {
         "waits": _MS,
     },
     GpuFacts: {"memory_mib": _MIB},
-    Span: {"start_ms": _MS, "end_ms": _MS, "permille": _SHARE, "memory_bytes": _MEMORY},
+    Span: {"start_ms": _MS, "end_ms": _MS, "permille": _SHARE, "memory_bytes": _GPU_MEMORY},
     HourSums: {
         "hour": _HOUR,
         "seen_permille_ms": _PERMILLE_MS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -27,7 +28,7 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestEr
 from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.domain.model.units import shown
 from gpushared.net.history_report import lease_report
-from gpushared.net.history_views import account_view, job_view, lease_view, usage_row, waits_row
+from gpushared.net.history_views import account_view, int64, job_view, lease_view, usage_row, waits_row
 from gpushared.net.unary_json import Unary
 from gpushared.storage.history.history_export import COLUMNS, ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
@@ -182,6 +183,8 @@ class HistoryApi:
             )
         return sorted(found, key=lambda one: one.created_ms), job
 
+    # The rows of years are summed by another thread, because the loop would wait for a second.
+
     async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
         """Sum what was held and used."""
         by = _word(message.by, Grouping, Grouping.USER)
@@ -190,7 +193,8 @@ class HistoryApi:
         rows = await self._history.accounts(wanted)
         if by in {Grouping.DAY, Grouping.WEEK}:
             groups = [
-                summed(
+                await asyncio.to_thread(
+                    summed,
                     await self._history.accounts(
                         replace(wanted, since_ms=window.since_ms, until_ms=window.until_ms)
                     ),
@@ -199,13 +203,14 @@ class HistoryApi:
                 for window in _windows(by, wanted)
             ]
         else:
-            groups = grouped(rows, by)
+            groups = await asyncio.to_thread(grouped, rows, by)
+        total = await asyncio.to_thread(summed, rows)
         waits = [one.waited_ms for one in await self._history.waits(wanted) if one.waited_ms]
         return history_pb2.UsageResponse(
             rows=[usage_row(group) for group in groups],
-            total=usage_row(summed(rows)),
+            total=usage_row(total),
             waited_requests=len(waits),
-            waited_ms=sum(waits),
+            waited_ms=int64(sum(waits)),
             simulated=self._simulated(),
         )
 
@@ -215,8 +220,9 @@ class HistoryApi:
         wanted = self._rights.totals(_filter(message.window), caller)
         await self._flush()
         found = await self._history.waits(wanted)
+        groups = await asyncio.to_thread(grouped_waits, found, by)
         answer = history_pb2.WaitsResponse(
-            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated()
+            rows=[waits_row(group) for group in groups], simulated=self._simulated()
         )
         if by is not WaitGrouping.REASON:
             total = wait_group("", ((one.waited_ms, one.waits_still) for one in found))

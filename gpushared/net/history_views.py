@@ -12,6 +12,12 @@ from gpushared.domain.model.units import format_memory, format_percent, format_s
 from gpushared.storage.history.records import JobHistory, LeaseHistory
 
 MS_PER_SECOND = 1000
+MAX_INT64 = (1 << 63) - 1
+
+
+def int64(figure: int) -> int:
+    """Return the figure as a message can hold it: a file may have impossible figures of a malicious node."""
+    return max(-MAX_INT64, min(figure, MAX_INT64))
 
 
 def account_view(account: Account) -> history_pb2.Account:
@@ -23,14 +29,14 @@ def account_view(account: Account) -> history_pb2.Account:
         too_big_gpu_ms=_gpu_ms(account.too_big_permille_ms),
         well_used_gpu_ms=_gpu_ms(account.active_permille_ms - account.too_big_permille_ms),
         unseen_gpu_ms=_gpu_ms(max(0, account.held_permille_ms - seen)),
-        held_mib_seconds=round(account.held_mib_ms / MS_PER_SECOND),
+        held_mib_seconds=int64(round(account.held_mib_ms / MS_PER_SECOND)),
         use_of_held_ratio=account.use_of_held_ratio,
         memory_of_held_ratio=account.memory_of_held_ratio,
     )
 
 
 def _gpu_ms(permille_ms: int) -> int:
-    return round(permille_ms / WHOLE_PERMILLE)
+    return int64(round(permille_ms / WHOLE_PERMILLE))
 
 
 def usage_row(group: Group) -> history_pb2.UsageRow:
@@ -47,7 +53,7 @@ def waits_row(group: WaitGroup) -> history_pb2.WaitsRow:
         p90_ms=group.p90_ms,
         p99_ms=group.p99_ms,
         longest_ms=group.longest_ms,
-        total_ms=group.total_ms,
+        total_ms=int64(group.total_ms),
     )
 
 
@@ -69,11 +75,11 @@ def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
         created_at=one.created_ms / MS_PER_SECOND,
         started_at=(one.started_ms or 0) / MS_PER_SECOND,
         ended_at=(one.ended_ms or 0) / MS_PER_SECOND,
-        waited_ms=one.waited_ms,
-        ran_ms=one.run_ms,
+        waited_ms=int64(one.waited_ms),
+        ran_ms=int64(one.run_ms),
         time_limit_seconds=asked.time_limit_seconds or 0,
-        peak_bytes=None if one.peak_mib is None else one.peak_mib * MIB,
-        held_bytes=None if one.held_mib is None else one.held_mib * MIB,
+        peak_bytes=None if one.peak_mib is None else int64(one.peak_mib * MIB),
+        held_bytes=None if one.held_mib is None else int64(one.held_mib * MIB),
         use_max_ratio=one.use_max_ratio,
         account=account_view(one.account),
         preemptions=asked.preemptions,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gpushared.api.v1 import history_pb2
 from gpushared.config.history_settings import Others
+from gpushared.domain.accounting.account import Account
 from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.gpu import MIB, GpuId
@@ -21,6 +25,8 @@ from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, KeepHistory, SourceName
+from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, KeepHistory, SourceName
 from gpushared.testing import fake_lease
 
@@ -101,6 +107,23 @@ def of(**window: object) -> history_pb2.HistoryWindow:
     return history_pb2.HistoryWindow(**window)  # type: ignore[arg-type]  # the tests name fields
 
 
+async def test_impossible_figures_in_the_file_spoil_no_answer(history: SqliteHistory) -> None:
+    """A file may hold what a malicious node told before its figures were bounded."""
+    year_9999 = 253_402_300_799_000
+    spans = tuple((number, Span(LeaseId("l-3"), "p", 0, year_9999, GPU, 1000, 1 << 50)) for number in (1, 2))
+    evil = summary(3, BOB, (0, 30))
+    uses = {("l-3", str(GPU)): [HourUse(hour, memory_used_mib_ms=1 << 62) for hour in (1, 2, 3)]}
+    await history.write(
+        HistoryBatch(SourceName("evil", 1), year_9999, leases=(evil,), spans=spans, uses=uses)
+    )
+    one = api(history)
+    assert len((await one.ended(history_pb2.EndedRequest(), ALICE)).leases) == 3
+    (report,) = (await one.report(history_pb2.ReportRequest(name="l-3"), ROOT)).leases
+    assert report.lease.account.held_mib_seconds == (1 << 63) - 1
+    assert (await one.usage(history_pb2.UsageRequest(), ROOT)).total.account.held_gpu_ms
+    assert (await one.waits(history_pb2.WaitsRequest(), ROOT)).rows
+
+
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize(
     ("others", "caller", "leases", "users"),
@@ -172,6 +195,42 @@ async def test_usage_adds_up_in_each_grouping(history: SqliteHistory) -> None:
     assert total.well_used_gpu_ms + total.too_big_gpu_ms == total.active_gpu_ms == 250 * 30 * 60
     assert total.use_of_held_ratio == pytest.approx(0.5)
     assert (answer.waited_requests, answer.waited_ms) == (1, 20 * MINUTE_MS)
+
+
+class WatchedHistory:
+    """Stand in for a history of one lease, and note the thread that looks at the row."""
+
+    def __init__(self) -> None:
+        self.threads = set[int]()
+        self.source, self.lease, self.owner = 1, "l-1", "bob"
+        self.waited_ms, self.waits_still = 5, False
+
+    @property
+    def account(self) -> Account:
+        self.threads.add(threading.get_ident())
+        return Account()
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        self.threads.add(threading.get_ident())
+        return {"resources": 5}
+
+    async def accounts(self, _: HistoryFilter) -> list[WatchedHistory]:
+        return [self]
+
+    async def waits(self, _: HistoryFilter) -> list[WatchedHistory]:
+        return [self]
+
+
+async def test_sums_are_made_beside_the_loop() -> None:
+    watched = WatchedHistory()
+    one = api(cast("SqliteHistory", watched))
+    window = of(since=time.time() - 60)
+    for by in ("user", "week"):
+        await one.usage(history_pb2.UsageRequest(window=window, by=by), ROOT)
+    await one.waits(history_pb2.WaitsRequest(by="reason"), ROOT)
+    assert watched.threads
+    assert threading.get_ident() not in watched.threads
 
 
 async def test_waits_count_requests_that_started_at_once(history: SqliteHistory) -> None:

@@ -206,6 +206,12 @@ def project_of(user: str, asked: str, policy: Policy) -> str:
     raise PermissionRefused(f"{user} is not in project {asked}", hint=hint)
 
 
+def may_use(policy: Policy, person: str, project: str) -> bool:
+    """Return True if the person is in the project, or if it is the person's own."""
+    configured = policy.projects.get(project)
+    return project == person if configured is None else person in configured.users
+
+
 def problems(policy: Policy, capacity_permille: Mapping[str, int]) -> tuple[str, ...]:
     """Return the faults of a policy, as sentences; empty if the policy can be kept.
 

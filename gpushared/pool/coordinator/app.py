@@ -33,6 +33,7 @@ from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, 
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.span import milliseconds
+from gpushared.domain.scheduling.projects import may_use
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews, has_simulated
@@ -288,8 +289,19 @@ class PoolDaemon:
         loop.on_new_epoch(link.renew)
         trust.on_fall(link.drop)
         trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
-        owners = LeaseOwners(partial(self._job, loop), trust.guard.local_owner)
-        gatherer = HistoryGatherer(link, self._parts.history, self._troubles, trust.pool, owners)
+        owners = LeaseOwners(
+            partial(self._job, loop),
+            trust.guard.local_owner,
+            lambda person, project: may_use(loop.state.policy, person, project),
+        )
+        gatherer = HistoryGatherer(
+            link,
+            self._parts.history,
+            self._troubles,
+            trust.pool,
+            owners,
+            lambda: loop.state.ahead_seconds,
+        )
         return CoordinatorParts(
             config=lambda: self._config,
             loop=loop,

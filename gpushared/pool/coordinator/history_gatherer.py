@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import Protocol
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.accounting.summary import LeaseSummary
-from gpushared.domain.jobs.job import Job, NodeName
+from gpushared.domain.jobs.job import Ended, Job, NodeName
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
@@ -28,7 +29,13 @@ from gpushared.domain.model.lease import JobId
 from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import position_bytes, read_part
 from gpushared.storage.history import SqliteHistory
-from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
+from gpushared.storage.history.history_parts import (
+    Attempt,
+    HistoryPart,
+    HistoryPosition,
+    LeaseOfJournal,
+    plain,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,11 @@ DAY_SECONDS = 24 * 3600.0
 REFRESH_SECONDS = 2.0
 FRESH_SECONDS = 10.0
 PART = "history"
+PART_OF_NODES = "history-of-nodes"
+SLACK_SECONDS = 24 * 3600.0
+"""The clocks of node and coordinator may differ by so much, and a job may end before its node hears of it."""
+ROUNDS_UNTIL_TROUBLE = 3
+"""A node's history stands still after so many rounds in a row with the same error."""
 
 
 class Asks(Protocol):
@@ -66,7 +78,15 @@ class _Node:
     day_began: float = field(default_factory=time.monotonic)
     bytes_of_day: int = 0
     journals_of_day: set[int] = field(default_factory=set)
-    trouble: str = ""
+    error: str = ""
+    rounds_with_error: int = 0
+
+    def failed(self, error: str) -> None:
+        self.rounds_with_error = self.rounds_with_error + 1 if error == self.error else 1
+        self.error = error
+
+    def succeeded(self) -> None:
+        self.error, self.rounds_with_error = "", 0
 
     @property
     def is_busy(self) -> bool:
@@ -83,12 +103,15 @@ class HistoryGatherer:
         troubles: Troubles,
         pool: str,
         owners: LeaseOwners,
+        ahead_seconds: Callable[[], float],
     ) -> None:
+        """``ahead_seconds``: the time of day is so much ahead of the coordinator's clock that counts time."""
         self._asks = asks
         self._history = history
         self._troubles = troubles
         self._pool = pool
         self._owners = owners
+        self._ahead_seconds = ahead_seconds
         self._nodes: dict[NodeName, _Node] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet("a node's history was not gathered")
@@ -121,10 +144,24 @@ class HistoryGatherer:
         for name, node in self._nodes.items():
             if name not in answering:
                 node.position, node.due = None, now
+                node.succeeded()
+        self._tell_of_standstills()
         for name in sorted(answering):
             node = self._nodes.setdefault(name, _Node())
             if not node.is_busy and now >= node.due:
                 node.task = self._tasks.start(self._round(name, node))
+
+    def _tell_of_standstills(self) -> None:
+        stuck = [
+            f"the history of {name} stands still: {node.error}"
+            for name, node in sorted(self._nodes.items())
+            if node.rounds_with_error >= ROUNDS_UNTIL_TROUBLE
+        ]
+        if stuck:
+            others = f" (and that of {len(stuck) - 1} other nodes)" if stuck[1:] else ""
+            self._troubles.raised(PART_OF_NODES, stuck[0] + others)
+        else:
+            self._troubles.cleared(PART_OF_NODES)
 
     async def _round(self, name: NodeName, node: _Node) -> None:
         pause = ROUND_SECONDS
@@ -140,11 +177,11 @@ class HistoryGatherer:
                 pause = RETRY_SECONDS
             except GpushareError as error:
                 node.position = None
-                if node.trouble != str(error):
+                if node.error != str(error):
                     log.warning("node=%s its history was not gathered: %s", name, error)
-                node.trouble = str(error)
+                node.failed(str(error))
             else:
-                node.trouble = ""
+                node.succeeded()
                 self._troubles.cleared(PART)
             finally:
                 node.due = time.monotonic() + pause
@@ -156,11 +193,16 @@ class HistoryGatherer:
         self._check_budget(name, node)
         body = await self._asks.ask(name, codec.HISTORY, position_bytes(node.position), ANSWER_SECONDS)
         node.bytes_of_day += len(body)
-        part = await asyncio.to_thread(read_part, body)
+        part = await asyncio.to_thread(read_part, body, round(time.time() * 1000))
         if part is None:
             return False
         node.journals_of_day.add(part.journal)
-        await self._history.write(replace(part, leases=await self._owned(name, part)).batch(name))
+        leases = await self._owned(name, part)
+        # A span belongs to the project of its lease, which is known here only when the lease is over.
+        spans = tuple((number, replace(span, project="")) for number, span in part.spans)
+        open_spans = tuple(replace(span, project="") for span in part.open_spans)
+        named = replace(part, leases=leases, spans=spans, open_spans=open_spans)
+        await self._history.write(named.batch(name))
         more = part.more and part.next != node.position
         node.position = part.next
         return more
@@ -174,37 +216,84 @@ class HistoryGatherer:
             raise StateConflict(f"node {name} sent more of its history than a node has in a day")
 
     async def _owned(self, name: NodeName, part: HistoryPart) -> tuple[LeaseSummary, ...]:
-        """Return the leases with the pool's names of their owners."""
-        return tuple([await self._with_owner(name, part.realm, lease) for lease in part.leases])
+        """Return the leases under the pool's names."""
+        ours = [lease for lease in part.leases if lease.pool == self._pool]
+        taken = await self._history.leases_of_jobs(name, {lease.job for lease in ours if lease.job})
+        return tuple([await self._under_our_names(name, part, lease, taken) for lease in part.leases])
 
-    async def _with_owner(self, name: NodeName, realm: str, lease: LeaseSummary) -> LeaseSummary:
-        job = lease.job if lease.pool == self._pool else ""
-        owner, is_of_job = await self._owners.owner(name, f"{lease.owner}@{realm}", job)
-        if not is_of_job:
+    async def _under_our_names(
+        self, name: NodeName, part: HistoryPart, lease: LeaseSummary, taken: dict[Attempt, LeaseOfJournal]
+    ) -> LeaseSummary:
+        """Return the lease; of ``taken`` each attempt has one lease on a node, the first that the node told."""
+        attempt = (lease.job if lease.pool == self._pool else "", lease.attempt)
+        asked = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *attempt)
+        named, here = await self._owners.named(name, asked), (part.journal, lease.lease)
+        if (
+            named.job is None
+            or not self._is_within(named.job, lease, part.ahead_ms / 1000)
+            or taken.setdefault(attempt, here) != here
+        ):
+            named = await self._owners.named(name, replace(asked, job=""))
             lease = replace(lease, job="", attempt=0)
         # A number of a user means nothing on another machine.
-        return replace(lease, owner=owner, owner_uid=-1)
+        return replace(lease, owner=named.owner, owner_uid=-1, project=named.project)
+
+    def _is_within(self, job: Job, lease: LeaseSummary, ahead_seconds: float) -> bool:
+        """Return True if the lease lies between the submission and the end of the job, by the time of day."""
+        ahead_seconds -= self._ahead_seconds()
+        begin = lease.created_at + ahead_seconds
+        end = begin if lease.ended_at is None else lease.ended_at + ahead_seconds
+        job_end = job.state.at if isinstance(job.state, Ended) else math.inf
+        return job.submitted_at - SLACK_SECONDS <= begin and end <= job_end + SLACK_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOfNode:
+    """Name a lease's owner, project and job as its node does."""
+
+    principal: str
+    project: str
+    job: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Name a lease's owner and project as the pool knows them. ``job`` is the job that the lease is of, if any."""
+
+    owner: str
+    project: str
+    job: Job | None = None
 
 
 class LeaseOwners:
-    """Name the owners of nodes' leases as the pool knows them."""
+    """Name the owners and projects of nodes' leases as the pool knows them."""
 
     def __init__(
         self,
         job_of: Callable[[JobId], Awaitable[Job | None]],
         local_owner: Callable[[NodeName, str, str], str],
+        may_use: Callable[[str, str], bool],
     ) -> None:
-        """``local_owner`` names the person that a user of a node is, by node, user and realm."""
+        """``local_owner`` names the person that a user of a node is, by node, user and realm.
+
+        ``may_use`` tells whether a person may use a project of the pool.
+        """
         self._job_of = job_of
         self._local_owner = local_owner
+        self._may_use = may_use
 
-    async def owner(self, node: NodeName, principal: str, job: str) -> tuple[str, bool]:
-        """Return the owner of a lease, and True if the lease is of the job that the node names.
+    async def named(self, node: NodeName, lease: LeaseOfNode) -> Named:
+        """Return the names of a lease.
 
-        The owner of a job is believed only where the job was sent to that node.
+        Owner and project of a job are believed only where such an attempt of the job was sent to that node.
+        A project that the owner may not use is the node's own, and named after it.
         """
-        found = await self._job_of(JobId(job)) if job else None
-        if found is not None and node in found.nodes:
-            return found.spec.owner.person, True
-        user, _, realm = principal.rpartition("@")
-        return self._local_owner(node, user, realm), False
+        job = await self._job_of(JobId(lease.job)) if lease.job else None
+        if job is not None and node in job.nodes and 1 <= lease.attempt <= job.attempts:
+            return Named(job.spec.owner.person, job.project, job)
+        user, _, realm = lease.principal.rpartition("@")
+        owner, project = self._local_owner(node, user, realm), lease.project
+        if project and not self._may_use(owner, project):
+            project = plain(f"{project}@{node}")
+        return Named(owner, project)

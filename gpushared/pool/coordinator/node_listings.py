@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -24,7 +24,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.units import format_duration
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of
-from gpushared.pool.coordinator.history_gatherer import Asks, LeaseOwners
+from gpushared.pool.coordinator.history_gatherer import Asks, LeaseOfNode, LeaseOwners
 from gpushared.pool.link import codec
 
 _Listed = TypeVar("_Listed", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusResponse)
@@ -32,7 +32,8 @@ _Listed = TypeVar("_Listed", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusRes
 ANSWER_SECONDS = 3.0
 FRESH_SECONDS = 2.0
 MAX_BODY_BYTES = 1 << 20
-"""A longer answer is not kept: 2000 leases take less."""
+MAX_OF_NODE = 2000
+"""An answer with more leases, processes or GPUs is not kept, and no longer one: 2000 leases take less."""
 MAX_LEASES = 5000
 """Answer at most so many leases; ``--user`` finds the others."""
 MAX_WAITING = 200
@@ -40,18 +41,20 @@ MAX_WAITING = 200
 
 
 @dataclass(slots=True)
-class _Told:
-    """Hold a node's newest answer, and when it came."""
+class _Told(Generic[_Listed]):
+    """Hold a node's newest answer under the pool's names, and when it came."""
 
-    body: bytes
+    answer: _Listed
     at: float
 
 
 @dataclass(slots=True)
-class _Kind:
+class _Kind(Generic[_Listed]):
     """Hold what nodes told of one kind."""
 
-    told: dict[NodeName, _Told] = field(default_factory=dict)
+    what: str
+    message: type[_Listed]
+    told: dict[NodeName, _Told[_Listed]] = field(default_factory=dict)
     asked_at: float = -FRESH_SECONDS
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -66,7 +69,8 @@ class NodeListings:
         self._owners = owners
         self._others = others
         self._views = JobViews(lambda: loop.state, loop.now, loop.snapshot)
-        self._kinds = {codec.LEASES: _Kind(), codec.GPUS: _Kind()}
+        self._leases = _Kind(codec.LEASES, leases_pb2.ListLeasesResponse)
+        self._gpus = _Kind(codec.GPUS, gpus_pb2.ListGpusResponse)
 
     # --- leases ------------------------------------------------------------------------------------------
 
@@ -75,24 +79,19 @@ class NodeListings:
     ) -> leases_pb2.ListLeasesResponse:
         """List the leases of all nodes, and the jobs that wait for one."""
         answer = leases_pb2.ListLeasesResponse(simulated=has_simulated(self._loop.state))
-        told = await self._told(codec.LEASES)
-        for node, body in sorted(told.items()):
-            listed = _parsed(leases_pb2.ListLeasesResponse, body)
+        for _, listed in sorted((await self._told(self._leases)).items()):
             for lease in listed.leases:
-                lease.node = node
-                lease.owner, is_of_job = await self._owners.owner(node, lease.owner, lease.job_id)
-                if not is_of_job:
-                    lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
-                if self._shows(lease, message, owner):
+                if self._is_wanted(lease, message, owner):
                     answer.leases.append(lease)
+                    self._hide(answer.leases[-1], owner)
             if self._sees_others(owner):
-                for process in listed.unmanaged:
-                    process.node = node
                 answer.unmanaged.extend(listed.unmanaged)
-        answer.leases.extend(
-            lease for lease in self._waiting_jobs(owner) if self._shows(lease, message, owner)
-        )
-        answer.notices.extend(self._notices(codec.LEASES))
+            await asyncio.sleep(0)  # the leases of many nodes must not hold up the loop
+        for lease in self._waiting_jobs(owner):
+            if self._is_wanted(lease, message, owner):
+                self._hide(lease, owner)
+                answer.leases.append(lease)
+        answer.notices.extend(self._notices(self._leases))
         if len(answer.leases) > MAX_LEASES:
             answer.notices.append(
                 f"only {MAX_LEASES} of {len(answer.leases)} leases are shown: choose a --user"
@@ -100,18 +99,25 @@ class NodeListings:
             del answer.leases[MAX_LEASES:]
         return answer
 
-    def _shows(self, lease: leases_pb2.Lease, message: leases_pb2.ListLeasesRequest, owner: Owner) -> bool:
-        """Return True if the caller asked for the lease and may see it; hide what only its owner may see."""
-        is_own = lease.owner == owner.person
-        if not (is_own or self._sees_others(owner)):
-            return False
-        if not (is_own or owner.admin):
-            lease.container_id = lease.container_name = lease.image = ""
-            if not lease.node:
-                lease.id = lease.waiting.text = ""  # the sentence may name other jobs
-            lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
-            lease.ClearField("after")
-        return message.user in {"", lease.owner} and (not message.states or lease.state in message.states)
+    def _is_wanted(
+        self, lease: leases_pb2.Lease, message: leases_pb2.ListLeasesRequest, owner: Owner
+    ) -> bool:
+        """Return True if the caller asked for the lease and may see it."""
+        return (
+            (lease.owner == owner.person or self._sees_others(owner))
+            and message.user in {"", lease.owner}
+            and (not message.states or lease.state in message.states)
+        )
+
+    def _hide(self, lease: leases_pb2.Lease, owner: Owner) -> None:
+        """Hide what only the owner of the lease may see."""
+        if lease.owner == owner.person or owner.admin:
+            return
+        lease.container_id = lease.container_name = lease.image = ""
+        if not lease.node:
+            lease.id = lease.waiting.text = ""  # the sentence may name other jobs
+        lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
+        lease.ClearField("after")
 
     def _sees_others(self, owner: Owner) -> bool:
         return owner.admin or self._others() is Others.LEASES
@@ -154,28 +160,25 @@ class NodeListings:
         """List the GPUs of all nodes; of a node that never told, those of its last report."""
         state, now = self._loop.state, self._loop.now()
         answer = gpus_pb2.ListGpusResponse(simulated=has_simulated(state))
-        told = await self._told(codec.GPUS)
+        told = await self._told(self._gpus)
         for node in nodes_of(state, now):
-            body = told.get(NodeName(node.name))
-            if body is None:
+            listed = told.get(NodeName(node.name))
+            if listed is None:
                 answer.gpus.extend(_reported(gpu, node) for gpu in node.gpus)
                 continue
-            listed = _parsed(gpus_pb2.ListGpusResponse, body)
-            for gpu in listed.gpus:
-                gpu.node = node.name
             answer.gpus.extend(listed.gpus)
             answer.troubles.extend(f"{node.name}: {trouble}" for trouble in listed.troubles)
-        answer.notices.extend(self._notices(codec.GPUS))
+        answer.notices.extend(self._notices(self._gpus))
         return answer
 
     # --- asking ------------------------------------------------------------------------------------------
 
-    async def _told(self, what: str) -> dict[NodeName, bytes]:
+    async def _told(self, kind: _Kind[_Listed]) -> dict[NodeName, _Listed]:
         """Ask all nodes, unless that was done a moment ago, and return their newest answers."""
-        kind = self._kinds[what]
         async with kind.lock:
             if time.monotonic() - kind.asked_at >= FRESH_SECONDS:
-                await asyncio.gather(*(self._ask(what, node) for node in sorted(self._asks.answering(what))))
+                nodes = sorted(self._asks.answering(kind.what))
+                await asyncio.gather(*(self._ask(kind, node) for node in nodes))
                 kind.asked_at = time.monotonic()
         members = self._loop.state.members
         kind.told = {
@@ -183,25 +186,43 @@ class NodeListings:
             for node, told in kind.told.items()
             if (member := members.get(node)) is not None and member.forgotten_at is None
         }
-        return {node: told.body for node, told in kind.told.items()}
+        return {node: told.answer for node, told in kind.told.items()}
 
-    async def _ask(self, what: str, node: NodeName) -> None:
+    async def _ask(self, kind: _Kind[_Listed], node: NodeName) -> None:
         try:
-            body = await self._asks.ask(node, what, b"", ANSWER_SECONDS)
+            body = await self._asks.ask(node, kind.what, b"", ANSWER_SECONDS)
         except GpushareError:
             return  # what the node told before is shown with its age
-        if len(body) <= MAX_BODY_BYTES:
-            self._kinds[what].told[node] = _Told(body, time.monotonic())
+        answer = await asyncio.to_thread(_parsed, kind.message, body)
+        if answer is not None:
+            await self._name(answer, node)
+            kind.told[node] = _Told(answer, time.monotonic())
 
-    def _notices(self, what: str) -> Iterator[str]:
+    async def _name(self, answer: _Listed, node: NodeName) -> None:
+        """Put the pool's names into a node's answer."""
+        if isinstance(answer, gpus_pb2.ListGpusResponse):
+            for gpu in answer.gpus:
+                gpu.node = node
+            return
+        for process in answer.unmanaged:
+            process.node = node
+        for lease in answer.leases:
+            lease.node = node
+            told = LeaseOfNode(lease.owner, lease.project, lease.job_id, lease.job_attempt)
+            named = await self._owners.named(node, told)
+            lease.owner, lease.project = named.owner, named.project
+            if named.job is None:
+                lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
+
+    def _notices(self, kind: _Kind[_Listed]) -> Iterator[str]:
         """Yield a sentence for each node whose answer is old or missing."""
-        told, state = self._kinds[what].told, self._loop.state
+        told, state = kind.told, self._loop.state
         for name, member in sorted(state.members.items()):
             if member.forgotten_at is not None:
                 continue
             age = time.monotonic() - told[name].at if name in told else None
             if age is None:
-                yield f"{name} {_why_unknown(state, name, self._loop.now())}: its {what} are not known in full"
+                yield f"{name} {_why_unknown(state, name, self._loop.now())}: its {kind.what} are not known in full"
             elif age > FRESH_SECONDS + ANSWER_SECONDS:
                 yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"
 
@@ -212,11 +233,19 @@ def _why_unknown(state: PoolState, name: NodeName, now: float) -> str:
     return "does not tell what it has"
 
 
-def _parsed(kind: type[_Listed], body: bytes) -> _Listed:
+def _parsed(kind: type[_Listed], body: bytes) -> _Listed | None:
+    """Return a node's answer, None if it is not one or has more than a node has."""
+    if len(body) > MAX_BODY_BYTES:
+        return None
     try:
-        return kind.FromString(body)
+        answer = kind.FromString(body)
     except DecodeError:
-        return kind()
+        return None
+    if isinstance(answer, gpus_pb2.ListGpusResponse):
+        counts = (len(answer.gpus), len(answer.troubles))
+    else:
+        counts = (len(answer.leases), len(answer.unmanaged))
+    return answer if max(counts) <= MAX_OF_NODE else None
 
 
 def _reported(gpu: jobs_pb2.PoolGpu, node: jobs_pb2.PoolNode) -> gpus_pb2.Gpu:

@@ -7,11 +7,11 @@ for the sizes and for what numbers must be to each other, because one node must 
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import TypeVar
 
-from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.errors import RequestError
-from gpushared.domain.model.span import Span
+from gpushared.domain.model.lease import LeaseId
 from gpushared.jobs import bounds
 from gpushared.pool.link import codec
 from gpushared.storage.history.history_parts import (
@@ -20,7 +20,10 @@ from gpushared.storage.history.history_parts import (
     ROWS,
     HistoryPart,
     HistoryPosition,
+    plain,
+    with_plain_texts,
 )
+from gpushared.storage.history.hour_use import HOUR_MS
 from gpushared.storage.records import RecordError, from_json, to_json
 
 T = TypeVar("T")
@@ -30,6 +33,10 @@ MAX_GPUS_KNOWN = 10_000
 MAX_WAITS = 50 * ROWS
 AHEAD_MS = 60_000
 """A span may end so long after the part was made, because spans are rounded and clocks are read twice."""
+DAY_MS = 24 * HOUR_MS
+"""The clock of a node may be so much ahead of the coordinator's."""
+EARLIEST_DAY_MS = 1_262_304_000_000
+"""No history begins before the year 2010."""
 
 
 def position_bytes(position: HistoryPosition) -> bytes:
@@ -46,8 +53,11 @@ def part_bytes(part: HistoryPart | None) -> bytes:
     return b"" if part is None else zlib.compress(to_json(HistoryPart, part).encode(), level=1)
 
 
-def read_part(data: bytes) -> HistoryPart | None:
-    """Read a part, None from no bytes. Raises Unreadable, and RequestError for an impossible part."""
+def read_part(data: bytes, now_ms: int) -> HistoryPart | None:
+    """Read a part, None from no bytes, at this time of day.
+
+    Raises Unreadable, and RequestError for an impossible part.
+    """
     if not data:
         return None
     reader = zlib.decompressobj()
@@ -58,8 +68,8 @@ def read_part(data: bytes) -> HistoryPart | None:
     if not reader.eof:
         raise codec.Unreadable("a part of a history that is cut off, or too long")
     part = _read(HistoryPart, text, "a part of a history")
-    _check(part)
-    return part
+    _check(part, now_ms)
+    return _with_plain_texts(part)
 
 
 def _read(kind: type[T], data: bytes, what: str) -> T:
@@ -71,12 +81,12 @@ def _read(kind: type[T], data: bytes, what: str) -> T:
     return record
 
 
-def _check(part: HistoryPart) -> None:
-    hours = sum(len(one.hours) for one in part.uses)
+def _check(part: HistoryPart, now_ms: int) -> None:
+    hours = [hour for one in part.uses for hour in one.hours]
     for count, most, what in (
         (len(part.spans), ROWS, "spans"),
         (len(part.leases), ROWS, "leases"),
-        (hours, ROWS, "hours"),
+        (len(hours), ROWS, "hours"),
         (len(part.uses), ROWS, "series"),
         (len(part.open_spans), MAX_OPEN_SPANS, "open spans"),
         (len(part.waits), MAX_WAITS, "waits"),
@@ -84,33 +94,29 @@ def _check(part: HistoryPart) -> None:
     ):
         if count > most:
             raise RequestError(f"{count} {what} in one part of a history, and at most {most} are possible")
+    if part.at_ms + part.ahead_ms > now_ms + DAY_MS:
+        raise RequestError("a history that goes on into the future: is the clock of the node right?")
+    earliest_ms, latest_ms = EARLIEST_DAY_MS - part.ahead_ms, part.at_ms + AHEAD_MS
     for span in (*(span for _, span in part.spans), *part.open_spans):
-        _check_span(span, part.at_ms + AHEAD_MS)
+        if not earliest_ms <= span.start_ms <= span.end_ms <= latest_ms:
+            raise RequestError(f"a span from {span.start_ms} to {span.end_ms} cannot be")
     for lease in part.leases:
-        _check_summary(lease)
-    for reason in {reason for _, reason, _ in part.waits}:
-        _check_text(reason)
-    for gpu in part.gpus:
-        _check_text(gpu.id, gpu.label, gpu.model)
-    for series in part.uses:
-        _check_text(series.lease, series.gpu)
-    _check_text(part.realm, part.next.lease, part.next.open_lease)
+        if max(lease.created_at, lease.ended_at or 0.0) * 1000 > latest_ms:
+            raise RequestError(f"a lease of {lease.created_at:.0f} to {lease.ended_at} cannot be")
+    for hour in hours:
+        if not earliest_ms - HOUR_MS <= hour.hour * HOUR_MS <= latest_ms:
+            raise RequestError(f"the hour {hour.hour} cannot be")
 
 
-def _check_span(span: Span, latest_ms: int) -> None:
-    if not span.start_ms <= span.end_ms <= latest_ms:
-        raise RequestError(f"a span from {span.start_ms} to {span.end_ms} cannot be")
-    _check_text(span.lease, span.project, span.gpu or "")
-
-
-def _check_summary(lease: LeaseSummary) -> None:
-    _check_text(
-        *(lease.lease, lease.owner, lease.project, lease.lease_class, lease.image, lease.container_name),
-        *(lease.job, lease.pool, lease.models, lease.isolation, lease.outcome, lease.outcome_text),
+def _with_plain_texts(part: HistoryPart) -> HistoryPart:
+    """Return the part with texts that can be shown: a bad text must not hold up the other rows."""
+    return replace(
+        with_plain_texts(part),
+        next=with_plain_texts(part.next),
+        gpus=tuple(map(with_plain_texts, part.gpus)),
+        leases=tuple(map(with_plain_texts, part.leases)),
+        spans=tuple((number, with_plain_texts(span)) for number, span in part.spans),
+        open_spans=tuple(map(with_plain_texts, part.open_spans)),
+        waits=tuple((LeaseId(plain(lease)), plain(reason), ms) for lease, reason, ms in part.waits),
+        uses=tuple(map(with_plain_texts, part.uses)),
     )
-
-
-def _check_text(*texts: str) -> None:
-    for text in texts:
-        if len(text) > MAX_TEXT or not text.isprintable():
-            raise RequestError("a text of a history that nobody can be shown")

@@ -14,7 +14,7 @@ from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.units import shown
 from gpushared.storage.history.history_queries import SUMMARY, USE, hour_of, lease_history
-from gpushared.storage.history.history_sources import Source, conditions, sources
+from gpushared.storage.history.history_sources import PROJECT, Source, conditions, sources
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory
 
@@ -150,7 +150,7 @@ def _figures(account: Account) -> Row:
 def _spans(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str) -> tuple[list[Row], str]:
     """Return spans in the order of their numbers; before the first one the open spans."""
     where, values = conditions(source, wanted)
-    columns = "s.lease, l.owner, s.project, s.start_ms, s.end_ms, s.gpu, s.permille, s.memory_mib"
+    columns = f"s.lease, l.owner, {PROJECT}, s.start_ms, s.end_ms, s.gpu, s.permille, s.memory_mib"
     within = f"s.start_ms < :until AND s.end_ms > :since {where}"
     joined = "JOIN lease l ON l.source = s.source AND l.lease = s.lease"
     closed = db.execute(
@@ -195,18 +195,23 @@ def _span_row(source: Source, row: Sequence[Any], *, is_open: bool) -> Row:
 def _hour_rows(
     db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str, limit: int
 ) -> tuple[list[tuple[Row, HourUse]], str]:
-    """Return hours of leases on GPUs, and of GPUs as a whole if no owner is chosen; each with its names."""
+    """Return hours of leases on GPUs, and of GPUs as a whole if no owner is chosen; each with its names.
+
+    They come series by series, so that a page is read without the rows of other pages and other sources.
+    """
     where, values = conditions(source, wanted)
     hour, _, series = key.partition(".")
     of_gpus = "OR series.lease = ''" if not where else ""
     rows = db.execute(
         f"""SELECT u.series, series.lease, coalesce(l.owner, ''), coalesce(l.project, ''), series.gpu, {USE}
-            FROM use_hour u JOIN series ON series.number = u.series
+            FROM series NOT INDEXED
             LEFT JOIN lease l ON l.source = series.source AND l.lease = series.lease
-            WHERE series.source = :source AND (u.hour, u.series) > (:hour, :series)
-            AND (u.hour + 1) * {HOUR_MS} > :since AND u.hour * {HOUR_MS} < :until
+            CROSS JOIN use_hour u INDEXED BY use_hour_series ON u.series = series.number
+            WHERE series.source = :source AND series.number >= :series
+            AND (series.number > :series OR u.hour > :hour)
+            AND u.hour >= :since / {HOUR_MS} AND u.hour < (:until + {HOUR_MS} - 1) / {HOUR_MS}
             AND ((l.lease IS NOT NULL {where}) {of_gpus})
-            ORDER BY u.hour, u.series LIMIT :limit""",  # noqa: S608 - constants
+            ORDER BY series.number, u.hour LIMIT :limit""",  # noqa: S608 - constants
         {**values, "hour": int(hour or -1), "series": int(series or 0), "limit": limit},
     ).fetchall()
     found: list[tuple[Row, HourUse]] = [

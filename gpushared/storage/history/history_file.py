@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 
@@ -15,7 +15,15 @@ from gpushared.domain.model.span import Span
 from gpushared.storage.history import history_queries as queries
 from gpushared.storage.history.history_export import ExportKind, ExportPage, export
 from gpushared.storage.history.history_jobs import jobs, put_jobs, resumption_of_jobs, with_waits_of_jobs
-from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition, part_after, position_of
+from gpushared.storage.history.history_parts import (
+    Attempt,
+    HistoryPart,
+    HistoryPosition,
+    LeaseOfJournal,
+    leases_of_jobs,
+    part_after,
+    position_of,
+)
 from gpushared.storage.history.history_replay import queue_then
 from gpushared.storage.history.history_schema import SCHEMA, WORDS
 from gpushared.storage.history.history_waits import waits
@@ -187,6 +195,11 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return position_of(db, node)
 
+    def leases_of_jobs(self, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
+        """Return the journal and the lease of each attempt of these jobs that are known of the node."""
+        with self._reading() as db:
+            return leases_of_jobs(db, node, jobs)
+
     def resume_jobs(self) -> JobResumption:
         with self._reading() as db:
             return resumption_of_jobs(db)
@@ -308,6 +321,9 @@ class SqliteHistory(Calls):
 
     async def position(self, node: str) -> HistoryPosition:
         return await self._read(lambda: self._store.position(node))
+
+    async def leases_of_jobs(self, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
+        return await self._read(lambda: self._store.leases_of_jobs(node, jobs)) if jobs else {}
 
     async def resume(self, name: SourceName) -> Resumption:
         return await self._call(lambda: self._store.resume(name))

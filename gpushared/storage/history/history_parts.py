@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import MIB
@@ -25,6 +25,12 @@ ROWS = 1000
 MAX_OPEN_SPANS = 20_000
 MAX_TEXT = 256
 """Texts are cut to this length on their way to a coordinator."""
+
+T = TypeVar("T")
+Attempt = tuple[str, int]
+"""A job's id, and the number of its attempt."""
+LeaseOfJournal = tuple[int, str]
+"""A journal of a node, and the id of a lease in it."""
 
 _SUMMARY = ", ".join(one.name for one in fields(LeaseSummary))
 _SPAN = "lease, project, start_ms, end_ms, gpu, permille, memory_mib"
@@ -113,6 +119,24 @@ def _hour_use(sums: HourSums) -> HourUse:
     return hour
 
 
+def plain(text: str) -> str:
+    """Return a text of a history as it can be shown: cut, and without characters that are not printable."""
+    if len(text) <= MAX_TEXT and text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_TEXT])
+
+
+def with_plain_texts(record: T) -> T:
+    """Return a record whose own texts are plain, without a look into the records within it."""
+    # Any: a record of any kind; its fields say which of them are texts.
+    known: Any = record
+    texts = {one.name: getattr(known, one.name) for one in fields(known)}
+    changed = {
+        name: plain(text) for name, text in texts.items() if isinstance(text, str) and text != plain(text)
+    }
+    return replace(known, **changed) if changed else record
+
+
 # --- the node's side -----------------------------------------------------------------------------------
 
 
@@ -163,14 +187,9 @@ def _next_round(after: HistoryPosition) -> HistoryPosition:
 
 def _for_pool(lease: LeaseSummary, pool: str) -> LeaseSummary:
     """Return what the coordinator may know: image and names only of the pool's own jobs."""
-    if pool and lease.pool == pool:
-        return replace(
-            lease,
-            image=lease.image[:MAX_TEXT],
-            container_name=lease.container_name[:MAX_TEXT],
-            outcome_text=lease.outcome_text[:MAX_TEXT],
-        )
-    return replace(lease, image="", container_name="", outcome_text="", job="", attempt=0, pool="")
+    if not pool or lease.pool != pool:
+        lease = replace(lease, image="", container_name="", outcome_text="", job="", attempt=0, pool="")
+    return with_plain_texts(lease)
 
 
 class _Reader:
@@ -303,3 +322,16 @@ def position_of(db: sqlite3.Connection, node: str) -> HistoryPosition:
     ).fetchone()
     newest = HistoryPosition(journal, max(0, span or 0), ended_at or 0.0, hour=hour[0] if hour else 0)
     return _next_round(newest)
+
+
+def leases_of_jobs(db: sqlite3.Connection, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
+    """Return the journal and the lease of each attempt of these jobs that are known of the node."""
+    found = {}
+    for job in jobs:
+        rows = db.execute(
+            """SELECT attempt, journal, lease FROM lease JOIN source ON source.number = lease.source
+               WHERE job = ? AND job != '' AND node = ?""",
+            (job, node),
+        )
+        found.update({(job, attempt): (journal, lease) for attempt, journal, lease in rows})
+    return found

@@ -12,7 +12,7 @@ from gpushared.domain.accounting.account import Account, too_big_permille_ms
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
-from gpushared.storage.history.history_sources import CLIPPED, Source, conditions, sources, spans_of
+from gpushared.storage.history.history_sources import CLIPPED, PROJECT, Source, conditions, sources, spans_of
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
     HistoryFilter,
@@ -29,6 +29,10 @@ USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
 _USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
 _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
+_USED = (
+    *("active_permille_ms", "idle_permille_ms", "used_permille_ms"),
+    *("memory_seen_mib_ms", "memory_used_mib_ms"),
+)
 
 
 def resumption(db: sqlite3.Connection, name: SourceName) -> Resumption:
@@ -53,10 +57,10 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
     """Return the account of each lease on each GPU, for what was held in the time."""
     found = []
     for source in sources(db, wanted):
-        uses = _uses(db, source)
+        uses = _uses(db, source, wanted.lease)
         where, values = conditions(source, wanted)
         rows = db.execute(
-            f"""SELECT s.lease, l.owner, s.project, l.lease_class, s.gpu,
+            f"""SELECT s.lease, l.owner, {PROJECT}, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
                        {_TOTAL.format(f"s.permille * {CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {CLIPPED}")},
                        sum({CLIPPED})
@@ -89,23 +93,22 @@ def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Le
 
     If ``wanted`` names a lease or a job, leases that are not over are there too.
     """
-    found = []
-    open_too = bool(wanted.lease or wanted.job)
-    ended = (
-        "(l.ended_at IS NULL OR l.ended_at * 1000 >= :since)" if open_too else "l.ended_at * 1000 >= :since"
-    )
+    found: list[tuple[Source, LeaseSummary]] = []
+    ended = "l.ended_at >= :since / 1000.0 AND l.ended_at < :until / 1000.0"
+    order = "l.ended_at DESC"
+    if wanted.lease or wanted.job:
+        ended, order = f"(l.ended_at IS NULL OR ({ended}))", f"l.ended_at IS NULL DESC, {order}"
     for source in sources(db, wanted):
         where, values = conditions(source, wanted)
         outcome = "AND l.outcome = :outcome" if wanted.outcome else ""
         rows = db.execute(
-            f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND {ended}
-                AND (l.ended_at IS NULL OR l.ended_at * 1000 < :until) {where} {outcome}
-                ORDER BY l.ended_at IS NULL DESC, l.ended_at DESC LIMIT :limit""",  # noqa: S608 - constants
+            f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND {ended} {where} {outcome}
+                ORDER BY {order} LIMIT :limit""",  # noqa: S608 - constants
             {**values, "limit": limit, "outcome": wanted.outcome},
-        ).fetchall()
-        found += [lease_history(db, source, LeaseSummary(*row)) for row in rows]
-    found.sort(key=lambda one: (one.ended_ms is not None, -(one.ended_ms or 0)))
-    return found[:limit]
+        )
+        found += [(source, LeaseSummary(*row)) for row in rows]
+    found.sort(key=lambda one: one[0].ended_day(one[1].ended_at), reverse=True)
+    return [lease_history(db, *one) for one in found[:limit]]
 
 
 def points(
@@ -136,17 +139,19 @@ def points(
 # --- pieces --------------------------------------------------------------------------------------------
 
 
-def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
-    """Return what each series of the source used in the window."""
+def _uses(db: sqlite3.Connection, source: Source, lease: str) -> dict[int, Account]:
+    """Return what each series of the source, or of one lease in it, used in the window."""
     since, until = source.since_ms, min(source.until_ms, source.seen_ms + HOUR_MS)
     first, last = -(-since // HOUR_MS), until // HOUR_MS
+    chosen = "series.source = :source AND " + ("series.lease = :lease" if lease else "series.lease != ''")
+    values = {"source": source.number, "lease": lease}
     columns = "active_permille_ms, idle_permille_ms, used_permille_ms, memory_seen_mib_ms, memory_used_mib_ms"
     summed = ", ".join(_TOTAL.format(f"u.{name}") for name in columns.split(", "))
+    summed = ", ".join(_TOTAL.format(f"u.{name}") for name in _USED)
     rows = db.execute(
         f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
-            WHERE u.hour >= ? AND u.hour < ? AND series.source = ? AND series.lease != ''
-            GROUP BY u.series""",  # noqa: S608 - constants
-        (first, last, source.number),
+            WHERE u.hour >= :first AND u.hour < :last AND {chosen} GROUP BY u.series""",  # noqa: S608 - constants
+        {**values, "first": first, "last": last},
     )
     found: dict[int, Account] = defaultdict(Account)
     for series, active, idle, used, seen_mib, used_mib in rows:
@@ -155,8 +160,8 @@ def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
     for edge in edges:
         rows = db.execute(
             f"""SELECT u.series, {USE} FROM use_hour u JOIN series ON series.number = u.series
-                WHERE u.hour = ? AND series.source = ? AND series.lease != ''""",  # noqa: S608 - constants
-            (edge, source.number),
+                WHERE u.hour = :edge AND {chosen}""",  # noqa: S608 - constants
+            {**values, "edge": edge},
         )
         for series, *row in rows:
             found[series] += _part_of(hour_of(row), since, until, source.seen_ms)
@@ -276,9 +281,7 @@ def _life(db: sqlite3.Connection, source: Source, lease: LeaseId) -> _Life:
     for number, _ in series:
         for table in ("use_hour", "dropped_hours"):
             row = db.execute(
-                f"""SELECT sum(active_permille_ms), sum(idle_permille_ms), sum(used_permille_ms),
-                           sum(memory_seen_mib_ms), sum(memory_used_mib_ms), max(use_max_permille),
-                           sum(seen_permille_ms)
+                f"""SELECT {", ".join(map(_TOTAL.format, _USED))}, max(use_max_permille), max(seen_permille_ms)
                     FROM {table} WHERE series = ?""",  # noqa: S608 - constants
                 (number,),
             ).fetchone()

@@ -15,15 +15,18 @@ import pytest
 from gpushared.api.v1 import history_pb2, history_pb2_grpc
 from gpushared.config.history_settings import Others, PrivacyConfig
 from gpushared.config.queue_rules import UserConfig
+from gpushared.daemon.troubles import Troubles
 from gpushared.domain.accounting.account import Account
-from gpushared.domain.accounting.summary import summary_of
+from gpushared.domain.accounting.summary import LeaseSummary, summary_of
+from gpushared.domain.jobs.job import Ended, Job, NodeName, Queued, Succeeded, Try, TryPart
 from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError, StateConflict
 from gpushared.domain.model.gpu import MIB, GpuId
-from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.span import Span
 from gpushared.node.pool.pool_answers import HistoryAnswers
 from gpushared.pool.coordinator import history_gatherer
+from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import MAX_PART_BYTES, part_bytes, read_part
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls
@@ -31,13 +34,15 @@ from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 from gpushared.storage.history.records import HistoryBatch, HistoryFilter, LeaseAccount, SourceName
 from gpushared.testing import fake_lease
+from tests.pool.link.member import spec
 from tests.pool.link.proxy import Proxy
 from tests.pool.link.test_whole import JOB, POOL, WAIT_SECONDS, Machine, World, linked, machine, world
 
 __all__ = ["machine", "world"]
 HOUR_MS = 3_600_000
-NOW_MS = 500_000 * HOUR_MS
+NOW_MS = 400_000 * HOUR_MS
 EVERYTHING = HistoryFilter()
+SUMMARY = replace(summary_of(fake_lease(1)), created_at=NOW_MS / 1000 - 1)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +65,12 @@ class Recorded:
         begin = NOW_MS + self.leases * HOUR_MS
         end = begin + HOUR_MS
         summary = replace(
-            summary_of(fake_lease(1)), owner="ada", lease=lease, ended_at=end / 1000, outcome="finished"
+            SUMMARY,
+            owner="ada",
+            lease=lease,
+            created_at=begin / 1000,
+            ended_at=end / 1000,
+            outcome="finished",
         )
         await self.file.write(
             HistoryBatch(
@@ -256,8 +266,11 @@ LIES = {
     "backwards": replace(PART, spans=((1, replace(SPAN, start_ms=NOW_MS + 1)),)),
     "in the future": replace(PART, open_spans=(replace(SPAN, end_ms=NOW_MS + HOUR_MS),)),
     "more than a GPU": replace(PART, spans=((1, replace(SPAN, permille=5000)),)),
-    "no text": replace(PART, leases=(replace(summary_of(fake_lease(1)), owner="a\nb"),)),
-    "a long text": replace(PART, leases=(replace(summary_of(fake_lease(1)), image="a" * 300),)),
+    "before all GPUs": replace(PART, spans=((1, replace(SPAN, start_ms=0)),)),
+    "in the future by the coordinator's clock": replace(PART, at_ms=NOW_MS + 30 * 24 * HOUR_MS),
+    "in the future by the distance of clocks": replace(PART, ahead_ms=30 * 24 * HOUR_MS),
+    "more memory than a GPU": replace(PART, spans=((1, replace(SPAN, memory_bytes=1 << 50)),)),
+    "a lease of the future": replace(PART, leases=(replace(SUMMARY, ended_at=1e11),)),
     "a time": replace(PART, at_ms=1 << 60),
     "a number below zero": replace(PART, spans=((-1, SPAN),)),
 }
@@ -266,20 +279,155 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_an_impossible_part_is_refused(lie: str) -> None:
     with pytest.raises(RequestError):
-        read_part(part_bytes(LIES[lie]))
+        read_part(part_bytes(LIES[lie]), NOW_MS)
 
 
 def test_a_part_that_unpacks_to_too_much_is_refused_before_it_does() -> None:
     with pytest.raises(RequestError, match="too long"):
-        read_part(zlib.compress(bytes(MAX_PART_BYTES + 1)))
+        read_part(zlib.compress(bytes(MAX_PART_BYTES + 1)), NOW_MS)
     with pytest.raises(RequestError, match="unpacked"):
-        read_part(b"no such thing")
+        read_part(b"no such thing", NOW_MS)
 
 
 def test_a_possible_part_is_read_as_it_was_sent() -> None:
-    part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(summary_of(fake_lease(1)),))
-    assert read_part(part_bytes(part)) == part
-    assert read_part(part_bytes(None)) is None
+    part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(SUMMARY,))
+    assert read_part(part_bytes(part), NOW_MS) == part
+    assert read_part(part_bytes(None), NOW_MS) is None
+
+
+class Telling:
+    """A node n1 that tells one part."""
+
+    def __init__(self, part: HistoryPart) -> None:
+        self.part = part
+
+    def answering(self, what: str) -> frozenset[NodeName]:
+        return frozenset({NodeName("n1")} if what == codec.HISTORY else ())
+
+    async def ask(self, node: NodeName, what: str, body: bytes, timeout_seconds: float) -> bytes:
+        return part_bytes(self.part)
+
+
+async def gathered(folder: Path, *leases: LeaseSummary, ended_at: float | None = None) -> list[LeaseSummary]:
+    """Return these leases of n1 as the coordinator has them; it knows ada's job with two attempts there."""
+    part = TryPart(NodeName("n1"))
+    submitted_at = NOW_MS / 1000 - 7200
+    job = Job(JOB, 1, spec("ada"), submitted_at, Queued(0.0), project="vision", attempts=2)
+    job = replace(job, tries=(Try(1, (part,), 0.0, 1.0),))
+    if ended_at is not None:
+        job = replace(job, state=Ended(ended_at, Succeeded()))
+
+    async def job_of(name: JobId) -> Job | None:
+        return job if name == JOB else None
+
+    owners = LeaseOwners(
+        job_of,
+        lambda node, user, realm: f"{user}@{node}",
+        lambda person, project: (person, project) in {("bob@n1", "robots"), (person, person)},
+    )
+    history = SqliteHistory(folder / "history.db")
+    for place in range(0, len(leases), 2):
+        told = Telling(replace(PART, leases=leases[place : place + 2]))
+        gatherer = HistoryGatherer(told, history, Troubles(), POOL, owners, lambda: 0.0)
+        await gatherer.refresh()
+    found = [one.summary for one in await history.leases(EVERYTHING, 9)]
+    await history.close()
+    return sorted(found, key=lambda one: one.lease)
+
+
+OF_JOB = replace(
+    SUMMARY, owner="nobody", project="other", job=JOB, attempt=1, pool=POOL, ended_at=NOW_MS / 1000
+)
+FALSE_LEASES = {
+    "no such attempt": replace(OF_JOB, attempt=3),
+    "attempt 0": replace(OF_JOB, attempt=0),
+    "before its submission": replace(OF_JOB, created_at=NOW_MS / 1000 - 3 * 86400),
+    "of another pool": replace(OF_JOB, pool="elsewhere"),
+    "of another job": replace(OF_JOB, job="9999999999"),
+}
+
+
+async def test_owner_and_project_of_a_jobs_lease_are_the_jobs(tmp_path: Path) -> None:
+    (one,) = await gathered(tmp_path, OF_JOB)
+    assert (one.owner, one.project, one.job, one.attempt) == ("ada", "vision", JOB, 1)
+
+
+@pytest.mark.parametrize("lie", FALSE_LEASES)
+async def test_a_lease_that_a_job_cannot_have_is_of_the_nodes_own_user(tmp_path: Path, lie: str) -> None:
+    (one,) = await gathered(tmp_path, FALSE_LEASES[lie])
+    assert (one.owner, one.project, one.job, one.attempt) == ("nobody@n1", "other@n1", "", 0)
+
+
+async def test_a_lease_after_the_end_of_its_job_is_not_of_the_job(tmp_path: Path) -> None:
+    (one,) = await gathered(tmp_path, OF_JOB, ended_at=NOW_MS / 1000 - 2 * 86400)
+    assert one.owner == "nobody@n1"
+
+
+async def test_an_attempt_of_a_job_has_one_lease_on_a_node(tmp_path: Path) -> None:
+    """Whether the node names another one at once or in a later part."""
+    names = [LeaseId(f"l-{number}") for number in range(1, 5)]
+    found = await gathered(tmp_path, *(replace(OF_JOB, lease=name) for name in names))
+    assert [one.owner for one in found] == ["ada", *["nobody@n1"] * 3]
+
+
+async def test_a_nodes_user_counts_to_projects_of_the_pool_by_the_pools_table(tmp_path: Path) -> None:
+    found = await gathered(
+        tmp_path,
+        replace(OF_JOB, lease=LeaseId("l-1"), job="", owner="bob", project="robots"),
+        replace(OF_JOB, lease=LeaseId("l-2"), job="", owner="bob", project="vision"),
+        replace(OF_JOB, lease=LeaseId("l-3"), job="", owner="bob", project="bob"),
+        replace(OF_JOB, lease=LeaseId("l-4"), job="", owner="bob", project=""),
+    )
+    assert [one.project for one in found] == ["robots", "vision@n1", "bob@n1", ""]
+
+
+async def test_what_is_held_counts_to_the_project_of_the_lease(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    """A node could name another project for each span."""
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease(project="mine")
+        await linked(machine, stack)
+        assert [one.project for one in await until_hours(world, 0.5)] == ["mine@n1"]
+
+
+def test_a_bad_text_is_replaced_and_the_other_rows_are_taken() -> None:
+    bad = replace(SUMMARY, owner="a\nb", image="a" * 300, outcome_text="\x1b")
+    good = replace(SUMMARY, lease=LeaseId("l-2"))
+    read = read_part(part_bytes(replace(PART, leases=(bad, good), waits=((LeaseId("l\0"), "x", 1),))), NOW_MS)
+    assert read is not None
+    assert read.leases == (replace(bad, owner="a b", image="a" * 256, outcome_text=" "), good)
+    assert read.waits == ((LeaseId("l "), "x", 1),)
+
+
+async def test_long_and_broken_words_of_a_user_hold_up_nobodys_history(
+    world: World, machine: Machine, tmp_path: Path
+) -> None:
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease(pool=POOL, outcome_text="no start:\nstderr", models="H100," * 100)
+        await node.lease()
+        part = await node.file.part(HistoryPosition(), POOL, "n1")
+        assert part is not None
+        assert all(
+            len(text) <= 256 and text.isprintable()
+            for text in (part.leases[0].models, part.leases[0].outcome_text)
+        )
+        await linked(machine, stack)
+        await until_hours(world, 1.0)
+
+
+async def test_a_history_that_stands_still_is_told_of(world: World, machine: Machine, tmp_path: Path) -> None:
+    async with recorded(machine, tmp_path) as node, AsyncExitStack() as stack:
+        await node.lease(created_at=1e11)
+        await linked(machine, stack)
+        troubles = world.coordinator.troubles
+        async with asyncio.timeout(WAIT_SECONDS):
+            while "the history of n1 stands still" not in troubles.of("history-of-nodes"):
+                await world.coordinator.loop.changed(0.05)
+        await node.lease(lease=LeaseId("l-1"))
+        async with asyncio.timeout(WAIT_SECONDS):
+            while troubles.of("history-of-nodes"):
+                await world.coordinator.loop.changed(0.05)
 
 
 async def test_a_waiting_job_is_reported_to_its_owner_and_to_nobody_else(

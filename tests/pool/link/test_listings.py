@@ -114,7 +114,7 @@ async def test_a_jobs_lease_is_its_owners_and_a_waiting_job_is_listed(world: Wor
     async with AsyncExitStack() as stack:
         tell(
             machine,
-            lease("l-1", "nobody", job_id=JOB, job_pool=POOL),
+            lease("l-1", "nobody", job_id=JOB, job_pool=POOL, job_attempt=1),
             lease("l-2", "x", job_id="y", job_pool=POOL),
         )
         await world.submit()
@@ -193,6 +193,41 @@ async def test_a_node_that_does_not_answer_is_shown_with_the_age_of_what_is_know
         answer = await ask()
         assert [one.id for one in answer.leases] == ["l-1"]
         assert list(answer.notices) == ["n1 does not answer: shown as it was 1s ago"]
+
+
+@pytest.mark.parametrize("kind", [b"\x0a\x00", b"\x12\x00"])
+async def test_an_answer_with_more_than_a_node_has_is_not_kept(
+    world: World, machine: Machine, kind: bytes
+) -> None:
+    """Leases that take two bytes each would hold up the coordinator for seconds."""
+    tell(machine, lease("l-1", "ada"))
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        ask = asked_as(machine, link, "ada")
+        await ask()
+
+        async def flood(_: bytes) -> bytes:
+            return kind * (node_listings.MAX_BODY_BYTES // 2)
+
+        machine.answerers[codec.LEASES] = flood
+        answer = await ask()
+        assert [one.id for one in answer.leases] == ["l-1"]
+        assert len(answer.unmanaged) == 1
+
+
+async def test_an_answer_is_read_once_for_all_callers_of_a_moment(
+    world: World, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what one caller may not see is not lost for the next."""
+    monkeypatch.setattr(node_listings, "FRESH_SECONDS", 60.0)
+    tell(machine, lease("l-1", "ada", job_id=JOB, job_pool=POOL, job_attempt=1))
+    async with AsyncExitStack() as stack:
+        await world.submit()
+        link = await linked(machine, stack)
+        await world.until(lambda job: bool(job.parts))
+        assert [one.image for one in (await asked_as(machine, link, "bob")()).leases] == [""]
+        machine.answerers.clear()
+        assert [one.image for one in (await asked_as(machine, link, "ada")()).leases] == ["busybox"]
 
 
 async def test_gpus_have_their_use_and_an_older_node_what_it_reported(world: World, machine: Machine) -> None:

@@ -130,7 +130,7 @@ class Gathering:
         if self.position is None:
             self.position = self.here.position(NODE)
         asked = read_position(position_bytes(self.position))
-        return read_part(part_bytes(self.node.part(asked, POOL, NODE)))
+        return read_part(part_bytes(self.node.part(asked, POOL, NODE)), 2 * BEGIN_MS)
 
     def take(self) -> bool:
         part = self.ask()
