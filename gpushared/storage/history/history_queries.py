@@ -235,10 +235,12 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
         at_once[start, end] += mib
     gpus = sorted({gpu for _, _, gpu, _, _ in held})
     names = dict[str, tuple[str, str]]()
-    for gpu, label, model in db.execute(
-        "SELECT id, label, model FROM gpu WHERE source = ?", (source.number,)
-    ):
-        names[gpu] = (label, model)
+    for gpu in gpus:
+        known = db.execute(
+            "SELECT label, model FROM gpu WHERE source = ? AND id = ?", (source.number, gpu)
+        ).fetchone()
+        if known is not None:
+            names[gpu] = known
     labels = sorted({names[gpu][0] for gpu in gpus if gpu in names})
     account = account + use.account
     too_big = too_big_permille_ms(
