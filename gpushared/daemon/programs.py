@@ -30,6 +30,7 @@ async def run_program(
     text: str = "",
     with_errors: bool = False,
     silent: bool = False,
+    ends_group: bool = False,
     started: Callable[[int], None] | None = None,
     **options: Any,
 ) -> EndedProgram:
@@ -43,6 +44,7 @@ async def run_program(
         text: its input.
         with_errors: True to mix its standard error into ``output``.
         silent: True to read nothing of what it writes, however much that is.
+        ends_group: True to kill what is left of its process group after its own end as well.
         started: called with the process id as soon as there is one.
         options: as for ``subprocess.Popen``.
     """
@@ -61,9 +63,10 @@ async def run_program(
         async with asyncio.timeout(seconds):
             output, errors = await process.communicate(text.encode() or None)
     finally:
-        if process.returncode is None:
+        if ends_group or process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
             # A process that hangs inside a driver may outlive its kill; the call waits no longer for it.
             with suppress(TimeoutError):
                 async with asyncio.timeout(KILL_SECONDS):

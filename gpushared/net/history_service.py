@@ -208,6 +208,8 @@ class HistoryApi:
             )
         return sorted(found, key=lambda one: one.created_ms), job
 
+    # The rows of years are summed by another thread, because the loop would wait for a second.
+
     async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
         """Sum what was held and used."""
         by = _word(message.by, Grouping, Grouping.USER)
@@ -216,7 +218,8 @@ class HistoryApi:
         rows = await self._history.accounts(wanted)
         if by in {Grouping.DAY, Grouping.WEEK}:
             groups = [
-                summed(
+                await asyncio.to_thread(
+                    summed,
                     await self._history.accounts(
                         replace(wanted, since_ms=window.since_ms, until_ms=window.until_ms)
                     ),
@@ -225,11 +228,12 @@ class HistoryApi:
                 for window in _windows(by, wanted)
             ]
         else:
-            groups = grouped(rows, by)
+            groups = await asyncio.to_thread(grouped, rows, by)
+        total = await asyncio.to_thread(summed, rows)
         waits = [one.waited_ms for one in await self._history.waits(wanted) if one.waited_ms]
         return history_pb2.UsageResponse(
             rows=[usage_row(group) for group in groups],
-            total=usage_row(summed(rows)),
+            total=usage_row(total),
             waited_requests=len(waits),
             waited_ms=int64(sum(waits)),
             simulated=self._simulated(),
@@ -241,8 +245,9 @@ class HistoryApi:
         wanted = self._rights.totals(_filter(message.window), caller)
         await self._flush()
         found = await self._history.waits(wanted)
+        groups = await asyncio.to_thread(grouped_waits, found, by)
         answer = history_pb2.WaitsResponse(
-            rows=[waits_row(group) for group in grouped_waits(found, by)], simulated=self._simulated()
+            rows=[waits_row(group) for group in groups], simulated=self._simulated()
         )
         if by is not WaitGrouping.REASON:
             total = wait_group("", ((one.waited_ms, one.waits_still) for one in found))

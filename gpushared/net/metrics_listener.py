@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpushared.daemon.tasks import TaskSet
@@ -29,9 +31,34 @@ log = logging.getLogger(__name__)
 PART = "metrics"
 RETRY_SECONDS = 10.0
 MAX_CONNECTIONS = 16
+BUSY_SECONDS = 10.0
+"""A connection whose page was asked for so recently is not closed for another; Prometheus gives up after as long."""
+FRESH_SECONDS = 1.0
 LIMITS = Limits(head_bytes=8 * 1024, head_seconds=5.0, idle_seconds=90.0, body_seconds=5.0)
 """Prometheus keeps its connection between two scrapes, which are seldom more than a minute apart."""
 SCRAPER = Caller(-1, -1, "metrics")
+
+
+class KeptPages:
+    """Keep each page for a moment: it takes long to make, and anybody may ask for it over and over."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[float, WebReply]] = {}
+
+    def page(self, key: Hashable, make: Callable[[], WebReply]) -> WebReply:
+        """Return the page that is kept under the key, or else the one that ``make`` returns."""
+        oldest = time.monotonic() - FRESH_SECONDS
+        self._kept = {each: kept for each, kept in self._kept.items() if kept[0] > oldest}
+        if key not in self._kept:
+            self._kept[key] = time.monotonic(), make()
+        return self._kept[key][1]
+
+
+@dataclass(slots=True)
+class _Connection:
+    peer: str
+    busy_until: float = 0.0
+    task: asyncio.Task[None] | None = None
 
 
 class MetricsListener:
@@ -45,9 +72,10 @@ class MetricsListener:
     ) -> None:
         self._address = address
         self._troubles = troubles
-        self._routes = Routes(_no_call, _no_path, json_prefix=b"\n", metrics=page)
+        self._page = page
+        self._routes = Routes(_no_call, _no_path, json_prefix=b"\n")
         self._tasks = TaskSet("a scrape failed")
-        self._open: dict[socket.socket, asyncio.Task[None]] = {}
+        self._open: dict[socket.socket, _Connection] = {}
         self._reloaded = asyncio.Event()
 
     def reload(self) -> None:
@@ -86,21 +114,46 @@ class MetricsListener:
                 await self._reloaded.wait()
 
     def _arrived(self, sock: socket.socket) -> None:
-        """Serve a connection; of too many the oldest goes, so that idle ones cannot keep a scraper out."""
-        if len(self._open) >= MAX_CONNECTIONS:
-            self._open.pop(next(iter(self._open))).cancel()
-        self._open[sock] = self._tasks.start(self._converse(sock), partial(self._ended, sock))
+        """Serve a connection. Of too many an idle one is closed, if possible of the same peer, else this one."""
+        connection = _Connection(_peer_of(sock))
+        if len(self._open) >= MAX_CONNECTIONS and not self._made_room(connection.peer):
+            sock.close()
+            return
+        self._open[sock] = connection
+        connection.task = self._tasks.start(self._converse(sock, connection), partial(self._ended, sock))
+
+    def _made_room(self, peer: str) -> bool:
+        now = time.monotonic()
+        idle = [sock for sock, one in self._open.items() if one.busy_until <= now]
+        if not idle:
+            return False
+        task = self._open.pop(min(idle, key=lambda sock: self._open[sock].peer != peer)).task
+        assert task is not None, "it is open"
+        task.cancel()
+        return True
 
     def _ended(self, sock: socket.socket) -> None:
         self._open.pop(sock, None)
         sock.close()
 
-    async def _converse(self, sock: socket.socket) -> None:
+    async def _converse(self, sock: socket.socket, connection: _Connection) -> None:
+        routes = replace(self._routes, metrics=partial(self._page_for, connection))
         try:
             reader, writer = await asyncio.open_connection(sock=sock)
-            await serve_http(reader, writer, SCRAPER, self._routes, limits=LIMITS)
+            await serve_http(reader, writer, SCRAPER, routes, limits=LIMITS)
         except OSError as error:
             log.debug("scrape lost: %s", error)
+
+    def _page_for(self, connection: _Connection, caller: Caller, accept: str) -> WebReply:
+        connection.busy_until = time.monotonic() + BUSY_SECONDS
+        return self._page(caller, accept)
+
+
+def _peer_of(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:  # it is gone already
+        return ""
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

@@ -232,6 +232,7 @@ class Daemon:
             self._parts.clock,
             Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
         )
+        self._outbox.joining = self._limits.joining
         stack.push_async_callback(self._outbox.close)
         self._digest = WeeklyDigest(
             loop,

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,8 @@ class NotificationOutbox:
         self._lacks: list[str] = []
         self.live: Callable[[], Collection[str]] = list
         """Return the subjects whose events must stay known, because they are not over."""
+        self.joining: Callable[[int], Awaitable[Iterable[str]]] = _no_cgroups
+        """Return the files by which a command joins its user's cgroups, empty without such cgroups."""
 
     async def open(self) -> Remembered:
         """Return what the file remembers, once it can be read. A trouble says why it cannot."""
@@ -248,7 +250,8 @@ class NotificationOutbox:
                 assert isinstance(routes.site, NotifyConfig), "only nodes run commands"
                 seconds = float(routes.site.command_seconds)
                 uid, text = int(target.address), to_text(fields)
-                return await user_command.run(routes.command, uid, text, seconds=seconds)
+                cgroups = await self.joining(uid)
+                return await user_command.run(routes.command, uid, text, seconds=seconds, cgroups=cgroups)
 
     async def _settle(self, target: Target, delivery: Delivery, attempt: Attempt) -> None:
         """Write the result, however long the file takes: what was delivered is not delivered again."""
@@ -340,3 +343,7 @@ class NotificationOutbox:
             self._troubles.raised(PART, "; ".join(texts))
         else:
             self._troubles.cleared(PART)
+
+
+async def _no_cgroups(_: int) -> Iterable[str]:
+    return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpushared.daemon.programs import run_program
@@ -14,6 +14,18 @@ from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
 PATH = "/usr/local/bin:/usr/bin:/bin"
 BOUNDS = ("prlimit", "--core=0", "--cpu=60", "--fsize=67108864", "--nofile=256", "--")
 """The program of util-linux lowers the limits of the process that becomes the command."""
+JOIN = """\
+echo 0 >/proc/self/oom_score_adj
+while [ "$1" != -- ]; do
+    echo 0 >"$1" || exit 75
+    shift
+done
+shift
+unset PWD OLDPWD SHLVL
+exec "$@"
+"""
+"""While it is root, the process gives up the daemon's protection from the OOM killer, and joins the cgroups whose
+files are its arguments before ``--``. What the command leaves behind stays in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +37,24 @@ class _Account:
     home: str
 
 
-async def run(words: Sequence[str], uid: int, text: str, *, seconds: float) -> Attempt:
+async def run(
+    words: Sequence[str], uid: int, text: str, *, seconds: float, cgroups: Iterable[str] = ()
+) -> Attempt:
     """Run the words with ``text`` on their standard input, and with the user's rights only.
 
     Nothing reads the output. The event names the uid itself, so the command runs as root for leases of root
-    only.
+    only. ``cgroups``: the files by which a process joins the user's cgroups.
     """
     account = await asyncio.to_thread(_account, uid)
     if account is None:
         return GivenUp(f"uid {uid} has no account")
     try:
         done = await run_program(
-            [*BOUNDS, *words],
+            ["/bin/sh", "-c", JOIN, "sh", *cgroups, "--", *_becoming(account), *BOUNDS, *words],
             seconds=seconds,
             text=text,
             silent=True,
-            user=account.uid,
-            group=account.gid,
-            extra_groups=account.groups,
+            ends_group=True,
             cwd="/",
             env={
                 "PATH": PATH,
@@ -61,6 +73,11 @@ async def run(words: Sequence[str], uid: int, text: str, *, seconds: float) -> A
     temporary = done.status == os.EX_TEMPFAIL
     why = f"it ended with {done.status}"
     return TryAgain(why) if temporary else GivenUp(why)
+
+
+def _becoming(account: _Account) -> tuple[str, ...]:
+    groups = ",".join(map(str, account.groups))
+    return ("setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", f"--groups={groups}", "--")
 
 
 def _account(uid: int) -> _Account | None:

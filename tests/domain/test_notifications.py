@@ -349,6 +349,13 @@ HOOKS = ("https://hooks.example.org/gpu", "mail")
         ("https://hooks.example.org/gpu/../admin", False),
         ("https://hooks.example.org/gpu/%2e%2e/admin", False),
         ("https://hooks.example.org/gpu/..%2fadmin", False),
+        ("https://hooks.example.org/gpu/..;/admin", False),
+        ("https://hooks.example.org/gpu/%252e%252e/admin", False),
+        ("https://hooks.example.org/gpu/%c0%ae%c0%ae/admin", False),
+        ("https://hooks.example.org/gpu/a;b", False),
+        ("https://hooks.example.org/gpu/a%20b", False),
+        ("https://hooks.example.org/gpu/..\\admin", False),
+        ("https://hooks.example.org/gpu/ada?x=%20;", True),
         ("https://hooks.example.org.evil.example/gpu", False),
         ("https://hooks.example.org@evil.example/gpu", False),
         ("https://hooks.example.org:444/gpu", False),
@@ -362,6 +369,11 @@ def test_a_user_names_only_targets_that_the_site_allows(target: str, allowed: bo
     if not allowed:
         with pytest.raises(PermissionRefused):
             check_allowed((target,), HOOKS)
+
+
+def test_what_the_site_itself_allows_may_hold_any_sign() -> None:
+    assert is_allowed("https://hooks.example.org/a%20b;c", ("https://hooks.example.org/a%20b;c",))
+    assert is_allowed("https://hooks.example.org/a%20b/ada", ("https://hooks.example.org/a%20b",))
 
 
 def test_without_mail_among_the_allowed_targets_there_is_no_mail() -> None:

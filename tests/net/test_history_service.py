@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gpushared.api.v1 import history_pb2
 from gpushared.config.history_settings import Others
+from gpushared.domain.accounting.account import Account
 from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.gpu import MIB, GpuId
@@ -22,7 +26,7 @@ from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.node.runtime.use_series import SeriesSample, UseSeries
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
-from gpushared.storage.history.records import GpuFacts, HistoryBatch, KeepHistory, SourceName
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, KeepHistory, SourceName
 from gpushared.testing import fake_lease
 
 EXPORT_PAGE = (Path(__file__).parents[2] / "docs/reference/history.md").read_text(encoding="utf-8")
@@ -224,6 +228,42 @@ async def test_usage_adds_up_in_each_grouping(history: SqliteHistory) -> None:
     assert (answer.waited_requests, answer.waited_ms) == (1, 20 * MINUTE_MS)
 
 
+class WatchedHistory:
+    """Stand in for a history of one lease, and note the thread that looks at the row."""
+
+    def __init__(self) -> None:
+        self.threads = set[int]()
+        self.source, self.lease, self.owner = 1, "l-1", "bob"
+        self.waited_ms, self.waits_still = 5, False
+
+    @property
+    def account(self) -> Account:
+        self.threads.add(threading.get_ident())
+        return Account()
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        self.threads.add(threading.get_ident())
+        return {"resources": 5}
+
+    async def accounts(self, _: HistoryFilter) -> list[WatchedHistory]:
+        return [self]
+
+    async def waits(self, _: HistoryFilter) -> list[WatchedHistory]:
+        return [self]
+
+
+async def test_sums_are_made_beside_the_loop() -> None:
+    watched = WatchedHistory()
+    one = api(cast("SqliteHistory", watched))
+    window = of(since=time.time() - 60)
+    for by in ("user", "week"):
+        await one.usage(history_pb2.UsageRequest(window=window, by=by), ROOT)
+    await one.waits(history_pb2.WaitsRequest(by="reason"), ROOT)
+    assert watched.threads
+    assert threading.get_ident() not in watched.threads
+
+
 async def test_waits_count_requests_that_started_at_once(history: SqliteHistory) -> None:
     answer = await api(history).waits(history_pb2.WaitsRequest(), ROOT)
     assert (answer.total.requests, answer.total.waited) == (2, 1)
@@ -289,6 +329,13 @@ async def test_a_curve_of_hours_has_all_of_a_run_that_was_within_one(history: Sq
         ("report", history_pb2.ReportRequest()),
         ("export", history_pb2.ExportRequest(kind="secrets")),
         ("export", history_pb2.ExportRequest(page_token="x:1")),
+        ("export", history_pb2.ExportRequest(page_token="9" * 5000)),
+        ("export", history_pb2.ExportRequest(page_token="\u0663:l-1")),
+        ("export", history_pb2.ExportRequest(kind="spans", page_token="1:abc")),
+        ("export", history_pb2.ExportRequest(kind="spans", page_token=f"1:{'9' * 19}")),
+        ("export", history_pb2.ExportRequest(kind="hours", page_token="1:x.y")),
+        ("export", history_pb2.ExportRequest(kind="minutes", page_token=f"1:{'9' * 30}.1")),
+        ("export", history_pb2.ExportRequest(kind="hours", page_token="1:1")),
     ],
 )
 async def test_what_cannot_be_answered_is_refused_in_a_sentence(

@@ -244,7 +244,7 @@ def _is_silent(port: int) -> bool:
 
 def _answers(port: int) -> bool:
     try:
-        return get(port)[0] == 200
+        return get(port, "/")[0] == 404  # a page would be kept for a moment
     except OSError:
         return False
     except http.client.HTTPException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
@@ -157,6 +158,7 @@ import json, os, resource, sys
 data = json.load(sys.stdin)
 kept = dict(
     uid=os.getresuid(), gid=os.getresgid(), groups=os.getgroups(), env=dict(os.environ), cwd=os.getcwd(),
+    oom=open("/proc/self/oom_score_adj").read().strip(),
     data=data, core=resource.getrlimit(resource.RLIMIT_CORE)[1], words=sys.argv[1:],
     files=[int(fd) for fd in os.listdir("/proc/self/fd")],
 )
@@ -195,7 +197,7 @@ async def test_the_command_runs_as_the_user_whom_the_event_concerns(
     assert found["words"] == ["$HOME; id"], "no shell reads the words"
     assert found["env"].keys() - {"LC_CTYPE"} == {"PATH", "HOME", "USER", "LOGNAME", "LANG"}
     assert found["env"]["USER"] == "nobody"
-    assert (found["cwd"], found["core"]) == ("/", 0)
+    assert (found["cwd"], found["core"], found["oom"]) == ("/", 0, "0")
     assert max(found["files"]) <= 4, "no file of the daemon is open in it"
     assert found["data"]["container"] == "my-box"
 
@@ -205,6 +207,30 @@ async def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path:
     words = ("/bin/sh", "-c", "sleep 1000 & sleep 1000")
     attempt = await user_command.run(words, NOBODY.pw_uid, "{}", seconds=0.2)
     assert attempt == GivenUp("it does not end within 0.2 s")
+
+
+@as_root
+async def test_what_a_command_leaves_behind_is_killed_or_counts_for_its_user(tmp_path: Path) -> None:
+    joined, left = tmp_path / "cgroup.procs", tmp_path / "left"
+    left.touch()
+    left.chmod(0o666)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    words = ("/bin/sh", "-c", f"sleep 1000 & echo $! >{left}")
+    attempt = await user_command.run(words, NOBODY.pw_uid, "{}", seconds=10, cgroups=[str(joined)])
+    assert attempt == Delivered()
+    assert joined.read_text() == "0\n", "the process that writes joins"
+    state = Path("/proc") / left.read_text().strip() / "stat"
+    async with asyncio.timeout(10):
+        while state.exists() and state.read_text().split()[2] != "Z":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # a process that is killed ends a moment later
+
+
+@as_root
+async def test_a_command_that_cannot_join_its_users_cgroups_is_run_later(tmp_path: Path) -> None:
+    cgroups = [str(tmp_path / "none" / "cgroup.procs")]
+    attempt = await user_command.run(("/bin/true",), NOBODY.pw_uid, "{}", seconds=10, cgroups=cgroups)
+    assert isinstance(attempt, TryAgain)
 
 
 @as_root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpushared.domain.model.errors import LimitReached, SharingUnavailable
+from gpushared.node.runtime.container_reconciler import UserLimitKeeper
+from gpushared.notify import user_command
+from gpushared.notify.attempt import Delivered
 from gpushared.ports import CgroupDriver, DeviceMechanism, EngineFacts, UserBounds, UserUse
 from gpushared.sharing.cgroups import CgroupPlace, LeaseCgroups
 from gpushared.sharing.limit_files import Trees
@@ -233,3 +237,26 @@ async def test_what_went_away_is_there_again_at_the_next_hold(walls: UserCgroups
     remove_users(walls.home)
     await walls.hold(1000, BOUNDS, V1)
     assert kernels(walls, "pids.max") == "40"
+
+
+async def test_what_a_users_command_leaves_behind_is_in_the_users_cgroups(
+    walls: UserCgroups, tmp_path: Path
+) -> None:
+    user, told = pwd.getpwnam("nobody"), tmp_path / "told"
+    keeper = UserLimitKeeper(walls.home.names[-1], tmp_path, lambda: BOUNDS, lambda: V1)
+    told.touch()
+    os.chown(told, user.pw_uid, user.pw_gid)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    words = ("/bin/sh", "-c", f"setsid --fork --wait cat /proc/self/cgroup /proc/self/oom_score_adj >{told}")
+    cgroups = await keeper.joining(user.pw_uid)
+    assert await user_command.run(words, user.pw_uid, "{}", seconds=10, cgroups=cgroups) == Delivered()
+    place = walls.place_of(user.pw_uid).path(CgroupDriver.CGROUPFS)
+    *lines, score = told.read_text().splitlines()
+    found = {line.split(":")[1]: line.split(":")[2] for line in lines}
+    assert score == "0"
+    assert all(place in found[name] for name in ("memory", "pids"))
+
+
+async def test_before_the_engine_has_answered_no_cgroups_are_known(tmp_path: Path) -> None:
+    assert await UserLimitKeeper("n1", tmp_path, lambda: BOUNDS, lambda: None).joining(1000) == []

@@ -32,12 +32,12 @@ def digest(
     options = f"--since {week.first_day} --until {week.next_day}"
     options = f"--project {project} {options}" if project else options
     who = project or "this machine"
-    account, hours = summed(held).account, summed(held).account.gpu_hours
+    total = summed(held)
+    account, leases = total.account, len(total.leases)
     ratio = account.use_of_held_ratio
     used = "" if ratio is None else f"; kernels ran in {ratio:.0%} of the time that was seen"
-    leases = len({(one.source, one.lease) for one in held})
     noun = "lease" if leases == 1 else "leases"
-    held_text = f"{leases} {noun} of {who} held {hours:.1f} GPU hours{used}"
+    held_text = f"{leases} {noun} of {who} held {account.gpu_hours:.1f} GPU hours{used}"
     lines = [f"in the week from {week.first_day} {held_text}: `gpushare usage {options}`"]
     if account.idle_hours >= LEAST_HOURS:
         lines.append(

@@ -19,6 +19,8 @@ _URL = re.compile(r"(?P<site>https?://[A-Za-z0-9.-]+(?P<port>:[0-9]{1,5})?)(?P<p
 _STEPS = re.compile(r"(^|/)\.{1,2}(/|$)")
 _ENCODED = re.compile(r"%(2[ef]|5c)", re.IGNORECASE)
 """Servers read these steps of a path, and these signs in it, as a way out of the folder that the site allowed."""
+_OF_DOUBT = frozenset("%;\\")
+"""Servers and proxies differ in how they read these signs in a path, so that users' paths have none of them."""
 
 
 class NotificationKind(StrEnum):
@@ -124,7 +126,7 @@ def is_allowed(target: str, allowed: Iterable[str]) -> bool:
     """Return True if a site that allows ``allowed``, mail and beginnings of URLs, allows the target.
 
     A beginning counts by whole parts: ``https://a.example/x`` allows ``https://a.example/x/y``, but neither
-    ``https://a.example/xy`` nor ``https://a.example.org/x``.
+    ``https://a.example/xy`` nor ``https://a.example.org/x``. Below it the path has no ``%``, ``;`` or backslash.
     """
     if target == MAIL:
         return MAIL in allowed
@@ -136,7 +138,11 @@ def _is_below(url: str, beginning: str) -> bool:
     of_beginning, folder = _parts(beginning)
     if site.lower() != of_beginning.lower():
         return False
-    return path == folder or path.startswith(folder if folder.endswith("/") else f"{folder}/")
+    if path == folder:
+        return True
+    folder = folder if folder.endswith("/") else f"{folder}/"
+    below = path.removeprefix(folder).partition("?")[0]
+    return path.startswith(folder) and _OF_DOUBT.isdisjoint(below)
 
 
 def _parts(url: str) -> tuple[str, str]:
@@ -150,5 +156,6 @@ def check_allowed(targets: Iterable[str], allowed: tuple[str, ...]) -> None:
         if not is_allowed(target, allowed):
             known = ", ".join(allowed) or "none"
             raise PermissionRefused(
-                f"notifications to {target[:80]} are not allowed here", hint=f"allowed targets: {known}"
+                f"notifications to {target[:80]} are not allowed here",
+                hint=f"allowed targets: {known}; paths below them hold no % and no ;",
             )

@@ -287,6 +287,17 @@ class UserLimitKeeper:
         """Set the limits again because the engine answers (again), or the limits changed."""
         self._due.set()
 
+    async def joining(self, uid: int) -> list[str]:
+        """Return the files by which a process joins the user's cgroups; empty where there are none."""
+        facts = self._facts()
+        if facts is None:
+            return []
+        try:
+            await self.cgroups.hold(uid, self._bounds(), facts)
+        except GpushareError:
+            return []
+        return [str(file) for file in await self.cgroups.joining(uid, facts)]
+
     async def run(self) -> None:
         while True:
             await self._due.wait()

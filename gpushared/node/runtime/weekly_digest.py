@@ -61,7 +61,8 @@ class WeeklyDigest:
             begin = end - timedelta(days=DAYS)
             chosen = HistoryFilter(_ms(begin), _ms(end), project=name)
             held, waited = await self._history.accounts(chosen), await self._history.waits(chosen)
-            text, *lines = digest(name, Week(f"{begin:%Y-%m-%d}", f"{end:%Y-%m-%d}"), held, waited)
+            week = Week(f"{begin:%Y-%m-%d}", f"{end:%Y-%m-%d}")
+            text, *lines = await asyncio.to_thread(digest, name, week, held, waited)
             event = Notification(
                 NotificationKind.DIGEST,
                 f"digest {name}",

@@ -69,10 +69,17 @@ def write_mapping(folder: Path, wanted: Mapping[str, str]) -> None:
     for name, text in wanted.items():
         path = folder / name
         if not path.is_file() or path.read_text(errors="replace") != text:
-            temporary = folder / f".{name}.new"
-            temporary.write_text(text)
-            os.chmod(temporary, _READABLE)  # noqa: PTH101 - the exporter runs as another user
-            temporary.replace(path)
+            _write(folder / f".{name}.new", text).replace(path)
     for path in folder.iterdir():
         if _OURS.fullmatch(path.name) and path.name not in wanted:
             path.unlink()
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write a new file. The folder may belong to others, who may have put a link there."""
+    path.unlink(missing_ok=True)
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _READABLE)
+    with os.fdopen(opened, "w", encoding="ascii") as file:
+        os.fchmod(opened, _READABLE)  # the exporter runs as another user
+        file.write(text)
+    return path

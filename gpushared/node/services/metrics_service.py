@@ -15,7 +15,7 @@ from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import Caller
 from gpushared.net.exposition import format_of, write
 from gpushared.net.http_server import WebReply
-from gpushared.net.metrics_listener import MetricsListener
+from gpushared.net.metrics_listener import KeptPages, MetricsListener
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
@@ -58,6 +58,7 @@ class NodeMetrics:
         self._look_at = 0.0
         self._version = "" if driver else "simulated"
         self._counters = NodeCounters(loop.state, loop.now)
+        self._pages = KeptPages()
         self._listener = MetricsListener(self._address, lambda _, accept: self._told(accept), troubles)
         self._mapping = DcgmMapping(loop, lambda: config().metrics.dcgm_job_mapping, troubles)
         loop.observers.append(self._counters.observe)
@@ -94,8 +95,11 @@ class NodeMetrics:
 
     def _page(self, viewer: Viewer, accept: str, hidden: frozenset[str] = frozenset()) -> WebReply:
         form = format_of(accept)
-        body = write(node_families(self._figures(), viewer), form, hidden)
-        return WebReply(200, body, form.encode())
+
+        def made() -> WebReply:
+            return WebReply(200, write(node_families(self._figures(), viewer), form, hidden), form.encode())
+
+        return self._pages.page((viewer, form, hidden), made)
 
     def _figures(self) -> NodeFigures:
         loop = self._loop

@@ -17,7 +17,7 @@ from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.net.exposition import Family, Kind, Metric, Value, format_of, write
 from gpushared.net.http_server import WebReply
-from gpushared.net.metrics_listener import MetricsListener
+from gpushared.net.metrics_listener import KeptPages, MetricsListener
 from gpushared.storage.audit.audit_log import AuditLog
 
 MAX_SHAPES = 5000
@@ -75,12 +75,13 @@ class PoolMetrics:
         self._audit = audit
         self._config = config
         self._lag = Distribution(SHORT_SECONDS)
+        self._pages = KeptPages()
         self._listener = MetricsListener(self._address, self.page, troubles)
 
     def page(self, _: Caller, accept: str) -> WebReply:
         """Return the page, which is the same for everybody."""
         form = format_of(accept)
-        return WebReply(200, write(self._families(), form), form.encode())
+        return self._pages.page(form, lambda: WebReply(200, write(self._families(), form), form.encode()))
 
     def reload(self) -> None:
         """Apply the settings that changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +37,13 @@ class ExportKind(StrEnum):
     MINUTES = "minutes"
 
 
+_TOKENS: Mapping[ExportKind, re.Pattern[str]] = {
+    ExportKind.LEASES: re.compile(r"[0-9]{1,18}:.+", re.DOTALL),
+    ExportKind.SPANS: re.compile(r"[0-9]{1,18}:-?[0-9]{1,18}"),
+    ExportKind.HOURS: re.compile(r"[0-9]{1,18}:[0-9]{1,18}\.[0-9]{1,18}"),
+    ExportKind.MINUTES: re.compile(r"[0-9]{1,18}:[0-9]{1,18}\.[0-9]{1,18}"),
+}
+"""A page token has the number of a source and the key of its last row; SQLite's numbers have 18 digits and more."""
 _OF_SERIES = ("node", "lease", "owner", "project", "gpu", "at")
 COLUMNS: Mapping[ExportKind, Sequence[str]] = {
     ExportKind.LEASES: (
@@ -78,9 +86,11 @@ Reader = Callable[[sqlite3.Connection, Source, HistoryFilter, str], tuple[list[R
 
 def export(db: sqlite3.Connection, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
     """Return the next page of rows of the time, with those of open leases as they are now."""
+    if after and not _TOKENS[kind].fullmatch(after):
+        raise RequestError(
+            f"{shown(after)} is not a page token of {kind}", hint="give the one of the page before"
+        )
     first, _, key = after.partition(":")
-    if first and not first.isdecimal():
-        raise RequestError(f"{shown(after)} is not a page token", hint="give the one of the page before")
     for source in sources(db, wanted):
         if source.number < int(first or 0):
             continue
@@ -185,18 +195,23 @@ def _span_row(source: Source, row: Sequence[Any], *, is_open: bool) -> Row:
 def _hour_rows(
     db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str, limit: int
 ) -> tuple[list[tuple[Row, HourUse]], str]:
-    """Return hours of leases on GPUs, and of GPUs as a whole if no owner is chosen; each with its names."""
+    """Return hours of leases on GPUs, and of GPUs as a whole if no owner is chosen; each with its names.
+
+    They come series by series, so that a page is read without the rows of other pages and other sources.
+    """
     where, values = conditions(source, wanted)
     hour, _, series = key.partition(".")
     of_gpus = "OR series.lease = ''" if not where else ""
     rows = db.execute(
         f"""SELECT u.series, series.lease, coalesce(l.owner, ''), coalesce(l.project, ''), series.gpu, {USE}
-            FROM use_hour u JOIN series ON series.number = u.series
+            FROM series NOT INDEXED
             LEFT JOIN lease l ON l.source = series.source AND l.lease = series.lease
-            WHERE series.source = :source AND (u.hour, u.series) > (:hour, :series)
-            AND (u.hour + 1) * {HOUR_MS} > :since AND u.hour * {HOUR_MS} < :until
+            CROSS JOIN use_hour u INDEXED BY use_hour_series ON u.series = series.number
+            WHERE series.source = :source AND series.number >= :series
+            AND (series.number > :series OR u.hour > :hour)
+            AND u.hour >= :since / {HOUR_MS} AND u.hour < (:until + {HOUR_MS} - 1) / {HOUR_MS}
             AND ((l.lease IS NOT NULL {where}) {of_gpus})
-            ORDER BY u.hour, u.series LIMIT :limit""",  # noqa: S608 - constants
+            ORDER BY series.number, u.hour LIMIT :limit""",  # noqa: S608 - constants
         {**values, "hour": int(hour or -1), "series": int(series or 0), "limit": limit},
     ).fetchall()
     found: list[tuple[Row, HourUse]] = [

@@ -57,7 +57,7 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
     """Return the account of each lease on each GPU, for what was held in the time."""
     found = []
     for source in sources(db, wanted):
-        uses = _uses(db, source)
+        uses = _uses(db, source, wanted.lease)
         where, values = conditions(source, wanted)
         rows = db.execute(
             f"""SELECT s.lease, l.owner, {PROJECT}, l.lease_class, s.gpu,
@@ -93,23 +93,22 @@ def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Le
 
     If ``wanted`` names a lease or a job, leases that are not over are there too.
     """
-    found = []
-    open_too = bool(wanted.lease or wanted.job)
-    ended = (
-        "(l.ended_at IS NULL OR l.ended_at * 1000 >= :since)" if open_too else "l.ended_at * 1000 >= :since"
-    )
+    found: list[tuple[Source, LeaseSummary]] = []
+    ended = "l.ended_at >= :since / 1000.0 AND l.ended_at < :until / 1000.0"
+    order = "l.ended_at DESC"
+    if wanted.lease or wanted.job:
+        ended, order = f"(l.ended_at IS NULL OR ({ended}))", f"l.ended_at IS NULL DESC, {order}"
     for source in sources(db, wanted):
         where, values = conditions(source, wanted)
         outcome = "AND l.outcome = :outcome" if wanted.outcome else ""
         rows = db.execute(
-            f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND {ended}
-                AND (l.ended_at IS NULL OR l.ended_at * 1000 < :until) {where} {outcome}
-                ORDER BY l.ended_at IS NULL DESC, l.ended_at DESC LIMIT :limit""",  # noqa: S608 - constants
+            f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND {ended} {where} {outcome}
+                ORDER BY {order} LIMIT :limit""",  # noqa: S608 - constants
             {**values, "limit": limit, "outcome": wanted.outcome},
-        ).fetchall()
-        found += [lease_history(db, source, LeaseSummary(*row)) for row in rows]
-    found.sort(key=lambda one: (one.ended_ms is not None, -(one.ended_ms or 0)))
-    return found[:limit]
+        )
+        found += [(source, LeaseSummary(*row)) for row in rows]
+    found.sort(key=lambda one: one[0].ended_day(one[1].ended_at), reverse=True)
+    return [lease_history(db, *one) for one in found[:limit]]
 
 
 def points(
@@ -140,16 +139,17 @@ def points(
 # --- pieces --------------------------------------------------------------------------------------------
 
 
-def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
-    """Return what each series of the source used in the window."""
+def _uses(db: sqlite3.Connection, source: Source, lease: str) -> dict[int, Account]:
+    """Return what each series of the source, or of one lease in it, used in the window."""
     since, until = source.since_ms, min(source.until_ms, source.seen_ms + HOUR_MS)
     first, last = -(-since // HOUR_MS), until // HOUR_MS
+    chosen = "series.source = :source AND " + ("series.lease = :lease" if lease else "series.lease != ''")
+    values = {"source": source.number, "lease": lease}
     summed = ", ".join(_TOTAL.format(f"u.{name}") for name in _USED)
     rows = db.execute(
         f"""SELECT u.series, {summed} FROM use_hour u JOIN series ON series.number = u.series
-            WHERE u.hour >= ? AND u.hour < ? AND series.source = ? AND series.lease != ''
-            GROUP BY u.series""",  # noqa: S608 - constants
-        (first, last, source.number),
+            WHERE u.hour >= :first AND u.hour < :last AND {chosen} GROUP BY u.series""",  # noqa: S608 - constants
+        {**values, "first": first, "last": last},
     )
     found: dict[int, Account] = defaultdict(Account)
     for series, active, idle, used, seen_mib, used_mib in rows:
@@ -158,8 +158,8 @@ def _uses(db: sqlite3.Connection, source: Source) -> dict[int, Account]:
     for edge in edges:
         rows = db.execute(
             f"""SELECT u.series, {USE} FROM use_hour u JOIN series ON series.number = u.series
-                WHERE u.hour = ? AND series.source = ? AND series.lease != ''""",  # noqa: S608 - constants
-            (edge, source.number),
+                WHERE u.hour = :edge AND {chosen}""",  # noqa: S608 - constants
+            {**values, "edge": edge},
         )
         for series, *row in rows:
             found[series] += _part_of(hour_of(row), since, until, source.seen_ms)

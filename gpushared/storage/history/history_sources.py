@@ -6,6 +6,7 @@ it looks at one source after the other, each through a window of its own.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class Source:
     def day(self, ms: int) -> int:
         return ms + self.ahead_ms
 
+    def ended_day(self, ended_at: float | None) -> float:
+        """Return the end of a lease in milliseconds of the time of day, for ever if it is not over."""
+        return math.inf if ended_at is None else self.day(round(ended_at * 1000))
+
 
 def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
     rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
@@ -53,7 +58,7 @@ def conditions(source: Source, wanted: HistoryFilter) -> tuple[str, dict[str, ob
         "project": "l.project = :project",
         "lease_class": "l.lease_class = :lease_class",
         "lease": "l.lease = :lease",
-        "job": "l.job = :job",
+        "job": "l.job = :job AND l.job != ''",
     }
     chosen = [text for name, text in conditions.items() if getattr(wanted, name)]
     values: dict[str, object] = {name: getattr(wanted, name) for name in conditions}
