@@ -142,7 +142,7 @@ async def test_impossible_figures_in_the_file_spoil_no_answer(history: SqliteHis
     """A file may hold what a malicious node told before its figures were bounded."""
     year_9999 = 253_402_300_799_000
     spans = tuple((number, Span(LeaseId("l-3"), "p", 0, year_9999, GPU, 1000, 1 << 50)) for number in (1, 2))
-    evil = summary(3, BOB, (0, 30))
+    evil = summary(3, BOB, (0, 30), created_at=0.0, ended_at=year_9999 / 1000)
     uses = {("l-3", str(GPU)): [HourUse(hour, memory_used_mib_ms=1 << 62) for hour in (1, 2, 3)]}
     await history.write(
         HistoryBatch(SourceName("evil", 1), year_9999, leases=(evil,), spans=spans, uses=uses)

@@ -232,7 +232,7 @@ class HistoryGatherer:
         named, here = await self._owners.named(name, asked), (part.journal, lease.lease)
         if (
             named.job is None
-            or not self._is_within(named.job, lease, part.ahead_ms / 1000)
+            or not self._is_within(named.job, lease, part)
             or taken.setdefault(attempt, here) != here
         ):
             named = await self._owners.named(name, replace(asked, job=""))
@@ -240,11 +240,11 @@ class HistoryGatherer:
         # A number of a user means nothing on another machine.
         return replace(lease, owner=named.owner, owner_uid=-1, project=named.project)
 
-    def _is_within(self, job: Job, lease: LeaseSummary, ahead_seconds: float) -> bool:
+    def _is_within(self, job: Job, lease: LeaseSummary, part: HistoryPart) -> bool:
         """Return True if the lease lies between the submission and the end of the job, by the time of day."""
-        ahead_seconds -= self._ahead_seconds()
+        ahead_seconds = part.ahead_ms / 1000 - self._ahead_seconds()
         begin = lease.created_at + ahead_seconds
-        end = begin if lease.ended_at is None else lease.ended_at + ahead_seconds
+        end = (part.at_ms / 1000 if lease.ended_at is None else lease.ended_at) + ahead_seconds
         job_end = job.state.at if isinstance(job.state, Ended) else math.inf
         return job.submitted_at - SLACK_SECONDS <= begin and end <= job_end + SLACK_SECONDS
 

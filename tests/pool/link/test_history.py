@@ -368,6 +368,18 @@ async def test_a_lease_after_the_end_of_its_job_is_not_of_the_job(tmp_path: Path
     assert one.owner == "nobody@n1"
 
 
+async def test_a_lease_holds_nothing_outside_its_own_time(tmp_path: Path) -> None:
+    """Else the lease of a job could book years to the job's owner."""
+    history = SqliteHistory(tmp_path / "history.db")
+    years = replace(SPAN, start_ms=NOW_MS - 9000 * HOUR_MS), replace(SPAN, start_ms=NOW_MS - 1000)
+    told = replace(PART, leases=(replace(OF_JOB, lease=SPAN.lease),), spans=tuple(enumerate(years, 1)))
+    await history.write(told.batch("n1"))
+    (account,) = await history.accounts(EVERYTHING)
+    (lease,) = await history.leases(EVERYTHING, 9)
+    await history.close()
+    assert account.account.held_permille_ms == lease.account.held_permille_ms == 500 * 1000
+
+
 async def test_an_attempt_of_a_job_has_one_lease_on_a_node(tmp_path: Path) -> None:
     """Whether the node names another one at once or in a later part."""
     names = [LeaseId(f"l-{number}") for number in range(1, 5)]
