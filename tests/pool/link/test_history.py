@@ -31,6 +31,7 @@ from gpushared.pool.link import codec
 from gpushared.pool.link.history_wire import MAX_PART_BYTES, part_bytes, read_part, unpack
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls
 from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.history_export import ExportKind
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, LeaseAccount, SourceName
 from gpushared.testing import fake_lease
@@ -372,12 +373,18 @@ async def test_a_lease_holds_nothing_outside_its_own_time(tmp_path: Path) -> Non
     """Else the lease of a job could book years to the job's owner."""
     history = SqliteHistory(tmp_path / "history.db")
     years = replace(SPAN, start_ms=NOW_MS - 9000 * HOUR_MS), replace(SPAN, start_ms=NOW_MS - 1000)
-    told = replace(PART, leases=(replace(OF_JOB, lease=SPAN.lease),), spans=tuple(enumerate(years, 1)))
+    waits = replace(years[0], gpu=None), replace(years[1], gpu=None)
+    spans = tuple(enumerate(years + waits, 1))
+    told = replace(PART, leases=(replace(OF_JOB, lease=SPAN.lease),), spans=spans)
     await history.write(told.batch("n1"))
+    (wait,) = await history.waits(EVERYTHING)
+    exported = await history.export(ExportKind.SPANS, EVERYTHING, "")
     (account,) = await history.accounts(EVERYTHING)
     (lease,) = await history.leases(EVERYTHING, 9)
     await history.close()
     assert account.account.held_permille_ms == lease.account.held_permille_ms == 500 * 1000
+    assert wait.waited_ms == lease.waited_ms == 1000
+    assert len(exported.rows) == 2
 
 
 async def test_an_attempt_of_a_job_has_one_lease_on_a_node(tmp_path: Path) -> None:
