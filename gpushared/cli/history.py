@@ -10,16 +10,24 @@ import click
 
 from gpushared.api.v1.history_messages import PastLease
 from gpushared.cli import history_jobs, text
-from gpushared.cli.errors import UsageError, whole_number
-from gpushared.cli.history_options import FILTERS, account_cells, bounds, lasted, percent, window
+from gpushared.cli.errors import UsageError
+from gpushared.cli.history_options import (
+    FILTERS,
+    LIMIT,
+    account_cells,
+    bounds,
+    hint_at_more,
+    lasted,
+    limit_of,
+    percent,
+    window,
+)
 from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS
 from gpushared.client import Client
 
-LIMIT = 50
-MAX_LIMIT = 10_000
 KINDS = ("leases", "spans", "hours", "minutes")
 
 
@@ -53,8 +61,7 @@ def _cells(lease: PastLease, now: float) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    said = options.value("limit")
-    limit = whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
+    limit = limit_of(options)
     job = options.value("job")
     chosen = window(options)
     if job and not options.value("since"):
@@ -66,7 +73,7 @@ def fetch(client: Client, options: Options) -> Screen:
         items=[lease.to_json() for lease in answer.leases],
         ids=[lease.id for lease in answer.leases],
         simulated=answer.simulated,
-        last=f"there are more: --limit {min(MAX_LIMIT, 10 * limit)} shows more" if answer.more else "",
+        last=hint_at_more(limit) if answer.more else "",
         extra={**bounds(chosen), "more": answer.more},
     )
 

@@ -6,14 +6,10 @@ import time
 
 from gpushared.api.v1.history_messages import PastJob
 from gpushared.cli import text
-from gpushared.cli.errors import whole_number
-from gpushared.cli.history_options import FILTERS, bounds, lasted, window
+from gpushared.cli.history_options import FILTERS, LIMIT, bounds, hint_at_more, lasted, limit_of, window
 from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
-
-LIMIT = 50
-MAX_LIMIT = 10_000
 
 
 def _cells(job: PastJob, now: float) -> Row:
@@ -40,8 +36,7 @@ def _cells(job: PastJob, now: float) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    said = options.value("limit")
-    limit = whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
+    limit = limit_of(options)
     chosen = window(options)
     answer = client_for(client, options).past_jobs(chosen, outcome=options.value("outcome"), limit=limit)
     now = time.time()
@@ -50,7 +45,7 @@ def fetch(client: Client, options: Options) -> Screen:
         items=[job.to_json() for job in answer.jobs],
         ids=[job.id for job in answer.jobs],
         simulated=answer.simulated,
-        last=f"there are more: --limit {min(MAX_LIMIT, 10 * limit)} shows more" if answer.more else "",
+        last=hint_at_more(limit) if answer.more else "",
         extra={**bounds(chosen), "more": answer.more},
     )
 

@@ -7,10 +7,12 @@ from datetime import datetime
 
 from gpushared.api.v1.history_messages import Account
 from gpushared.cli import text
-from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.errors import UsageError, whole_number, wrong_values
 from gpushared.cli.listing import Options, Own
 from gpushared.client.period import PERIODS, read_bounds
 
+LIMIT = 50
+MAX_LIMIT = 1000
 GPU_HOUR_MS = 3_600_000
 GIB_HOUR_MIB_SECONDS = 1024 * 3600
 USUAL_SINCE = "7d"
@@ -108,3 +110,14 @@ def account_cells(account: Account) -> dict[str, str]:
 
 def by_option(words: Sequence[str]) -> Own:
     return Own(("--by",), f"Sum by {', '.join(words)}.  [default: {words[0]}]", "WORD")
+
+
+def limit_of(options: Options) -> int:
+    said = options.value("limit")
+    return whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
+
+
+def hint_at_more(limit: int) -> str:
+    if limit < MAX_LIMIT:
+        return f"there are more: --limit {min(MAX_LIMIT, 10 * limit)} shows more"
+    return "there are more: an earlier --until shows them, and `gpushare history export` all"

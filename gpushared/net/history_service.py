@@ -9,7 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from google.protobuf.message import Message
 
 from gpushared.api.v1 import history_pb2
 from gpushared.config.history_settings import Others
@@ -29,13 +33,13 @@ from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.domain.model.units import shown
 from gpushared.net.history_report import lease_report
 from gpushared.net.history_views import account_view, int64, job_view, lease_view, usage_row, waits_row
-from gpushared.net.unary_json import Unary
+from gpushared.net.unary_json import Call, Unary
 from gpushared.storage.history.history_export import COLUMNS, ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
 from gpushared.storage.history.records import HistoryFilter, JobHistory, LeaseHistory
 
 LISTED = 50
-MAX_LISTED = 10_000
+MAX_LISTED = 1000
 MAX_ATTEMPTS = 100
 POINTS = 60
 MAX_POINTS = 500
@@ -63,6 +67,10 @@ class Rights:
     def names(self, caller: Caller, one: LeaseHistory) -> bool:
         """Return True if the caller sees the names of the lease's image and container."""
         return caller.trusted or self.is_own(caller, one.summary.owner, one.summary.owner_uid)
+
+    def name(self, caller: Caller) -> str | int:
+        """Return what tells the caller from all others."""
+        return caller.name if self.by_name else caller.uid
 
     def is_own(self, caller: Caller, owner: str, owner_uid: int) -> bool:
         return caller.name == owner if self.by_name else caller.uid == owner_uid
@@ -103,16 +111,33 @@ class HistoryApi:
         self._flush = flush
         self._rights = rights
         self._simulated = simulated
+        self._turns = WeakValueDictionary[str | int, asyncio.Lock]()
 
     def calls(self) -> dict[str, Unary]:
         return {
-            "gpushare.v1.History/Ended": Unary(history_pb2.EndedRequest, self.ended),
-            "gpushare.v1.History/Report": Unary(history_pb2.ReportRequest, self.report),
-            "gpushare.v1.History/Usage": Unary(history_pb2.UsageRequest, self.usage),
-            "gpushare.v1.History/Waits": Unary(history_pb2.WaitsRequest, self.waits),
-            "gpushare.v1.History/Jobs": Unary(history_pb2.PastJobsRequest, self.jobs),
-            "gpushare.v1.History/Export": Unary(history_pb2.ExportRequest, self.export),
+            f"gpushare.v1.History/{name}": Unary(request, self._in_turn(call))
+            for name, request, call in (
+                ("Ended", history_pb2.EndedRequest, self.ended),
+                ("Report", history_pb2.ReportRequest, self.report),
+                ("Usage", history_pb2.UsageRequest, self.usage),
+                ("Waits", history_pb2.WaitsRequest, self.waits),
+                ("Jobs", history_pb2.PastJobsRequest, self.jobs),
+                ("Export", history_pb2.ExportRequest, self.export),
+            )
         }
+
+    def _in_turn(self, call: Call) -> Call:
+        """Let each caller make one call at a time: all share one thread, which also writes the history."""
+
+        # Any: each call takes the message of its own; the descriptor pairs the two.
+        @wraps(call)
+        async def handler(message: Any, caller: Caller) -> Message:
+            # A lock is remembered as long as a call holds it or waits for it.
+            turn = self._turns.setdefault(self._rights.name(caller), asyncio.Lock())
+            async with turn:
+                return await call(message, caller)
+
+        return handler
 
     async def ended(self, message: history_pb2.EndedRequest, caller: Caller) -> history_pb2.EndedResponse:
         """Return leases that are over, the newest end first."""

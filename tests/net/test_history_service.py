@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -105,11 +106,43 @@ def of(**window: object) -> history_pb2.HistoryWindow:
     return history_pb2.HistoryWindow(**window)  # type: ignore[arg-type]  # the tests name fields
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_a_caller_makes_one_call_at_a_time_and_others_do_not_wait(
+    history: SqliteHistory, *, by_name: bool
+) -> None:
+    """Else the calls of one would fill the queue of the file's only thread."""
+    under_way, let_go = list[str](), asyncio.Event()
+
+    async def flush() -> None:
+        under_way.append("call")
+        await let_go.wait()
+
+    rights = Rights(lambda: Others.LEASES, by_name=by_name)
+    calls = HistoryApi(history, flush, rights, simulated=lambda: True).calls()
+
+    async def ask(call: str, caller: Caller) -> None:
+        unary = calls[f"gpushare.v1.History/{call}"]
+        await unary.call(unary.request(), caller)
+
+    names = ("Ended", "Usage", "Waits", "Jobs", "Export")
+    alices = [asyncio.create_task(ask(name, ALICE)) for name in names]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(under_way) == 1
+    bobs = asyncio.create_task(ask("Usage", BOB))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(under_way) == 2
+    let_go.set()
+    await asyncio.gather(*alices, bobs)
+    assert len(under_way) == len(alices) + 1
+
+
 async def test_impossible_figures_in_the_file_spoil_no_answer(history: SqliteHistory) -> None:
     """A file may hold what a malicious node told before its figures were bounded."""
     year_9999 = 253_402_300_799_000
     spans = tuple((number, Span(LeaseId("l-3"), "p", 0, year_9999, GPU, 1000, 1 << 50)) for number in (1, 2))
-    evil = summary(3, BOB, (0, 30))
+    evil = summary(3, BOB, (0, 30), created_at=0.0, ended_at=year_9999 / 1000)
     uses = {("l-3", str(GPU)): [HourUse(hour, memory_used_mib_ms=1 << 62) for hour in (1, 2, 3)]}
     await history.write(
         HistoryBatch(SourceName("evil", 1), year_9999, leases=(evil,), spans=spans, uses=uses)

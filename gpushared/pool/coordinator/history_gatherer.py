@@ -27,7 +27,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import JobId
 from gpushared.pool.link import codec
-from gpushared.pool.link.history_wire import position_bytes, read_part
+from gpushared.pool.link.history_wire import position_bytes, read_part, unpack
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.history_parts import (
     Attempt,
@@ -46,8 +46,9 @@ ANSWER_SECONDS = 60.0
 PART_PAUSE_SECONDS = 0.2
 """Pause between the parts of a round, so that one node that was away long leaves room for others."""
 AT_ONCE = 8
-MAX_BYTES_A_DAY = 64 << 20
-"""A node may send this much a day, compressed: some years of 8 GPUs with 64 leases. More comes the next day."""
+MAX_BYTES_A_DAY = 1 << 30
+"""A node may send this much a day, unpacked, which also bounds what it fills of the disk. That is some years of 8
+GPUs with 64 leases, or a day of them with a round every ten seconds. More comes the next day."""
 MAX_JOURNALS_A_DAY = 16
 DAY_SECONDS = 24 * 3600.0
 REFRESH_SECONDS = 2.0
@@ -192,8 +193,9 @@ class HistoryGatherer:
             node.position = await self._history.position(name)
         self._check_budget(name, node)
         body = await self._asks.ask(name, codec.HISTORY, position_bytes(node.position), ANSWER_SECONDS)
-        node.bytes_of_day += len(body)
-        part = await asyncio.to_thread(read_part, body, round(time.time() * 1000))
+        text = await asyncio.to_thread(unpack, body)
+        node.bytes_of_day += len(text)
+        part = await asyncio.to_thread(read_part, text, round(time.time() * 1000))
         if part is None:
             return False
         node.journals_of_day.add(part.journal)
@@ -230,7 +232,7 @@ class HistoryGatherer:
         named, here = await self._owners.named(name, asked), (part.journal, lease.lease)
         if (
             named.job is None
-            or not self._is_within(named.job, lease, part.ahead_ms / 1000)
+            or not self._is_within(named.job, lease, part)
             or taken.setdefault(attempt, here) != here
         ):
             named = await self._owners.named(name, replace(asked, job=""))
@@ -238,11 +240,11 @@ class HistoryGatherer:
         # A number of a user means nothing on another machine.
         return replace(lease, owner=named.owner, owner_uid=-1, project=named.project)
 
-    def _is_within(self, job: Job, lease: LeaseSummary, ahead_seconds: float) -> bool:
+    def _is_within(self, job: Job, lease: LeaseSummary, part: HistoryPart) -> bool:
         """Return True if the lease lies between the submission and the end of the job, by the time of day."""
-        ahead_seconds -= self._ahead_seconds()
+        ahead_seconds = part.ahead_ms / 1000 - self._ahead_seconds()
         begin = lease.created_at + ahead_seconds
-        end = begin if lease.ended_at is None else lease.ended_at + ahead_seconds
+        end = (part.at_ms / 1000 if lease.ended_at is None else lease.ended_at) + ahead_seconds
         job_end = job.state.at if isinstance(job.state, Ended) else math.inf
         return job.submitted_at - SLACK_SECONDS <= begin and end <= job_end + SLACK_SECONDS
 

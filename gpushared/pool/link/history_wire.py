@@ -15,6 +15,7 @@ from gpushared.domain.model.lease import LeaseId
 from gpushared.jobs import bounds
 from gpushared.pool.link import codec
 from gpushared.storage.history.history_parts import (
+    MAX_GPUS_OF_SOURCE,
     MAX_OPEN_SPANS,
     MAX_TEXT,
     ROWS,
@@ -29,7 +30,6 @@ from gpushared.storage.records import RecordError, from_json, to_json
 T = TypeVar("T")
 
 MAX_PART_BYTES = 8 << 20
-MAX_GPUS_KNOWN = 10_000
 MAX_WAITS = 50 * ROWS
 AHEAD_MS = 60_000
 """A span may end so long after the part was made, because spans are rounded and clocks are read twice."""
@@ -53,13 +53,10 @@ def part_bytes(part: HistoryPart | None) -> bytes:
     return b"" if part is None else zlib.compress(to_json(HistoryPart, part).encode(), level=1)
 
 
-def read_part(data: bytes, now_ms: int) -> HistoryPart | None:
-    """Read a part, None from no bytes, at this time of day.
-
-    Raises Unreadable, and RequestError for an impossible part.
-    """
+def unpack(data: bytes) -> bytes:
+    """Return the text of a part. Raises Unreadable."""
     if not data:
-        return None
+        return data
     reader = zlib.decompressobj()
     try:
         text = reader.decompress(data, MAX_PART_BYTES)
@@ -67,9 +64,19 @@ def read_part(data: bytes, now_ms: int) -> HistoryPart | None:
         raise codec.Unreadable(f"a part of a history that cannot be unpacked: {error}") from error
     if not reader.eof:
         raise codec.Unreadable("a part of a history that is cut off, or too long")
+    return text
+
+
+def read_part(text: bytes, now_ms: int) -> HistoryPart | None:
+    """Read an unpacked part, None from no bytes, at this time of day.
+
+    Raises Unreadable, and RequestError for an impossible part.
+    """
+    if not text:
+        return None
     part = _read(HistoryPart, text, "a part of a history")
     _check(part, now_ms)
-    return _with_plain_texts(part)
+    return _usable(part)
 
 
 def _read(kind: type[T], data: bytes, what: str) -> T:
@@ -90,7 +97,7 @@ def _check(part: HistoryPart, now_ms: int) -> None:
         (len(part.uses), ROWS, "series"),
         (len(part.open_spans), MAX_OPEN_SPANS, "open spans"),
         (len(part.waits), MAX_WAITS, "waits"),
-        (len(part.gpus), MAX_GPUS_KNOWN, "GPUs"),
+        (len(part.gpus), MAX_GPUS_OF_SOURCE, "GPUs"),
     ):
         if count > most:
             raise RequestError(f"{count} {what} in one part of a history, and at most {most} are possible")
@@ -108,15 +115,21 @@ def _check(part: HistoryPart, now_ms: int) -> None:
             raise RequestError(f"the hour {hour.hour} cannot be")
 
 
-def _with_plain_texts(part: HistoryPart) -> HistoryPart:
-    """Return the part with texts that can be shown: a bad text must not hold up the other rows."""
+def _usable(part: HistoryPart) -> HistoryPart:
+    """Return the part with texts that can be shown, and with waits of its own leases only.
+
+    A bad text must not hold up the other rows, and waits of no lease would only fill the disk.
+    """
+    leases = tuple(map(with_plain_texts, part.leases))
+    waits = ((LeaseId(plain(lease)), plain(reason), ms) for lease, reason, ms in part.waits)
+    names = {lease.lease for lease in leases}
     return replace(
         with_plain_texts(part),
         next=with_plain_texts(part.next),
         gpus=tuple(map(with_plain_texts, part.gpus)),
-        leases=tuple(map(with_plain_texts, part.leases)),
+        leases=leases,
         spans=tuple((number, with_plain_texts(span)) for number, span in part.spans),
         open_spans=tuple(map(with_plain_texts, part.open_spans)),
-        waits=tuple((LeaseId(plain(lease)), plain(reason), ms) for lease, reason, ms in part.waits),
+        waits=tuple(wait for wait in waits if wait[0] in names),
         uses=tuple(map(with_plain_texts, part.uses)),
     )

@@ -14,7 +14,7 @@ from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.units import shown
 from gpushared.storage.history.history_queries import SUMMARY, USE, hour_of, lease_history
-from gpushared.storage.history.history_sources import PROJECT, Source, conditions, sources
+from gpushared.storage.history.history_sources import PROJECT, WITHIN_LEASE, Source, conditions, sources
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory
 
@@ -151,7 +151,7 @@ def _spans(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: s
     """Return spans in the order of their numbers; before the first one the open spans."""
     where, values = conditions(source, wanted)
     columns = f"s.lease, l.owner, {PROJECT}, s.start_ms, s.end_ms, s.gpu, s.permille, s.memory_mib"
-    within = f"s.start_ms < :until AND s.end_ms > :since {where}"
+    within = f"s.start_ms < :until AND s.end_ms > :since AND {WITHIN_LEASE} {where}"
     joined = "JOIN lease l ON l.source = s.source AND l.lease = s.lease"
     closed = db.execute(
         f"""SELECT s.number, {columns} FROM span s {joined}

@@ -16,6 +16,7 @@ from gpushared.storage.history import history_queries as queries
 from gpushared.storage.history.history_export import ExportKind, ExportPage, export
 from gpushared.storage.history.history_jobs import jobs, put_jobs, resumption_of_jobs, with_waits_of_jobs
 from gpushared.storage.history.history_parts import (
+    MAX_GPUS_OF_SOURCE,
     Attempt,
     HistoryPart,
     HistoryPosition,
@@ -60,6 +61,8 @@ _PUT_LEASE = f"""INSERT OR REPLACE INTO lease (source, {", ".join(_LEASE_COLUMNS
     VALUES ({", ".join("?" * (1 + len(_LEASE_COLUMNS)))})"""  # noqa: S608 - constants
 _PUT_USE = f"""INSERT OR REPLACE INTO use_hour (series, {", ".join(_USE_COLUMNS)})
     VALUES ({", ".join("?" * (1 + len(_USE_COLUMNS)))})"""  # noqa: S608 - constants
+_PUT_GPU = f"""INSERT OR REPLACE INTO gpu SELECT ?1, ?2, ?3, ?4, ?5
+    WHERE (SELECT count(*) FROM gpu WHERE source = ?1 AND id != ?2) < {MAX_GPUS_OF_SOURCE}"""  # noqa: S608 - constants
 _PUT_SOURCE = """INSERT INTO source (node, journal, seen_ms, ahead_ms) VALUES (?, ?, ?, ?)
     ON CONFLICT (node, journal) DO UPDATE SET seen_ms = max(seen_ms, excluded.seen_ms),
     ahead_ms = excluded.ahead_ms"""
@@ -107,7 +110,7 @@ class HistoryFile(SqliteFile):
         (source,) = db.execute(_SOURCE, (name.node, name.journal)).fetchone()
         _close_older_sources(db, name.node, source)
         db.executemany(
-            "INSERT OR REPLACE INTO gpu VALUES (?, ?, ?, ?, ?)",
+            _PUT_GPU,
             [(source, *astuple(gpu)) for gpu in batch.gpus],
         )
         db.executemany(_PUT_LEASE, [(source, *astuple(lease)) for lease in batch.leases])

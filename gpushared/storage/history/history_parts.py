@@ -23,6 +23,8 @@ from gpushared.storage.history.records import GpuFacts, HistoryBatch, SourceName
 ROWS = 1000
 """Bound the rows of a part, without what leases hold now: about 250 KB, and a tenth of that compressed."""
 MAX_OPEN_SPANS = 20_000
+MAX_GPUS_OF_SOURCE = 512
+"""More GPUs of a source are not described: a node could invent as many as the disk holds."""
 MAX_TEXT = 256
 """Texts are cut to this length on their way to a coordinator."""
 
@@ -276,7 +278,10 @@ class _Reader:
             self.position = replace(self.position, hour=self._hours[-1][2].hour, series=rows[-1][0])
 
     def gpus(self) -> tuple[GpuFacts, ...]:
-        rows = self._rows("SELECT id, label, model, memory_mib FROM gpu WHERE source = :source")
+        rows = self._rows(
+            f"""SELECT id, label, model, memory_mib FROM gpu WHERE source = :source
+                LIMIT {MAX_GPUS_OF_SOURCE}"""  # noqa: S608 - constants
+        )
         return tuple(GpuFacts(*row) for row in rows)
 
     def waits(self) -> tuple[tuple[LeaseId, str, int], ...]:

@@ -12,7 +12,15 @@ from gpushared.domain.accounting.account import Account, too_big_permille_ms
 from gpushared.domain.accounting.summary import LeaseSummary
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import LeaseId
-from gpushared.storage.history.history_sources import CLIPPED, PROJECT, Source, conditions, sources, spans_of
+from gpushared.storage.history.history_sources import (
+    CLIPPED,
+    PROJECT,
+    WITHIN_LEASE,
+    Source,
+    conditions,
+    sources,
+    spans_of,
+)
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
     HistoryFilter,
@@ -69,6 +77,7 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
                 LEFT JOIN series ON series.source = s.source AND series.lease = s.lease
                     AND series.gpu = s.gpu
                 WHERE s.gpu IS NOT NULL AND s.start_ms < :until AND s.end_ms > :since {where}
+                AND {WITHIN_LEASE}
                 GROUP BY s.lease, s.gpu, s.project""",  # noqa: S608 - constants
             values,
         )
@@ -216,11 +225,12 @@ _WEIGHTS: Mapping[str, Callable[[Minute], int]] = {
 
 
 def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary) -> LeaseHistory:
+    held_by = "FROM {} s {} JOIN lease l USING (source, lease) WHERE source = ?1 AND lease = ?2"
+    columns = "s.start_ms, s.end_ms, s.gpu, s.permille, s.memory_mib"
     spans = db.execute(
-        """SELECT start_ms, end_ms, gpu, permille, memory_mib FROM span INDEXED BY span_lease
-           WHERE source = ?1 AND lease = ?2
-           UNION ALL SELECT start_ms, end_ms, gpu, permille, memory_mib FROM open_span
-           WHERE source = ?1 AND lease = ?2 ORDER BY start_ms""",
+        f"""SELECT {columns} {held_by.format("span", "INDEXED BY span_lease")} AND {WITHIN_LEASE}
+            UNION ALL SELECT {columns} {held_by.format("open_span", "")} AND {WITHIN_LEASE}
+            ORDER BY 1""",
         (source.number, summary.lease),
     ).fetchall()
     held = [span for span in spans if span[2] is not None]
@@ -235,10 +245,12 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
         at_once[start, end] += mib
     gpus = sorted({gpu for _, _, gpu, _, _ in held})
     names = dict[str, tuple[str, str]]()
-    for gpu, label, model in db.execute(
-        "SELECT id, label, model FROM gpu WHERE source = ?", (source.number,)
-    ):
-        names[gpu] = (label, model)
+    for gpu in gpus:
+        known = db.execute(
+            "SELECT label, model FROM gpu WHERE source = ? AND id = ?", (source.number, gpu)
+        ).fetchone()
+        if known is not None:
+            names[gpu] = known
     labels = sorted({names[gpu][0] for gpu in gpus if gpu in names})
     account = account + use.account
     too_big = too_big_permille_ms(

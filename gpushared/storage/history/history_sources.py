@@ -24,6 +24,9 @@ _SPANS_OF_LEASE = _SPANS.replace("FROM span", "FROM span INDEXED BY span_lease")
 CLIPPED = "(min(s.end_ms, :until) - max(s.start_ms, :since))"
 PROJECT = "coalesce(nullif(s.project, ''), l.project)"
 """A coordinator keeps no project of a span: the span counts to the project of its lease."""
+WITHIN_LEASE = """s.start_ms >= l.created_at * 1000 - 60000
+    AND (l.ended_at IS NULL OR s.end_ms <= l.ended_at * 1000 + 60000)"""
+"""Else a node could let a lease of a job hold GPUs for years in which the job was not there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from gpushared.storage.history.history_sources import CLIPPED, Source, conditions, sources, spans_of
+from gpushared.storage.history.history_sources import (
+    CLIPPED,
+    WITHIN_LEASE,
+    Source,
+    conditions,
+    sources,
+    spans_of,
+)
 from gpushared.storage.history.records import HistoryFilter, LeaseWait
 
 _ASKED = """l.lease, l.job, l.owner, l.project, l.lease_class, l.gpu_count, l.memory_bytes,
@@ -27,7 +34,7 @@ def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
             f"""SELECT {_ASKED}, min(s.start_ms), sum({CLIPPED}), max(s.open)
                 FROM {spans_of(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since
-                AND s.end_ms > s.start_ms {where}
+                AND s.end_ms > s.start_ms AND {WITHIN_LEASE} {where}
                 GROUP BY s.lease
                 UNION ALL {_AT_ONCE} {where}""",  # noqa: S608 - constants
             values,

@@ -28,11 +28,12 @@ from gpushared.node.pool.pool_answers import HistoryAnswers
 from gpushared.pool.coordinator import history_gatherer
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.link import codec
-from gpushared.pool.link.history_wire import MAX_PART_BYTES, part_bytes, read_part
+from gpushared.pool.link.history_wire import MAX_PART_BYTES, part_bytes, read_part, unpack
 from gpushared.pool.member.coordinator_calls import CoordinatorCalls
 from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.history_export import ExportKind
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
-from gpushared.storage.history.records import HistoryBatch, HistoryFilter, LeaseAccount, SourceName
+from gpushared.storage.history.records import GpuFacts, HistoryBatch, HistoryFilter, LeaseAccount, SourceName
 from gpushared.testing import fake_lease
 from tests.pool.link.member import spec
 from tests.pool.link.proxy import Proxy
@@ -279,20 +280,20 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_an_impossible_part_is_refused(lie: str) -> None:
     with pytest.raises(RequestError):
-        read_part(part_bytes(LIES[lie]), NOW_MS)
+        read_part(unpack(part_bytes(LIES[lie])), NOW_MS)
 
 
 def test_a_part_that_unpacks_to_too_much_is_refused_before_it_does() -> None:
     with pytest.raises(RequestError, match="too long"):
-        read_part(zlib.compress(bytes(MAX_PART_BYTES + 1)), NOW_MS)
+        unpack(zlib.compress(bytes(MAX_PART_BYTES + 1)))
     with pytest.raises(RequestError, match="unpacked"):
-        read_part(b"no such thing", NOW_MS)
+        unpack(b"no such thing")
 
 
 def test_a_possible_part_is_read_as_it_was_sent() -> None:
     part = replace(PART, spans=((1, SPAN),), open_spans=(SPAN,), leases=(SUMMARY,))
-    assert read_part(part_bytes(part), NOW_MS) == part
-    assert read_part(part_bytes(None), NOW_MS) is None
+    assert read_part(unpack(part_bytes(part)), NOW_MS) == part
+    assert read_part(unpack(part_bytes(None)), NOW_MS) is None
 
 
 class Telling:
@@ -300,12 +301,26 @@ class Telling:
 
     def __init__(self, part: HistoryPart) -> None:
         self.part = part
+        self.asked = 0
 
     def answering(self, what: str) -> frozenset[NodeName]:
         return frozenset({NodeName("n1")} if what == codec.HISTORY else ())
 
     async def ask(self, node: NodeName, what: str, body: bytes, timeout_seconds: float) -> bytes:
+        self.asked += 1
         return part_bytes(self.part)
+
+
+def gatherer_of(told: Telling, history: SqliteHistory, job: Job | None) -> HistoryGatherer:
+    async def job_of(name: JobId) -> Job | None:
+        return job if name == JOB else None
+
+    owners = LeaseOwners(
+        job_of,
+        lambda node, user, realm: f"{user}@{node}",
+        lambda person, project: (person, project) in {("bob@n1", "robots"), (person, person)},
+    )
+    return HistoryGatherer(told, history, Troubles(), POOL, owners, lambda: 0.0)
 
 
 async def gathered(folder: Path, *leases: LeaseSummary, ended_at: float | None = None) -> list[LeaseSummary]:
@@ -317,19 +332,10 @@ async def gathered(folder: Path, *leases: LeaseSummary, ended_at: float | None =
     if ended_at is not None:
         job = replace(job, state=Ended(ended_at, Succeeded()))
 
-    async def job_of(name: JobId) -> Job | None:
-        return job if name == JOB else None
-
-    owners = LeaseOwners(
-        job_of,
-        lambda node, user, realm: f"{user}@{node}",
-        lambda person, project: (person, project) in {("bob@n1", "robots"), (person, person)},
-    )
     history = SqliteHistory(folder / "history.db")
     for place in range(0, len(leases), 2):
         told = Telling(replace(PART, leases=leases[place : place + 2]))
-        gatherer = HistoryGatherer(told, history, Troubles(), POOL, owners, lambda: 0.0)
-        await gatherer.refresh()
+        await gatherer_of(told, history, job).refresh()
     found = [one.summary for one in await history.leases(EVERYTHING, 9)]
     await history.close()
     return sorted(found, key=lambda one: one.lease)
@@ -363,6 +369,24 @@ async def test_a_lease_after_the_end_of_its_job_is_not_of_the_job(tmp_path: Path
     assert one.owner == "nobody@n1"
 
 
+async def test_a_lease_holds_nothing_outside_its_own_time(tmp_path: Path) -> None:
+    """Else the lease of a job could book years to the job's owner."""
+    history = SqliteHistory(tmp_path / "history.db")
+    years = replace(SPAN, start_ms=NOW_MS - 9000 * HOUR_MS), replace(SPAN, start_ms=NOW_MS - 1000)
+    waits = replace(years[0], gpu=None), replace(years[1], gpu=None)
+    spans = tuple(enumerate(years + waits, 1))
+    told = replace(PART, leases=(replace(OF_JOB, lease=SPAN.lease),), spans=spans)
+    await history.write(told.batch("n1"))
+    (wait,) = await history.waits(EVERYTHING)
+    exported = await history.export(ExportKind.SPANS, EVERYTHING, "")
+    (account,) = await history.accounts(EVERYTHING)
+    (lease,) = await history.leases(EVERYTHING, 9)
+    await history.close()
+    assert account.account.held_permille_ms == lease.account.held_permille_ms == 500 * 1000
+    assert wait.waited_ms == lease.waited_ms == 1000
+    assert len(exported.rows) == 2
+
+
 async def test_an_attempt_of_a_job_has_one_lease_on_a_node(tmp_path: Path) -> None:
     """Whether the node names another one at once or in a later part."""
     names = [LeaseId(f"l-{number}") for number in range(1, 5)]
@@ -394,10 +418,42 @@ async def test_what_is_held_counts_to_the_project_of_the_lease(
 def test_a_bad_text_is_replaced_and_the_other_rows_are_taken() -> None:
     bad = replace(SUMMARY, owner="a\nb", image="a" * 300, outcome_text="\x1b")
     good = replace(SUMMARY, lease=LeaseId("l-2"))
-    read = read_part(part_bytes(replace(PART, leases=(bad, good), waits=((LeaseId("l\0"), "x", 1),))), NOW_MS)
+    part = replace(PART, leases=(bad, good), waits=((good.lease, "a\nb", 1),))
+    read = read_part(unpack(part_bytes(part)), NOW_MS)
     assert read is not None
     assert read.leases == (replace(bad, owner="a b", image="a" * 256, outcome_text=" "), good)
-    assert read.waits == ((LeaseId("l "), "x", 1),)
+    assert read.waits == ((good.lease, "a b", 1),)
+
+
+def test_waits_of_no_lease_are_dropped() -> None:
+    part = replace(PART, leases=(SUMMARY,), waits=((SUMMARY.lease, "gpus", 1), (LeaseId("l-9"), "gpus", 1)))
+    read = read_part(unpack(part_bytes(part)), NOW_MS)
+    assert read is not None
+    assert read.waits == ((SUMMARY.lease, "gpus", 1),)
+
+
+async def test_a_node_sends_no_more_in_a_day_than_its_parts_take_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_gatherer, "MAX_BYTES_A_DAY", 100_000)
+    told = Telling(replace(PART, more=True, waits=((SUMMARY.lease, "a", 1),) * 20_000))
+    assert len(part_bytes(told.part)) < 100_000 < len(unpack(part_bytes(told.part)))
+    history = SqliteHistory(tmp_path / "history.db")
+    await gatherer_of(told, history, None).refresh()
+    await history.close()
+    assert told.asked == 1
+
+
+async def test_the_gpus_of_a_node_are_bounded(tmp_path: Path) -> None:
+    history = SqliteHistory(tmp_path / "history.db")
+    for number in range(2):
+        gpus = tuple(GpuFacts(GpuId(f"GPU-{number}-{one}"), "0", "H100", 1) for one in range(400))
+        await history.write(replace(PART, gpus=gpus).batch("n1"))
+        await history.write(replace(PART, gpus=gpus[:1]).batch("n1"))
+    part = await history.part(HistoryPosition(), POOL, "n1")
+    await history.close()
+    assert part is not None
+    assert len(part.gpus) == 512
 
 
 async def test_long_and_broken_words_of_a_user_hold_up_nobodys_history(

@@ -17,7 +17,7 @@ from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.model.gpu import MIB, GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import Span
-from gpushared.pool.link.history_wire import part_bytes, position_bytes, read_part, read_position
+from gpushared.pool.link.history_wire import part_bytes, position_bytes, read_part, read_position, unpack
 from gpushared.storage.history import HistoryFile, history_parts
 from gpushared.storage.history.history_parts import HistoryPart, HistoryPosition
 from gpushared.storage.history.hour_use import HOUR_MS, HourUse
@@ -130,7 +130,7 @@ class Gathering:
         if self.position is None:
             self.position = self.here.position(NODE)
         asked = read_position(position_bytes(self.position))
-        return read_part(part_bytes(self.node.part(asked, POOL, NODE)), 2 * BEGIN_MS)
+        return read_part(unpack(part_bytes(self.node.part(asked, POOL, NODE))), 2 * BEGIN_MS)
 
     def take(self) -> bool:
         part = self.ask()
