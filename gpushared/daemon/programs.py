@@ -64,14 +64,18 @@ async def run_program(
             output, errors = await process.communicate(text.encode() or None)
     finally:
         if ends_group or process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode is None:
-            # A process that hangs inside a driver may outlive its kill; the call waits no longer for it.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(KILL_SECONDS):
-                    await process.wait()
+            await _kill_group(process)
     assert process.returncode is not None, "its output has ended"
     return EndedProgram(
         process.returncode, (output or b"").decode(errors="replace"), (errors or b"").decode(errors="replace")
     )
+
+
+async def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        # A process that hangs inside a driver may outlive its kill; the call waits no longer for it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await process.wait()
