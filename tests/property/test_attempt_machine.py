@@ -47,6 +47,7 @@ from gpushared.domain.model.lease import (
     Starting,
 )
 from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.project_accounts import ProjectAccounts, changed_rows
 from tests.property.test_node_machine import NodeMachine
 from tests.property.worlds import CALLERS, REQUESTS
 
@@ -167,6 +168,7 @@ class AttemptMachine(NodeMachine):
             kept,
             self.committed.next_sequence,
             drained=dict(self.committed.drained),
+            accounts=ProjectAccounts(changed_rows(empty.usage, self.committed.usage)),
             records=self.records.values(),
             contacts=dict(self.contacts),
         )
