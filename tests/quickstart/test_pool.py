@@ -249,6 +249,11 @@ def test_twenty_jobs_run_once_each_while_a_machine_is_cut_off_and_healed(machine
     machines.wait_for_node("b", "ready")
 
 
+def _are_close(pool: Counter[str], sum_of: Counter[str]) -> bool:
+    """Each node rounds its own figures, and the pool those of all."""
+    return all(abs(pool[name] - sum_of[name]) <= len(NODES) for name in {*pool, *sum_of})
+
+
 def test_the_pool_counts_what_its_nodes_count_also_while_one_was_cut_off(machines: Machines) -> None:
     """Leases of a node's own users too; and who waited in the pool's queue is told with the job."""
     cut = machines.shell(machines.told("scripts/quickstart --pool 3 --cut"))
@@ -262,7 +267,7 @@ def test_the_pool_counts_what_its_nodes_count_also_while_one_was_cut_off(machine
     machines.printed(f"gpushare wait {job}")
 
     until = time.monotonic() + PATIENCE_SECONDS
-    while (pool := machines.usage("a", "--pool")) != (sum_of := machines.sum_of_nodes()):
+    while not _are_close(pool := machines.usage("a", "--pool"), sum_of := machines.sum_of_nodes()):
         assert time.monotonic() < until, (pool, sum_of)
         time.sleep(1)
     assert pool["leases"] >= len(NODES) + 1

@@ -192,4 +192,5 @@ def test_without_a_pool_it_says_how_to_begin_one_and_is_not_tried_again(pool: Co
 def test_stop_ends_it_cleanly(running: Coordinator) -> None:
     running.check("systemctl", "stop", "gpushared-pool")
     assert running.show("Result") == "success"
-    assert running.check("ls", STATE).split() == ["audit.db", "ca", "clock.json", "pool.db", "pool.db.lock"]
+    kept = ["audit.db", "ca", "clock.json", "history.db", "notifications.db", "pool.db", "pool.db.lock"]
+    assert running.check("ls", STATE).split() == kept
