@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -55,6 +55,9 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         """The durations of the passes over the queue, with the rest of the work on their events."""
         self.commit_seconds = Distribution(SHORT_SECONDS)
         """The durations of the writes to the journal or the store, failed ones too."""
+        self.observers: list[Callable[[StateT, StepT], None]] = []
+        """Each is called with every step after it is durable, and with the state before it. An observer
+        returns at once."""
         self._clock = clock
         self._who = who
         self._pending: asyncio.Queue[SentEvent[EventT, StepT]] = asyncio.Queue()
@@ -133,6 +136,13 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
             else:
                 done.append((sent, step))
         return done, state
+
+    def _tell_observers(self, before: StateT, step: StepT) -> None:
+        for observe in self.observers:
+            try:
+                observe(before, step)
+            except Exception:  # a bug in an observer must not end the daemon
+                log.exception("an observer of steps failed")
 
     def _wake_waiters(self) -> None:
         self._changed.set()

@@ -84,8 +84,6 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self.snapshot = ClusterSnapshot()
         """Hold the members' GPUs as the last scheduling passes and explanations saw them."""
         self.archive = Archive(store)
-        self.observers: list[Callable[[PoolStep], None]] = []
-        """Each is called with every step after it is in the store. An observer returns at once."""
         self._store = store
         self._troubles = troubles
         self._epoch = state.epoch
@@ -392,20 +390,15 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         if after.epoch != before.epoch:
             for renew in self._on_new_epoch:
                 renew()
+        earlier = before
         for sent, step in done:
-            self._observed(step)
+            self._tell_observers(earlier, step)
+            earlier = step.state
             for instruction in step.instructions:
                 self._tell(instruction)
             if not sent.answer.done():
                 sent.answer.set_result(step)
         self._wake(before, [step for _, step in done])
-
-    def _observed(self, step: PoolStep) -> None:
-        for observe in self.observers:
-            try:
-                observe(step)
-            except Exception:  # a bug in an observer must not end the coordinator
-                log.exception("an observer of steps failed")
 
     def _tell(self, instruction: m.PoolInstruction) -> None:
         for subscriber in tuple(self._subscribers):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.accounting.job_summary import JobSummary
 from gpushared.domain.jobs.attempt_history import span
-from gpushared.domain.jobs.coordinator_state import PoolStep
+from gpushared.domain.jobs.coordinator_state import PoolState, PoolStep
 from gpushared.domain.jobs.job import (
     HERE,
     Cancelled,
@@ -26,14 +26,16 @@ from gpushared.domain.jobs.job import (
     Placing,
     Queued,
     Running,
+    exit_code_of,
+    outcome_word,
 )
-from gpushared.domain.model.errors import ConfigError, GpushareError, TimedOut, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.span import milliseconds
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_reasons import wait_code
-from gpushared.jobs.job_views import default_name, exit_code, outcome_word
+from gpushared.jobs.job_views import default_name
 from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history.history_writer import HistoryWriter
 from gpushared.storage.history.records import JobBatch
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,6 @@ LOOK_SECONDS = 10.0
 """The reasons of waits are looked at this often, in a long queue once a minute."""
 LONG_QUEUE = 2000
 WRITE_SECONDS = 60.0
-FRESH_SECONDS = 1.0
 JOBS_PER_WRITE = 1000
 JOBS_PER_READ = 200
 WALKED = 500
@@ -62,15 +63,15 @@ def person_of(job: Job) -> tuple[str, int]:
     return job.spec.owner.person, -1
 
 
-class JobRecorder:
+class JobRecorder(HistoryWriter):
     """Gather what happens to jobs, and write it by ``run`` as long as the coordinator runs."""
 
     def __init__(
         self, loop: PoolLoop, history: SqliteHistory, troubles: Troubles, owner_of: OwnerOf = person_of
     ) -> None:
+        super().__init__(troubles, PART, "the history of the jobs")
         self._loop = loop
         self._history = history
-        self._troubles = troubles
         self._owner_of = owner_of
         self._unwritten: dict[JobId, JobSummary] = {}
         self._open: dict[JobId, JobSummary] = {}
@@ -83,8 +84,6 @@ class JobRecorder:
         self._early: dict[JobId, Job] | None = None
         """Hold the jobs that change while the store is read; None while it is not."""
         self._looked_at = loop.now()
-        self._written_at = -FRESH_SECONDS
-        self._writing = asyncio.Lock()
         loop.observers.append(self._observe)
 
     async def run(self) -> None:
@@ -97,22 +96,12 @@ class JobRecorder:
             await asyncio.sleep(LOOK_SECONDS)
             await self._take_waits()
 
-    async def flush(self) -> None:
-        """Write what there is, so that answers are of now. Raises HistoryUnavailable, TimedOut, ConfigError."""
-        async with self._writing:
-            if self._unwritten or time.monotonic() - self._written_at >= FRESH_SECONDS:
-                await self._write()
-
-    async def close(self) -> None:
-        """Write the rest. An error is logged: the store has all but the newest reasons of waits."""
-        try:
-            await self.flush()
-        except GpushareError as error:
-            log.warning("the end of the jobs' history is not written: %s", error)
+    def _is_stale(self) -> bool:
+        return bool(self._unwritten) or super()._is_stale()
 
     # --- gathering -------------------------------------------------------------------------------------
 
-    def _observe(self, step: PoolStep) -> None:
+    def _observe(self, _before: PoolState, step: PoolStep) -> None:
         for job in (*step.jobs, *step.shown):
             if self._resumed:
                 self._take(job)
@@ -168,7 +157,7 @@ class JobRecorder:
             ended_at=None if over is None else over.at,
             outcome="" if over is None else outcome_word(over.outcome),
             outcome_text="" if over is None else _outcome_text(over)[:MAX_TEXT],
-            exit_code=None if over is None else exit_code(over),
+            exit_code=None if over is None else exit_code_of(over.outcome),
             attempts=job.attempts,
             preemptions=job.preemptions,
             nodes=",".join(sorted(job.nodes - {HERE})[:MAX_NODES_NAMED]),
@@ -195,23 +184,12 @@ class JobRecorder:
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    async def _try_to_write(self) -> bool:
-        try:
-            async with self._writing:
-                await self._write()
-        except (Unavailable, TimedOut, ConfigError) as error:
-            self._troubles.raised(PART, f"the history of the jobs is behind: {error}")
-            return False
-        self._troubles.cleared(PART)
-        return True
-
     async def _write(self) -> None:
         if not self._resumed:
             await self._resume()
         more = True
         while more:
             more = await self._write_batch()
-        self._written_at = time.monotonic()
 
     async def _write_batch(self) -> bool:
         """Write one batch, and return True if there is more."""

@@ -11,20 +11,19 @@ from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
 from gpushared.domain.jobs.job import (
     HERE,
+    OUTCOME_WORDS,
     AttemptState,
-    Cancelled,
     Cancelling,
     Ended,
     Job,
-    JobFailed,
-    JobOutcome,
     NodeName,
     Part,
     Placing,
     Queued,
     Running,
-    Succeeded,
     Try,
+    exit_code_of,
+    outcome_word,
 )
 from gpushared.domain.jobs.liveness import presence, silent_since
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member, Presence
@@ -33,13 +32,7 @@ from gpushared.domain.model.request_spec import describe
 from gpushared.domain.model.units import format_duration
 from gpushared.jobs.job_reasons import Why, in_full, is_silent, quiet_since, why
 
-_OUTCOME_WORDS: dict[type[JobOutcome], str] = {
-    Succeeded: "succeeded",
-    JobFailed: "failed",
-    Cancelled: "cancelled",
-}
-
-OVER = frozenset(_OUTCOME_WORDS.values())
+OVER = frozenset(OUTCOME_WORDS.values())
 """These words name the states of finished jobs."""
 
 HELD = "held"
@@ -176,25 +169,13 @@ class JobViews:
             view.started_at = self.day(began)
         if isinstance(job.state, Ended):
             view.ended_at = self.day(over or job.state.at)
-            if (code := exit_code(job.state)) is not None:
+            if (code := exit_code_of(job.state.outcome)) is not None:
                 view.exit_code = code
 
     def _add_reason(self, view: jobs_pb2.Job, job: Job) -> None:
         told = self.why(job)
         if told is not None:
             view.reason, view.hint, view.position = told.sentence, told.hint, told.position
-
-
-def outcome_word(outcome: JobOutcome) -> str:
-    """Return the word of a finished job's state."""
-    return _OUTCOME_WORDS[type(outcome)]
-
-
-def exit_code(state: Ended) -> int | None:
-    """Return the exit code of the container that decided how the job ended, or None if there was none."""
-    if isinstance(state.outcome, Succeeded):
-        return 0
-    return state.outcome.exit_code if isinstance(state.outcome, JobFailed) else None
 
 
 def default_name(job: str) -> str:

@@ -12,7 +12,7 @@ from gpushared.domain.leases.events import Condition
 from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_rules import Action, IdlePolicy, Rules, WatchdogPolicy
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.leases.notifications import of_gpus, of_lease, outcome_kind, words_of
+from gpushared.domain.leases.notifications import of_gpus, of_lease, words_of
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import (
@@ -30,6 +30,7 @@ from gpushared.domain.model.lease import (
     OverLimit,
     Preempted,
     Stopped,
+    outcome_kind,
 )
 from gpushared.domain.model.notification import (
     Notification,

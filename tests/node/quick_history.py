@@ -7,6 +7,7 @@ import sys
 from gpushared.domain.accounting import advice
 from gpushared.node.main import main
 from gpushared.node.runtime import history_recorder
+from gpushared.storage.history import history_writer
 
 SECOND_MS = 1000
 LENGTHS = {"MINUTE_MS": SECOND_MS, "HOUR_MS": 60 * SECOND_MS}
@@ -20,7 +21,7 @@ def hurry() -> None:
                 if hasattr(module, constant):
                     setattr(module, constant, length)
     advice.LEAST_RUN_MS = advice.IDLE_AT_END_MS = SECOND_MS
-    history_recorder.SAMPLE_SECONDS = history_recorder.FRESH_SECONDS = 0.1
+    history_recorder.SAMPLE_SECONDS = history_writer.FRESH_SECONDS = 0.1
     history_recorder.WAIT_SECONDS = 1
 
 

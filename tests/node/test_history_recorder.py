@@ -13,9 +13,8 @@ from gpushared.domain.leases import events as m
 from gpushared.domain.model.errors import HistoryUnavailable, JournalUnavailable
 from gpushared.domain.model.lease import Lease
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.node.runtime import history_recorder
 from gpushared.node.runtime.history_recorder import HistoryRecorder
-from gpushared.storage.history import SqliteHistory
+from gpushared.storage.history import SqliteHistory, history_writer
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory, SeriesName
 from tests.disks import fill, small_disk
 from tests.node.test_parts_together import ALICE, GPU, QUARTER, World, world
@@ -189,7 +188,7 @@ async def test_a_lease_that_ended_unseen_is_found_after_a_restart(tmp_path: Path
 async def test_leases_go_on_while_the_disk_of_the_history_is_full(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history_recorder, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(history_writer, "FRESH_SECONDS", 0.0)
     async with a_node() as node, recording(node, small_disk / "h.db") as recorder:
         assert await recorder._try_to_write()
         ballast = fill(small_disk)

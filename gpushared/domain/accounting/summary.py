@@ -19,6 +19,7 @@ from gpushared.domain.model.lease import (
     OverLimit,
     Preempted,
     Stopped,
+    outcome_kind,
 )
 
 
@@ -64,7 +65,6 @@ def summary_of(lease: Lease) -> LeaseSummary:
     """Return the summary of a lease as it is now."""
     state = lease.state
     over = state if isinstance(state, Ended) else None
-    word, text = outcome_words(over.outcome) if over is not None else ("", "")
     asked = lease.asked_first or lease.request
     return LeaseSummary(
         lease.id,
@@ -87,8 +87,8 @@ def summary_of(lease: Lease) -> LeaseSummary:
         asked.time_limit_seconds,
         lease.created_at,
         None if over is None else over.at,
-        word,
-        text,
+        "" if over is None else outcome_kind(over.outcome),
+        "" if over is None else _words(over.outcome),
         over.outcome.exit_code if over is not None and isinstance(over.outcome, Finished) else None,
         lease.preemption.count,
         lease.preemption.begun_anew,
@@ -96,26 +96,18 @@ def summary_of(lease: Lease) -> LeaseSummary:
     )
 
 
-def outcome_words(outcome: Outcome) -> tuple[str, str]:
-    """Return the outcome's word, as users may filter by, and a few words more."""
+def _words(outcome: Outcome) -> str:
+    """Return a few words on an outcome that its kind does not say."""
     match outcome:
         case Finished():
-            return "finished", outcome.start_error
+            return outcome.start_error
         case Stopped():
-            return "stopped", f"by {outcome.by}"
-        case Expired():
-            return "expired", ""
-        case NeverClaimed():
-            return "never_claimed", ""
-        case OverLimit():
-            return "over_limit", ""
-        case OutsideMps():
-            return "outside_mps", ""
+            return f"by {outcome.by}"
         case Preempted():
-            return "preempted", outcome.why
-        case Idle():
-            return "idle", ""
+            return outcome.why
         case Failed():
-            return "failed", outcome.reason
+            return outcome.reason
+        case Expired() | NeverClaimed() | OverLimit() | OutsideMps() | Idle():
+            return ""
         case _:
             assert_never(outcome)

@@ -172,6 +172,23 @@ class Cancelled:
 
 
 JobOutcome = Succeeded | JobFailed | Cancelled
+OUTCOME_WORDS: dict[type[JobOutcome], str] = {
+    Succeeded: "succeeded",
+    JobFailed: "failed",
+    Cancelled: "cancelled",
+}
+
+
+def outcome_word(outcome: JobOutcome) -> str:
+    """Return the word of a finished job's state."""
+    return OUTCOME_WORDS[type(outcome)]
+
+
+def exit_code_of(outcome: JobOutcome) -> int | None:
+    """Return the exit code of the container that decided how the job ended, or None if there was none."""
+    if isinstance(outcome, Succeeded):
+        return 0
+    return outcome.exit_code if isinstance(outcome, JobFailed) else None
 
 
 # --- the parts of an attempt, as the coordinator knows them --------------------------------------------

@@ -21,6 +21,8 @@ from gpushared.domain.jobs.job import (
     Queued,
     Running,
     Succeeded,
+    exit_code_of,
+    outcome_word,
 )
 from gpushared.domain.jobs.liveness import UNKNOWN_BEATS, beat_seconds
 from gpushared.domain.jobs.member import Member
@@ -98,23 +100,10 @@ def _words(outcome: JobOutcome) -> str:
             assert_never(unreachable)
 
 
-def _name(outcome: JobOutcome) -> str:
-    match outcome:
-        case Succeeded():
-            return "succeeded"
-        case JobFailed():
-            return "failed"
-        case Cancelled():
-            return "cancelled"
-        case unreachable:
-            assert_never(unreachable)
-
-
 def _notification(job: Job, kind: NotificationKind, occasion: str, at: float, text: str) -> Notification:
     spec, parts = job.spec, job.parts
     is_end = kind is NotificationKind.ENDED
     outcome = job.state.outcome if is_end and isinstance(job.state, Ended) else None
-    code = outcome.exit_code if isinstance(outcome, JobFailed) else 0 if outcome == Succeeded() else None
     return Notification(
         kind,
         JOB_SUBJECT + job.id,
@@ -126,8 +115,8 @@ def _notification(job: Job, kind: NotificationKind, occasion: str, at: float, te
         owner=spec.owner.person,
         project=job.project,
         lease_class=spec.request.lease_class,
-        outcome="" if outcome is None else _name(outcome),
-        exit_code=code,
+        outcome="" if outcome is None else outcome_word(outcome),
+        exit_code=None if outcome is None else exit_code_of(outcome),
         node=",".join(sorted({part.node for part in parts})),
         container=spec.name,
         image=spec.image,

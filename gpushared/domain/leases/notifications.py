@@ -35,6 +35,7 @@ from gpushared.domain.model.lease import (
     Stopped,
     Suspended,
     Suspending,
+    outcome_kind,
 )
 from gpushared.domain.model.notification import GpuPart, Notification, NotificationKind
 from gpushared.domain.model.request_spec import size_of
@@ -177,31 +178,6 @@ def _moment(at: float) -> str:
 
 
 # --- the words -----------------------------------------------------------------------------------------
-
-
-def outcome_kind(outcome: Outcome) -> str:
-    """Return the name of an outcome for programs, as in the API."""
-    match outcome:
-        case Finished():
-            return "finished"
-        case Stopped():
-            return "stopped"
-        case Expired():
-            return "expired"
-        case NeverClaimed():
-            return "never_claimed"
-        case OverLimit():
-            return "over_limit"
-        case OutsideMps():
-            return "outside_mps"
-        case Preempted():
-            return "preempted"
-        case Idle():
-            return "idle"
-        case Failed():
-            return "failed"
-        case unreachable:
-            assert_never(unreachable)
 
 
 def words_of(outcome: Outcome) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, assert_never
 
 from gpushared.domain.model.errors import InvalidTransition
 from gpushared.domain.model.gpu import GpuId
@@ -148,6 +148,31 @@ class Idle:
 
 
 Outcome = Finished | Stopped | Expired | NeverClaimed | OverLimit | OutsideMps | Preempted | Idle | Failed
+
+
+def outcome_kind(outcome: Outcome) -> str:
+    """Return the name of an outcome for programs, as in the API."""
+    match outcome:
+        case Finished():
+            return "finished"
+        case Stopped():
+            return "stopped"
+        case Expired():
+            return "expired"
+        case NeverClaimed():
+            return "never_claimed"
+        case OverLimit():
+            return "over_limit"
+        case OutsideMps():
+            return "outside_mps"
+        case Preempted():
+            return "preempted"
+        case Idle():
+            return "idle"
+        case Failed():
+            return "failed"
+        case unreachable:
+            assert_never(unreachable)
 
 
 # --- notices before the end ----------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from gpushared.config.history_settings import HistoryConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.accounting.summary import LeaseSummary, summary_of
 from gpushared.domain.leases.node_state import NodeState, Step, open_spans
-from gpushared.domain.model.errors import ConfigError, GpushareError, TimedOut, Unavailable
 from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE, Gpu
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import milliseconds
@@ -26,6 +25,7 @@ from gpushared.node.runtime.sampler import Sample, Sampler
 from gpushared.node.runtime.use_series import Recent, SeriesSample, UseSeries
 from gpushared.ports import Journal, PastLeases
 from gpushared.storage.history.history_file import SqliteHistory
+from gpushared.storage.history.history_writer import HistoryWriter
 from gpushared.storage.history.hour_use import HourUse, merged
 from gpushared.storage.history.records import (
     GpuFacts,
@@ -42,14 +42,11 @@ WAIT_SECONDS = 10
 """The reasons of waits are looked at this often, in a long queue once a minute."""
 LONG_QUEUE = 200
 WRITE_SECONDS = 60.0
-FRESH_SECONDS = 1.0
-"""Answers may be this old."""
 MAX_SAMPLE_SECONDS = 15.0
 """A sample stands for the time since the one before, but for no longer than this, or than the pause between
 two samples."""
 MAX_SERIES_WAITING = 20_000
 """The growth of so many series is kept while the history cannot be written."""
-CLOSE_SECONDS = 5.0
 SPANS_PER_WRITE = 5000
 MAX_SUMMARIES = 20_000
 MAX_HOURS = 72
@@ -62,7 +59,7 @@ HELD = "held"
 """The reason of a lease that a user keeps from starting."""
 
 
-class HistoryRecorder:
+class HistoryRecorder(HistoryWriter):
     """Gather what happens, and write it by ``run`` as long as the daemon runs."""
 
     def __init__(
@@ -75,11 +72,11 @@ class HistoryRecorder:
         node_name: str,
         config: Callable[[], HistoryConfig],
     ) -> None:
+        super().__init__(troubles, PART, "the history")
         self._loop = loop
         self._sampler = sampler
         self._journal = journal
         self._history = history
-        self._troubles = troubles
         self._node_name = node_name
         self._config = config
         self._source: SourceName | None = None
@@ -95,9 +92,7 @@ class HistoryRecorder:
         self._gpus: tuple[GpuFacts, ...] = ()
         self._sampled_at: float | None = None
         self._waits_at = loop.now()
-        self._written_at = -FRESH_SECONDS
         self._prune_at = 0.0
-        self._writing = asyncio.Lock()
         loop.observers.append(self._observe)
 
     async def run(self) -> None:
@@ -109,22 +104,8 @@ class HistoryRecorder:
             self._take_waits()
             if time.monotonic() >= due:
                 self._gather_uses()
-                ok = await self._try_to_write()
+                ok = await self._try_to_write() and await self._attempt(self._prune_now_and_then)
                 due = time.monotonic() + (WRITE_SECONDS if ok else RETRY_SECONDS)
-
-    async def flush(self) -> None:
-        """Write what there is, so that answers are of now. Raises HistoryUnavailable, TimedOut, ConfigError."""
-        async with self._writing:
-            if time.monotonic() - self._written_at >= FRESH_SECONDS:
-                await self._write()
-
-    async def close(self) -> None:
-        """Write the rest. An error is logged: the journal has all but the samples of the last minute."""
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS), self._writing:
-                await self._write()
-        except (GpushareError, TimeoutError) as error:
-            log.warning("the end of the history is not written: %s", error or "it takes too long")
 
     def recent(self, lease: str, gpu: str) -> Recent | None:
         """Return the points of the last hours; None for a series that is not in memory."""
@@ -176,9 +157,11 @@ class HistoryRecorder:
         return self._series[key]
 
     def _take_waits(self) -> None:
-        waiting, now = self._loop.state.waiting(), self._loop.now()
-        every = WAIT_SECONDS if len(waiting) <= LONG_QUEUE else WRITE_SECONDS
-        if now - self._waits_at < every:
+        now = self._loop.now()
+        if now - self._waits_at < WAIT_SECONDS:
+            return
+        waiting = self._loop.state.waiting()
+        if len(waiting) > LONG_QUEUE and now - self._waits_at < WRITE_SECONDS:
             return
         since, self._waits_at = self._waits_at, now
         if not waiting:
@@ -193,17 +176,6 @@ class HistoryRecorder:
 
     # --- writing ---------------------------------------------------------------------------------------
 
-    async def _try_to_write(self) -> bool:
-        try:
-            async with self._writing:
-                await self._write()
-                await self._prune_now_and_then()
-        except (Unavailable, TimedOut, ConfigError) as error:
-            self._troubles.raised(PART, f"the history is behind: {error}")
-            return False
-        self._troubles.cleared(PART)
-        return True
-
     async def _write(self) -> None:
         source = await self._resumed()
         if self._missed_summaries:
@@ -214,7 +186,6 @@ class HistoryRecorder:
         more = True
         while more:
             more = await self._write_batch(await self._next_batch(source))
-        self._written_at = time.monotonic()
 
     async def _next_batch(self, source: SourceName) -> HistoryBatch:
         spans = await self._journal.spans(SPANS_PER_WRITE)

@@ -48,9 +48,6 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         super().__init__(state, clock, "the daemon")
         self.perform: Callable[[Instruction], None] = _nothing_yet
         self.after_recovery: Callable[[], None] = lambda: None
-        self.observers: list[Callable[[NodeState, Step], None]] = []
-        """Each is called with every step after it is on disk, and with the state before it. An observer
-        returns at once."""
         self.refusals = Totals(len(Code) * 4)
         """The refused requests for leases, by the kind of their error."""
         self._journal = journal
@@ -115,16 +112,9 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             raise
         self._publish(state)
         for sent, step in done:
-            self._observed(before, step)
+            self._tell_observers(before, step)
             before = step.state
             self._conclude(sent, step)
-
-    def _observed(self, before: NodeState, step: Step) -> None:
-        for observe in self.observers:
-            try:
-                observe(before, step)
-            except Exception:  # a bug in an observer must not end the daemon
-                log.exception("an observer of steps failed")
 
     async def _write(self, steps: Sequence[Step]) -> None:
         writes = [

@@ -423,7 +423,7 @@ def _use(
 ) -> LeaseUse:
     if reading is None or reading.lost or not _tells(reading):
         return LeaseUse(None, None)
-    own = [process for process in reading.processes if lease_of.get(process.pid) == lease]
+    own = _own(reading, lease, lease_of)
     sizes = [process.memory_bytes for process in own]
     memory_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     ratios = [process.utilization_ratio for process in own]
@@ -437,7 +437,7 @@ def _use(
 def _sign(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> Sign:
     if reading is None or reading.lost:
         return Sign.UNKNOWN
-    own = [process for process in reading.processes if lease_of.get(process.pid) == lease]
+    own = _own(reading, lease, lease_of)
     if any(process.utilization_ratio for process in own):
         return Sign.WORKS
     whole = reading.utilization_ratio
@@ -445,6 +445,10 @@ def _sign(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, Lea
     if whole == 0 or _is_known_to_rest(own, reading, lease_of):
         return Sign.RESTS
     return Sign.UNKNOWN if whole is None else Sign.WORKS
+
+
+def _own(reading: GpuReading, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> list[GpuProcess]:
+    return [process for process in reading.processes if lease_of.get(process.pid) == lease]
 
 
 def _is_known_to_rest(own: list[GpuProcess], reading: GpuReading, lease_of: Mapping[int, LeaseId]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,7 +9,16 @@ from gpushared.daemon.measures import LONG_SECONDS, Distribution, Totals
 from gpushared.domain.leases.node_state import NodeState, Step
 from gpushared.domain.leases.requeue import PreemptionStep
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
-from gpushared.domain.model.lease import Draining, Ended, Lease, LeaseId, Outcome, OverLimit, Queued, Requeued
+from gpushared.domain.model.lease import (
+    Draining,
+    Ended,
+    Lease,
+    LeaseId,
+    OverLimit,
+    Queued,
+    Requeued,
+    outcome_kind,
+)
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.node.runtime.sampler import Sample
@@ -92,7 +100,7 @@ class NodeCounters:
         if _is_over_limit(lease) and not _is_over_limit(before):
             self.over_limit += 1
         if isinstance(lease.state, Ended) and before.grants:
-            key = (kind, outcome_name(lease.state.outcome))
+            key = (kind, outcome_kind(lease.state.outcome))
             lasted = self.durations.setdefault(key, Distribution(LONG_SECONDS))
             lasted.add(lease.preemption.served_seconds)
 
@@ -137,11 +145,6 @@ class _Held:
 
 
 _GATE_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
-
-
-def outcome_name(outcome: Outcome) -> str:
-    """Return the kind of an outcome: ``finished``, ``over_limit`` ..."""
-    return re.sub(r"(?<!^)([A-Z])", r"_\1", type(outcome).__name__).lower()
 
 
 def _is_over_limit(lease: Lease) -> bool:

@@ -95,8 +95,7 @@ class _Page:
         self._held = {lease.id: grants for lease in self._state.leases.values() if (grants := lease.grants)}
 
     def _add(self, metric: Metric, value: Value | None, *labels: str) -> None:
-        if value is not None:
-            self.families[metric.name].samples.append((labels, value))
+        self.families[metric.name].add(labels, value)
 
     # --- GPUs ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable
 
-from gpushared.domain.jobs.coordinator_state import PoolStep
+from gpushared.domain.jobs.coordinator_state import PoolState, PoolStep
 from gpushared.domain.jobs.job import Ended, Job
 from gpushared.domain.jobs.job_notifications import JOB_SUBJECT, NODE_SUBJECT, of_job, of_nodes
 from gpushared.domain.model.lease import JobId
@@ -52,7 +52,7 @@ class PoolNotifier:
         self._told = {subject: told for subject, told in self._told.items() if subject in live}
         self._begun = True
 
-    def observe(self, step: PoolStep) -> None:
+    def observe(self, _before: PoolState, step: PoolStep) -> None:
         """Tell the events of a step that is in the store."""
         if self._begun:
             for job in (*step.jobs, *step.shown):

@@ -9,6 +9,7 @@ from dataclasses import astuple, fields, replace
 
 from gpushared.domain.accounting.job_summary import JobSummary
 from gpushared.domain.model.lease import LeaseId
+from gpushared.storage.history.history_sources import chosen
 from gpushared.storage.history.records import (
     HistoryFilter,
     JobBatch,
@@ -25,6 +26,9 @@ _CONDITIONS = {
     "lease_class": "lease_class = :lease_class",
     "job": "job = :job",
     "outcome": "outcome = :outcome",
+    "owner_uid": "owner_uid = :owner_uid",
+    "node": "',' || nodes || ',' LIKE '%,' || :node || ',%'",
+    "lease": "0",
 }
 
 
@@ -53,7 +57,7 @@ def jobs(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[JobH
     With a node these are the jobs of which an attempt ran there.
     """
     ahead_ms, at_ms = _clock(db)
-    where, values = _where(wanted)
+    where, values = chosen(_CONDITIONS, wanted)
     ended = "ended_at * 1000 >= :since AND ended_at * 1000 < :until"
     if wanted.job:
         ended = f"(ended_at IS NULL OR ({ended}))"
@@ -75,7 +79,7 @@ def with_waits_of_jobs(
 ) -> list[LeaseWait]:
     """Return the waits of requests, each job as one: its time in the coordinator's queue, and its leases'."""
     ahead_ms, at_ms = _clock(db)
-    where, values = _where(wanted)
+    where, values = chosen(_CONDITIONS, wanted)
     rows = db.execute(
         f"""SELECT {_COLUMNS} FROM job WHERE submitted_at * 1000 < :until
             AND (ended_at IS NULL OR ended_at * 1000 > :since) {where}""",  # noqa: S608 - constants
@@ -105,20 +109,6 @@ def with_waits_of_jobs(
 def _clock(db: sqlite3.Connection) -> tuple[int, int]:
     at_ms, ahead_ms = db.execute("SELECT at_ms, ahead_ms FROM job_clock").fetchone()
     return ahead_ms, at_ms
-
-
-def _where(wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
-    chosen = [text for name, text in _CONDITIONS.items() if getattr(wanted, name)]
-    values: dict[str, object] = {name: getattr(wanted, name) for name in _CONDITIONS}
-    if wanted.owner_uid is not None:
-        chosen.append("owner_uid = :owner_uid")
-        values["owner_uid"] = wanted.owner_uid
-    if wanted.node:
-        chosen.append("',' || nodes || ',' LIKE '%,' || :node || ',%'")
-        values["node"] = wanted.node
-    if wanted.lease:
-        chosen.append("0")
-    return "".join(f" AND {text}" for text in chosen), values
 
 
 def _history(db: sqlite3.Connection, job: JobSummary, ahead_ms: int, at_ms: int) -> JobHistory:

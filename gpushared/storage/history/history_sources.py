@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpushared.storage.history.records import HistoryFilter
@@ -55,21 +55,27 @@ def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
             yield Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
 
 
+_CONDITIONS = {
+    "owner": "l.owner = :owner",
+    "owner_uid": "l.owner_uid = :owner_uid",
+    "project": "l.project = :project",
+    "lease_class": "l.lease_class = :lease_class",
+    "lease": "l.lease = :lease",
+    "job": "l.job = :job AND l.job != ''",
+}
+
+
 def conditions(source: Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
-    conditions = {
-        "owner": "l.owner = :owner",
-        "project": "l.project = :project",
-        "lease_class": "l.lease_class = :lease_class",
-        "lease": "l.lease = :lease",
-        "job": "l.job = :job AND l.job != ''",
-    }
-    chosen = [text for name, text in conditions.items() if getattr(wanted, name)]
+    """Return what a query adds to its conditions to select leases ``l``, and its values."""
+    where, values = chosen(_CONDITIONS, wanted)
+    return where, {**values, "source": source.number, "since": source.since_ms, "until": source.until_ms}
+
+
+def chosen(conditions: Mapping[str, str], wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+    """Return the conditions of the fields that the filter gives, each after an AND, and the values of all."""
     values: dict[str, object] = {name: getattr(wanted, name) for name in conditions}
-    if wanted.owner_uid is not None:
-        chosen.append("l.owner_uid = :owner_uid")
-        values["owner_uid"] = wanted.owner_uid
-    values |= {"source": source.number, "since": source.since_ms, "until": source.until_ms}
-    return "".join(f" AND {text}" for text in chosen), values
+    given = (text for name, text in conditions.items() if values[name] not in ("", None))
+    return "".join(f" AND {text}" for text in given), values
 
 
 def spans_of(wanted: HistoryFilter) -> str:
