@@ -22,7 +22,7 @@ def change_of(old: Json, new: Json) -> dict[str, Any]:
     fields: dict[str, Any] = {name: None for name in old if name not in new}
     lists: dict[str, Any] = {}
     for name, value in new.items():
-        before = old.get(name)
+        before: Any = old.get(name)
         if name in old and before == value:
             continue
         if (key := _key_of(before, value)) is None:
