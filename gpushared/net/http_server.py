@@ -201,6 +201,8 @@ class Exchange:
         self.is_away = connection.is_away
         self.started = False
         """This is True if a response head was sent."""
+        self.added: list[tuple[bytes, bytes]] = []
+        """The answer has these headers besides its handler's."""
         self.on_answer: Callable[[int], None] | None = None
         """This function receives the status right before the answer's first byte."""
         self._digest = hashlib.sha256()
@@ -284,7 +286,7 @@ class Exchange:
     async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
         """Send the head at once; this method sets framing and ``Connection``."""
         self._begin(status)
-        head = h11.Response(status_code=status, headers=self._connection.with_own(headers))
+        head = h11.Response(status_code=status, headers=self._connection.with_own([*headers, *self.added]))
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
 
     async def send(self, data: Piece) -> None:
@@ -548,7 +550,7 @@ class _Connection:
 
     # --- what the client gets ---
 
-    def with_own(self, headers: HeaderList) -> HeaderList:
+    def with_own(self, headers: HeaderList) -> list[tuple[bytes, bytes]]:
         """Return an answer's headers with those that every answer has."""
         given = {name.lower() for name, _ in headers}
         return [*headers, *(one for one in self._headers if one[0].lower() not in given)]
