@@ -13,7 +13,7 @@ _PATH = Text("a path that begins and ends with `/`", lambda text: _BASE_PATH.ful
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """[The web page](../how-to/web-page.md)."""
+    """[The web page](web.md), which browsers of this machine open by `gpushare web`."""
 
     base_path: str = setting(
         "/", _PATH, "The path of the page, such as `/gpus/` behind a proxy that serves other pages too."
