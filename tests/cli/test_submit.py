@@ -394,7 +394,11 @@ def test_cancel_prints_each_and_reports_what_cannot_be(gpushare: Gpushare, stand
 def test_cancel_says_what_is_known_of_those_who_have_not_heard_of_it(
     gpushare: Gpushare, standin: StandIn
 ) -> None:
-    away = {"state": "cancelling", "reason": "to be cancelled as soon as it can be", "hint": "it is kept here"}
+    away = {
+        "state": "cancelling",
+        "reason": "to be cancelled as soon as it can be",
+        "hint": "it is kept here",
+    }
     standin.answers["Jobs/Cancel"] = ok(job(id=JOB) | away)
     standin.answers["Leases/Get"] = NONE
     done = gpushare("cancel", JOB)
