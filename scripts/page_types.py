@@ -21,11 +21,13 @@ _KEPT_WORDS = {"Event": "GpuEvent", "Node": "NodeMessage"}
 def main() -> None:
     """Write an interface for each message."""
     files = FileDescriptorSet.FromString(Path(sys.argv[1]).read_bytes())
-    print("// Generated from proto/ by scripts/proto; do not edit. 64-bit integers are strings in JSON.")
+    sys.stdout.write(
+        "// Generated from proto/ by scripts/proto; do not edit. 64-bit integers are strings in JSON.\n"
+    )
     for file in files.file:
         if Path(file.name).stem not in _NOT_FOR_PAGES:
             for message in file.message_type:
-                print("\n".join(_interface(message)))
+                sys.stdout.writelines(f"{line}\n" for line in _interface(message))
 
 
 def _interface(message: DescriptorProto) -> Iterator[str]:
