@@ -7,8 +7,10 @@ import { table } from "./table.js";
  * @typedef {"used" | "big" | "idle" | "unseen" | "held" | "peak" | "past"} Tone */
 /** A missing value is null: the line has a gap there.
  * @typedef {{name: string, tone: Tone, values: (number | null)[]}} Series */
-/** Values of `stack` and `bars` add up, those of `lines` do not. `times` are seconds since the epoch.
- * @typedef {{title: string, form: "lines" | "stack" | "bars", times: number[], series: Series[], top?: number,
+/** Values of `stack` and `bars` add up, those of `lines` do not. `times` are seconds since the epoch. The axis counts
+ * in `unit`s of the values, with `suffix` behind its figures, up to `top` units.
+ * @typedef {{title: string, form: "lines" | "stack" | "bars", times: number[], series: Series[], unit: number,
+ *   suffix: string, top?: number,
  *   write: (value: number | null) => string, writeTime: (at: number, index: number) => string}} Chart */
 /** @typedef {{name: string, tone: Tone, amount: number, text: string}} Part */
 

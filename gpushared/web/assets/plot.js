@@ -147,8 +147,8 @@ export class Plot {
         y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, chart.top ?? (most > 0 ? most * 1.08 : 1)] },
       },
       axes: [
-        { ...axis, values: timesBelow },
-        { ...axis, size: AXIS_WIDTH, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map(chart.write) },
+        { ...axis, size: 40, values: timesBelow },
+        { ...axis, size: AXIS_WIDTH, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map((value) => `${value}${chart.suffix}`) },
       ],
       series: [{}, ...(chart.form === "lines" ? series : series.reverse())],
       hooks: { setCursor: [(/** @type {any} */ drawing) => drawing.cursor.left >= 0 && this.tell(drawing.cursor.idx)] },
@@ -159,15 +159,15 @@ export class Plot {
   series(uPlot, form, tone) {
     const { dash, pattern } = TONES[tone];
     const color = this.color(`--tone-${tone}`);
-    if (form === "lines") return { stroke: color, width: 2, dash, fill: dash ? undefined : color.replace(/^rgb\((.*)\)$/, "rgba($1, .16)") };
+    if (form === "lines") return { stroke: color, width: 2, dash, points: { show: () => false }, fill: dash ? undefined : color.replace(/^rgb\((.*)\)$/, "rgba($1, .16)") };
     const fill = pattern ? patternOf(color, this.color("--card"), pattern) : color;
     return { stroke: color, width: 1, fill, points: { show: false }, paths: form === "bars" ? uPlot.paths.bars({ size: [0.72, 44] }) : undefined };
   }
 }
 
 /** Return what uPlot draws: sums are drawn from the highest on, each over the one before. @param {Chart} chart */
-function columnsOf({ form, times, series }) {
-  const columns = series.map((one) => one.values);
+function columnsOf({ form, times, series, unit }) {
+  const columns = series.map((one) => one.values.map((value) => (value === null ? null : value / unit)));
   if (form === "lines") return [times, ...columns];
   const sums = columns.map((_, last) =>
     times.map((__, at) => {
