@@ -71,7 +71,9 @@ class MovingListener(Generic[_Address]):
             listener = place.open(address)
         except (OSError, ConfigError) as error:
             why = error.strerror if isinstance(error, OSError) else error.message
-            self._troubles.raised(place.part, f"{place.what} cannot be served at {place.words(address)}: {why}")
+            self._troubles.raised(
+                place.part, f"{place.what} cannot be served at {place.words(address)}: {why}"
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS):
                     await self._reloaded.wait()
