@@ -1,1 +1,1 @@
-"""Serve the page to browsers: its files, its logins, its stream, and the ways by which browsers come in."""
+"""Serve the web page: its assets, browsers' logins, and the daemon's calls for browsers."""
