@@ -1,0 +1,1 @@
+"""Serve the page: its assets, its stream, and the logins of browsers."""
