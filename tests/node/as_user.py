@@ -7,6 +7,7 @@ All modules are imported while this process is still root; what is then run is t
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 - the command imports it when it has to
 import os
 import pkgutil
 import sys
