@@ -117,7 +117,6 @@ class Played:
             identity="gpu1",
             audit=self.lines.append,
             stream=None if self.stream is None else self._stream,
-            revision=lambda: "7",
         )
 
     def new_logins(self) -> Logins:
