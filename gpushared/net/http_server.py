@@ -141,9 +141,7 @@ async def serve_http(
         writer.close()
         return
     try:
-        await serve_wire(
-            wire, prefix + early, caller, routes, limits=limits, origin=origin, is_away=is_away
-        )
+        await serve_wire(wire, prefix + early, caller, routes, limits=limits, origin=origin, is_away=is_away)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
