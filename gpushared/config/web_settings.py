@@ -1,4 +1,4 @@
-"""Define the settings of the page."""
+"""Define the settings of the web page."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpushared.config.kinds import PATH_OR_EMPTY, Text, TextList, setting
+from gpushared.config.kinds import PATH_OR_EMPTY, Number, Text, TextList, setting
 from gpushared.config.metrics_settings import metrics_address
 
+_BASE_PATH = re.compile(r"/([A-Za-z0-9._~-]+/)*")
+_PATH = Text("a path that begins and ends with `/`", lambda text: _BASE_PATH.fullmatch(text) is not None)
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL}){{0,30}}")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
@@ -31,8 +33,17 @@ def _is_header(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """[The page](../how-to/page-on-the-network.md). Without these settings `gpushare web` shows it all the same."""
+    """[The web page](web.md), which browsers of this machine open by `gpushare web`.
 
+    `listen` serves it [to the network](../how-to/page-on-the-network.md).
+    """
+
+    base_path: str = setting(
+        "/", _PATH, "The path of the page, such as `/gpus/` behind a proxy that serves other pages too."
+    )
+    session_hours: float = setting(
+        24.0, Number(0.1, 8760.0), "A browser must log in again if it has not used the page for so long."
+    )
     listen: str = setting(
         "",
         Text("`ADDRESS:PORT`, a port, or empty", lambda text: not text or metrics_address(text) is not None),

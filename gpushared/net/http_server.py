@@ -102,6 +102,8 @@ class Routes:
     """This handler answers ``GET /metrics``, a path that Docker's API does not have."""
     browser: Callable[[Exchange], Awaitable[None]] | None = None
     """This handler answers ``GET /gpushare.web/browser``: it takes the connection over for a browser."""
+    counts_itself: bool = False
+    """The handler ``docker`` counts its requests against its callers' bounds."""
     headers: HeaderList = ()
     """Every answer has these headers, where its handler gives no other value."""
     problem: Callable[[GpushareError], bytes] = lambda error: docker_error(str(error))
@@ -200,6 +202,8 @@ class Exchange:
         self.is_away = connection.is_away
         self.started = False
         """This is True if a response head was sent."""
+        self.added: list[tuple[bytes, bytes]] = []
+        """The answer has these headers besides its handler's."""
         self.on_answer: Callable[[int], None] | None = None
         """This function receives the status right before the answer's first byte."""
         self._digest = hashlib.sha256()
@@ -283,7 +287,7 @@ class Exchange:
     async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
         """Send the head at once; this method sets framing and ``Connection``."""
         self._begin(status)
-        head = h11.Response(status_code=status, headers=self._connection.with_own(headers))
+        head = h11.Response(status_code=status, headers=self._connection.with_own([*headers, *self.added]))
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
 
     async def send(self, data: Piece) -> None:
@@ -393,17 +397,21 @@ class _Connection:
             return
         try:
             async with contextlib.AsyncExitStack() as stack:
-                try:
-                    await stack.enter_async_context(self.share.request())
-                except LimitReached as error:
-                    self._tell(routes, request, http_status(error), error.code, error.message)
-                    raise
+                if not routes.counts_itself:
+                    await self._count(routes, request, stack)
                 await routes.docker(exchange)
         except GpushareError as error:
             if exchange.started:
                 self.abort()
                 return
             await exchange.respond(http_status(error), routes.problem(error))
+
+    async def _count(self, routes: Routes, request: h11.Request, stack: contextlib.AsyncExitStack) -> None:
+        try:
+            await stack.enter_async_context(self.share.request())
+        except LimitReached as error:
+            self._tell(routes, request, http_status(error), error.code, error.message)
+            raise
 
     async def _answer_browser(self, routes: Routes, exchange: Exchange) -> None:
         """Hand the connection over; its requests then count one by one."""
@@ -545,7 +553,7 @@ class _Connection:
 
     # --- what the client gets ---
 
-    def with_own(self, headers: HeaderList) -> HeaderList:
+    def with_own(self, headers: HeaderList) -> list[tuple[bytes, bytes]]:
         """Return an answer's headers with those that every answer has."""
         given = {name.lower() for name, _ in headers}
         return [*headers, *(one for one in self._headers if one[0].lower() not in given)]
