@@ -80,6 +80,7 @@ class WebReply:
     status: int
     body: bytes
     content_type: bytes = b"application/json"
+    headers: HeaderList = ()
 
 
 MetricsHandler = Callable[[Caller, str], WebReply]
@@ -435,7 +436,9 @@ class _Connection:
             if isinstance(error, LimitReached):
                 self._tell(routes, request, http_status(error), error.code, error.message)
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
-        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+        await exchange.respond(
+            reply.status, reply.body, headers=reply.headers, content_type=reply.content_type
+        )
 
     async def _answer_metrics(self, handler: MetricsHandler, exchange: Exchange) -> None:
         if exchange.method not in ("GET", "HEAD"):
