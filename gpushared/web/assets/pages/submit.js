@@ -69,7 +69,7 @@ export function view(_state, context) {
         fields([{ name: "image", label: "Image" }, { name: "docker", label: "Options of docker", wide: true, hint: '-v "$PWD:/work" -p 8888:8888' }, { name: "command", label: "Command", wide: true, hint: "python train.py" }], context),
         h("details", null, h("summary", null, "More"), fields(MORE.filter(({ only }) => !only || only === words.kind), context)),
       ),
-      h("div", null, command(context), offer(context)),
+      h("div", { class: "stack" }, command(context), offer(context)),
     ),
   ];
 }
