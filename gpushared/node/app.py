@@ -9,11 +9,13 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
+from gpushared.config.kinds import HOUR_SECONDS
 from gpushared.config.model import Config
 from gpushared.daemon.clocks import keep, keep_always
 from gpushared.daemon.process import until_one_ends
@@ -22,6 +24,7 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
+from gpushared.domain.model.request import Caller
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
@@ -35,7 +38,7 @@ from gpushared.net.front import Front, listen
 from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import Identities, SubordinateIds
+from gpushared.net.identity import Identities, Peer, SubordinateIds
 from gpushared.net.limits import Shares
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
@@ -67,6 +70,9 @@ from gpushared.notify.payload import Origin
 from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
+from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
+from gpushared.web.logins import Logins, User
+from gpushared.web.web_service import WebApi
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +88,7 @@ USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
 GUARD_DIRECTORY = "guard"
 NOTIFICATIONS_NAME = "notifications.db"
+WEB_SESSIONS_NAME = "web-sessions.json"
 
 
 class Daemon:
@@ -378,7 +385,11 @@ class Daemon:
         policy = PolicyApi(gate)
         json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
-        front = Front(inner, self._identities, routes)
+        site = self._make_site(json, gate)
+        json.add(WebApi(site.logins, site.base_path).calls())
+        front = Front(
+            inner, self._identities, replace(routes, browser=lambda exchange: take_over(exchange, site))
+        )
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
         )
@@ -388,6 +399,27 @@ class Daemon:
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
         await self._live(loop)
+
+    def _make_site(self, json: JsonApi, gate: Gate) -> BrowserSite:
+        state_dir = self._config.node.state_dir
+
+        async def caller_of(user: User) -> Caller:
+            return await self._identities.caller(Peer(0, user.uid, user.gid))
+
+        return BrowserSite(
+            json.answer,
+            Logins(
+                Path(state_dir) / WEB_SESSIONS_NAME,
+                lambda: self._config.web.session_hours * HOUR_SECONDS,
+            ),
+            caller_of,
+            lambda: SiteFacts(self._node_name(), self._pool_name(), self._parts.gpus.simulated),
+            lambda: self._config.web.base_path,
+            identity=f"{self._node_name()}\n{state_dir}",
+            shares=self._shares,
+            audit=self._audit.take,
+            refused=gate.refused,
+        )
 
     def _make_gate(self) -> Gate:
         config = self._config
@@ -465,7 +497,13 @@ class Daemon:
     def _make_history_api(self) -> HistoryApi:
         rights = Rights(lambda: self._config.privacy.others)
         simulated = self._parts.gpus.simulated
-        return HistoryApi(self._parts.history, self._flush_history, rights, simulated=lambda: simulated)
+        return HistoryApi(
+            self._parts.history,
+            self._flush_history,
+            rights,
+            simulated=lambda: simulated,
+            recent=self._recorder,
+        )
 
     async def _flush_history(self) -> None:
         await self._recorder.flush()

@@ -1,1 +1,1 @@
-"""Serve the page: its assets, its stream, and the logins of browsers."""
+"""Serve the web page: its assets, browsers' logins, and the daemon's calls for browsers."""

@@ -15,6 +15,7 @@ from importlib import import_module
 
 import gpushared.cli
 import gpushared.client
+import gpushared.domain.model.request_spec  # for sizes that need reading
 from gpushared.cli.main import main
 
 if __name__ == "__main__":
