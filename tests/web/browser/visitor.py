@@ -48,10 +48,9 @@ class Visitor:
     def main(self) -> Locator:
         return self.page.get_by_role("main")
 
-    async def log_in(self) -> None:
+    async def log_in(self, link: str = "") -> None:
         """Open a link of ``gpushare web``, and wait until the page shows something."""
-        self.page = await self.context.new_page()
-        await self.page.goto(self.forwarder.link())
+        await self.page.goto(link or self.forwarder.link())
         await self.wait_live()
 
     async def go(self, path: str = "") -> Page:
