@@ -31,6 +31,7 @@ CLASS_NAMES = {
     "NodesResponse": "NodeList",
     "PastJobsResponse": "PastJobs",
     "PresetsResponse": "PresetList",
+    "RecentResponse": "RecentUse",
     "ReportResponse": "Report",
     "UsageResponse": "Usage",
     "WaitsResponse": "Waits",

@@ -15,6 +15,7 @@ Row = Mapping[str, str]
 _GAP = "  "
 _DEFAULT_WIDTH = 80
 _BOLD = "1"
+_MARKS = {"Mn", "Me"}
 _COLOURS = {
     "active": "32",
     "starting": "36",
@@ -27,6 +28,9 @@ _COLOURS = {
     "warning": "33",
     "failed": "31",
     "skipped": "2",
+    "drained": "33",
+    "trouble": "31",
+    "unhealthy": "31",
 }
 
 
@@ -49,6 +53,13 @@ class Column(NamedTuple):
         return self.key.upper()
 
 
+class Segment(NamedTuple):
+    """Hold a piece of a line, and how it looks: the parameters of SGR of ECMA-48, "" for plain text."""
+
+    text: str
+    look: str = ""
+
+
 def wants_colour(stream: TextIO) -> bool:
     """Follow https://no-color.org and https://force-color.org, if set and not empty; else colour terminals."""
     if os.environ.get("NO_COLOR"):
@@ -69,8 +80,8 @@ def terminal_width(stream: TextIO) -> int:
         return _DEFAULT_WIDTH
 
 
-def paint(text: str, code: str | None) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if code else text
+def paint(text: str, look: str | None) -> str:
+    return f"\x1b[{look}m{text}\x1b[0m" if look else text
 
 
 def lines(
@@ -82,7 +93,22 @@ def lines(
     width: int | None = None,
     drops: Sequence[str] = (),
 ) -> list[str]:
-    """Return the table's lines, without spaces at their ends.
+    """Return the lines of ``segments`` as text, without spaces at their ends."""
+    placed = segments(columns, rows, headers=headers, width=width, drops=drops)
+    return [
+        "".join(paint(one.text, one.look if colour else None) for one in line).rstrip() for line in placed
+    ]
+
+
+def segments(
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    *,
+    headers: bool,
+    width: int | None = None,
+    drops: Sequence[str] = (),
+) -> list[list[Segment]]:
+    """Return the table's lines, the titles first if there are ``headers``.
 
     ``width`` is that of the terminal: long cells are cut to fit it, and where cutting is not enough columns
     are dropped, in the order of ``drops``.
@@ -94,11 +120,10 @@ def lines(
         _cut(columns, cells, width)
     titles = [column.title for column in columns]
     shown = [titles, *cells] if headers else cells
-    widths = [max(map(_width, place), default=0) for place in zip(*shown, strict=True)] or [0] * len(columns)
-    return [
-        _line(columns, line, widths, colour=colour, title=headers and number == 0)
-        for number, line in enumerate(shown)
-    ]
+    widths = [max(map(text_width, place), default=0) for place in zip(*shown, strict=True)] or [0] * len(
+        columns
+    )
+    return [_line(columns, line, widths, title=headers and number == 0) for number, line in enumerate(shown)]
 
 
 def _fitting(
@@ -119,7 +144,7 @@ def _least(column: Column, rows: Sequence[Row]) -> int:
 
 
 def _needed(column: Column, cells: Iterable[str]) -> int:
-    return max([len(column.title), *map(_width, cells)])
+    return max([len(column.title), *map(text_width, cells)])
 
 
 def _table_width(widths: Collection[int]) -> int:
@@ -136,37 +161,38 @@ def _cut(columns: Sequence[Column], cells: list[list[str]], width: int) -> None:
         widths[max(cuttable, key=widths.__getitem__)] -= 1
     for line in cells:
         for at, room in enumerate(widths):
-            line[at] = _shortened(line[at], room)
+            line[at] = shortened(line[at], room)
 
 
-def _shortened(cell: str, room: int) -> str:
-    if _width(cell) <= room:
+def shortened(cell: str, room: int) -> str:
+    if text_width(cell) <= room:
         return cell
     kept = cell
-    while _width(kept) >= room:
+    while text_width(kept) >= room:
         kept = kept[:-1]
     return f"{kept}…"
 
 
 def _line(
-    columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], *, colour: bool, title: bool
-) -> str:
+    columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], *, title: bool
+) -> list[Segment]:
     placed = []
     for column, cell, width in zip(columns, cells, widths, strict=True):
-        code = (_BOLD if title else _colour(column, cell)) if colour else None
-        space = " " * (width - _width(cell))
-        placed.append(space + paint(cell, code) if column.right else paint(cell, code) + space)
-    return _GAP.join(placed).rstrip()
+        space = Segment(" " * (width - text_width(cell)))
+        shown = Segment(cell, _BOLD if title else _colour(column, cell))
+        placed += [Segment(_GAP)] if placed else []
+        placed += [space, shown] if column.right else [shown, space]
+    return placed
 
 
-def _colour(column: Column, cell: str) -> str | None:
-    return _COLOURS.get(cell) if column.coloured else None
+def _colour(column: Column, cell: str) -> str:
+    return _COLOURS.get(cell, "") if column.coloured else ""
 
 
-def _width(text: str) -> int:
-    """Count places on a terminal: wide East Asian characters take two, combining marks none."""
+def text_width(text: str) -> int:
+    """Count places on a terminal: wide East Asian characters take two, marks on other characters none."""
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width
+    from unicodedata import category, east_asian_width
 
-    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(0 if category(c) in _MARKS else 2 if east_asian_width(c) in "WF" else 1 for c in text)

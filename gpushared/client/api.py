@@ -34,7 +34,15 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar, Unpack
 
     from gpushared.api.v1.admin_messages import AuditPage, PolicyExplanation, PolicyRules, WebLink
-    from gpushared.api.v1.history_messages import ExportPage, PastJobs, PastLeases, Report, Usage, Waits
+    from gpushared.api.v1.history_messages import (
+        ExportPage,
+        PastJobs,
+        PastLeases,
+        RecentUse,
+        Report,
+        Usage,
+        Waits,
+    )
 
     _Answer = TypeVar("_Answer")
 
@@ -347,6 +355,12 @@ class Client:
 
         asked = {"window": window, "kind": kind, "page_token": page_token}
         return ExportPage(self.call("History/Export", asked))
+
+    def recent(self, *, since: float = 0.0, step_seconds: int = 0) -> RecentUse:
+        """Return the last hour of each GPU, or the time ``since``: its use in steps, and who held it."""
+        from gpushared.api.v1.history_messages import RecentUse
+
+        return RecentUse(self.call("History/Recent", {"since": since, "step_seconds": step_seconds}))
 
     # --- the Docker API on the same socket
 

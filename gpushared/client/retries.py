@@ -38,7 +38,7 @@ READING = frozenset(
         *("Leases/Get", "Leases/List", "Leases/Wait", "Leases/Explain", "Leases/Offer"),
         *("Gpus/List", "Projects/List", "Node/Status", "Node/Presets", "Node/Doctor"),
         *("Audit/List", "Policy/Explain", "Policy/Show"),
-        *(f"History/{call}" for call in ("Ended", "Report", "Usage", "Waits", "Jobs", "Export")),
+        *(f"History/{call}" for call in ("Ended", "Report", "Usage", "Waits", "Jobs", "Export", "Recent")),
         *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Explain", "Jobs/Door", "Jobs/Nodes"),
         *("PoolAdmin/Status", "PoolAdmin/ListJoinTokens", "PoolAdmin/ListApiTokens", "PoolAdmin/Anchors"),
     }

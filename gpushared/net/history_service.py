@@ -31,8 +31,17 @@ from gpushared.domain.accounting.grouping import (
 from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.domain.model.units import shown
+from gpushared.net.history_recent import RecentPoints, read_time, recent
 from gpushared.net.history_report import lease_report
-from gpushared.net.history_views import account_view, int64, job_view, lease_view, usage_row, waits_row
+from gpushared.net.history_views import (
+    MS_PER_SECOND,
+    account_view,
+    int64,
+    job_view,
+    lease_view,
+    usage_row,
+    waits_row,
+)
 from gpushared.net.unary_json import Call, Unary
 from gpushared.storage.history.history_export import COLUMNS, ExportKind
 from gpushared.storage.history.history_file import SqliteHistory
@@ -105,9 +114,17 @@ class HistoryApi:
     """Answer from the history. ``flush`` writes what is not yet in it, so that answers are of now."""
 
     def __init__(
-        self, history: SqliteHistory, flush: Flush, rights: Rights, *, simulated: Callable[[], bool]
+        self,
+        history: SqliteHistory,
+        flush: Flush,
+        rights: Rights,
+        *,
+        simulated: Callable[[], bool],
+        recent: RecentPoints | None = None,
     ) -> None:
+        """Take ``recent``, the samples of a node's GPUs; without them ``Recent`` is not served."""
         self._history = history
+        self._recent = recent
         self._flush = flush
         self._rights = rights
         self._simulated = simulated
@@ -123,7 +140,9 @@ class HistoryApi:
                 ("Waits", history_pb2.WaitsRequest, self.waits),
                 ("Jobs", history_pb2.PastJobsRequest, self.jobs),
                 ("Export", history_pb2.ExportRequest, self.export),
+                ("Recent", history_pb2.RecentRequest, self.recent),
             )
+            if name != "Recent" or self._recent is not None
         }
 
     def _in_turn(self, call: Call) -> Call:
@@ -204,7 +223,7 @@ class HistoryApi:
         if not found and job is None:
             raise NotFound(
                 f"the history has no lease and no job {shown(message.name)}",
-                hint="gpushare history lists those that you may see",
+                hint="`gpushare history` lists those that you may see, with `--pool` on all nodes of a pool",
             )
         return sorted(found, key=lambda one: one.created_ms), job
 
@@ -270,6 +289,20 @@ class HistoryApi:
             columns=COLUMNS[kind],
             rows=[json.dumps(row) for row in rows],
             next_page_token=page.after,
+            simulated=self._simulated(),
+        )
+
+    async def recent(self, message: history_pb2.RecentRequest, caller: Caller) -> history_pb2.RecentResponse:
+        """Return how each GPU was used of late, and who held it."""
+        assert self._recent is not None, "a coordinator does not serve it"
+        asked = read_time(message, time.time())
+        holders = self._rights.leases(HistoryFilter(), caller)
+        await self._flush()
+        return history_pb2.RecentResponse(
+            gpus=await recent(self._history, self._recent, asked, holders),
+            step_seconds=asked.step_ms // MS_PER_SECOND,
+            since=asked.since_ms / MS_PER_SECOND,
+            until=asked.until_ms / MS_PER_SECOND,
             simulated=self._simulated(),
         )
 

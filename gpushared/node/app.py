@@ -497,7 +497,13 @@ class Daemon:
     def _make_history_api(self) -> HistoryApi:
         rights = Rights(lambda: self._config.privacy.others)
         simulated = self._parts.gpus.simulated
-        return HistoryApi(self._parts.history, self._flush_history, rights, simulated=lambda: simulated)
+        return HistoryApi(
+            self._parts.history,
+            self._flush_history,
+            rights,
+            simulated=lambda: simulated,
+            recent=self._recorder,
+        )
 
     async def _flush_history(self) -> None:
         await self._recorder.flush()

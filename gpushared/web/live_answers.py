@@ -44,6 +44,8 @@ POLLED = Pace(None, None, 10.0)
 """Answers that ask other machines, or read a file."""
 PARTLY_LOCAL = Pace(2.0, None, 10.0)
 """Answers that may be about this machine or ask another one."""
+LONG_SECONDS = 60.0
+"""Look at least this often if the answer is due, whatever its pace."""
 NEXT_SAMPLE_SECONDS = 1.0
 """Look this often for a sample that is overdue: an idle machine takes few."""
 AFTER_ERROR = Pace(5.0, None, 10.0)
@@ -149,7 +151,7 @@ class LiveAnswers:
         ``seen`` are the numbers of state and sample from which it was made, ``passed`` seconds ago.
         """
         states, samples = seen
-        waits = []
+        waits = [LONG_SECONDS]
         if pace.poll_seconds is not None:
             waits.append(pace.poll_seconds - passed)
         if pace.state_seconds is not None and states != self.revisions.states:

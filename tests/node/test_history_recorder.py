@@ -234,3 +234,15 @@ async def test_times_follow_the_time_of_day_when_somebody_sets_it(tmp_path: Path
         await recorder.flush()
         one = await found(recorder, lease)
         assert one.created_ms == round(lease.created_at * 1000) + 7_200_000
+
+
+async def test_the_newest_samples_of_each_gpu_are_told_in_the_time_of_day(tmp_path: Path) -> None:
+    async with a_node() as node, recording(node, tmp_path / "h.db") as recorder:
+        await sampled(node, recorder, 60)
+        now_ms = round(node.loop.state.day(node.clock.now()) * 1000)
+        points = recorder.points(GPU.id, now_ms - 45_000)
+        assert 4 <= len(points) <= 6
+        assert all(now_ms - 60_000 <= point.at_ms <= now_ms for point in points)
+        assert {point.length_ms for point in points} == {10_000}
+        assert recorder.points("GPU-of-nobody", 0) == []
+        assert GPU.id in {gpu.id for gpu in recorder.gpus()}

@@ -228,3 +228,49 @@ class ExportPage(Message):
     # Empty = this was the last page.
     next_page_token: str = ""
     simulated: bool = False
+
+
+class RecentStep(Message):
+    """A step has the mean use and the mean memory of a GPU. A missing figure was not seen."""
+
+    # Unix seconds: its beginning.
+    at: float = 0.0
+    use_ratio: float | None = None
+    memory_used_bytes: int | None = None
+
+
+class RecentHolding(Message):
+    """A holding is a time in which one lease held a part of the GPU."""
+
+    lease: str = ""
+    owner: str = ""
+    project: str = ""
+    # Unix seconds, within the time of the answer.
+    since: float = 0.0
+    until: float = 0.0
+    # The share of the memory or of the compute, whichever is larger.
+    share_permille: int = 0
+    memory_bytes: int = 0
+
+
+class RecentGpu(Message):
+    """A GPU was used so, and held by these leases."""
+
+    uuid: str = ""
+    label: str = ""
+    name: str = ""
+    # A step that nobody saw is left out.
+    steps: tuple[RecentStep, ...] = ()
+    # In the order of their beginnings. Of others as `[privacy] others` allows.
+    holdings: tuple[RecentHolding, ...] = ()
+
+
+class RecentUse(Message):
+    """Hold the answer of ``History.Recent``."""
+
+    gpus: tuple[RecentGpu, ...] = ()
+    step_seconds: int = 0
+    # Unix seconds: the beginning of the first step, and the time of the answer.
+    since: float = 0.0
+    until: float = 0.0
+    simulated: bool = False

@@ -915,3 +915,175 @@ class ExportResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportResponse: _TypeAlias = ExportResponse  # noqa: Y015
+
+@_typing.final
+class RecentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    since: _builtins.float
+    """Unix seconds, at most a day ago; 0 = an hour ago."""
+    step_seconds: _builtins.int
+    """The length of a step, from 10 to 3600; 0 = 60. No GPU has more than 1000 steps."""
+    def __init__(
+        self,
+        *,
+        since: _builtins.float = ...,
+        step_seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "step_seconds", b"step_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentRequest: _TypeAlias = RecentRequest  # noqa: Y015
+
+@_typing.final
+class RecentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    step_seconds: _builtins.int
+    since: _builtins.float
+    """Unix seconds: the beginning of the first step, and the time of the answer."""
+    until: _builtins.float
+    simulated: _builtins.bool
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentGpu]: ...
+    def __init__(
+        self,
+        *,
+        gpus: _abc.Iterable[Global___RecentGpu] | None = ...,
+        step_seconds: _builtins.int = ...,
+        since: _builtins.float = ...,
+        until: _builtins.float = ...,
+        simulated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "simulated", b"simulated", "since", b"since", "step_seconds", b"step_seconds", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentResponse: _TypeAlias = RecentResponse  # noqa: Y015
+
+@_typing.final
+class RecentGpu(_message.Message):
+    """A GPU was used so, and held by these leases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    HOLDINGS_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.str
+    label: _builtins.str
+    name: _builtins.str
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentStep]:
+        """A step that nobody saw is left out."""
+
+    @_builtins.property
+    def holdings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecentHolding]:
+        """In the order of their beginnings. Of others as `[privacy] others` allows."""
+
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.str = ...,
+        label: _builtins.str = ...,
+        name: _builtins.str = ...,
+        steps: _abc.Iterable[Global___RecentStep] | None = ...,
+        holdings: _abc.Iterable[Global___RecentHolding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "label", b"label", "name", b"name", "steps", b"steps", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentGpu: _TypeAlias = RecentGpu  # noqa: Y015
+
+@_typing.final
+class RecentStep(_message.Message):
+    """A step has the mean use and the mean memory of a GPU. A missing figure was not seen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    USE_RATIO_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    """Unix seconds: its beginning."""
+    use_ratio: _builtins.float
+    memory_used_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        at: _builtins.float = ...,
+        use_ratio: _builtins.float | None = ...,
+        memory_used_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_use_ratio", b"_use_ratio", "memory_used_bytes", b"memory_used_bytes", "use_ratio", b"use_ratio"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "_use_ratio", b"_use_ratio", "at", b"at", "memory_used_bytes", b"memory_used_bytes", "use_ratio", b"use_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__use_ratio: _TypeAlias = _typing.Literal["use_ratio"]  # noqa: Y015
+    _WhichOneofArgType__use_ratio: _TypeAlias = _typing.Literal["_use_ratio", b"_use_ratio"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_used_bytes) -> _WhichOneofReturnType__memory_used_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_ratio) -> _WhichOneofReturnType__use_ratio | None: ...
+
+Global___RecentStep: _TypeAlias = RecentStep  # noqa: Y015
+
+@_typing.final
+class RecentHolding(_message.Message):
+    """A holding is a time in which one lease held a part of the GPU."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    SHARE_PERMILLE_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    lease: _builtins.str
+    owner: _builtins.str
+    project: _builtins.str
+    since: _builtins.float
+    """Unix seconds, within the time of the answer."""
+    until: _builtins.float
+    share_permille: _builtins.int
+    """The share of the memory or of the compute, whichever is larger."""
+    memory_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        lease: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        project: _builtins.str = ...,
+        since: _builtins.float = ...,
+        until: _builtins.float = ...,
+        share_permille: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "memory_bytes", b"memory_bytes", "owner", b"owner", "project", b"project", "share_permille", b"share_permille", "since", b"since", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentHolding: _TypeAlias = RecentHolding  # noqa: Y015

@@ -66,6 +66,11 @@ class HistoryStub:
                 request_serializer=gpushare_dot_v1_dot_history__pb2.ExportRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_history__pb2.ExportResponse.FromString,
                 _registered_method=True)
+        self.Recent = channel.unary_unary(
+                '/gpushare.v1.History/Recent',
+                request_serializer=gpushare_dot_v1_dot_history__pb2.RecentRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_history__pb2.RecentResponse.FromString,
+                _registered_method=True)
 
 
 class HistoryServicer:
@@ -115,6 +120,14 @@ class HistoryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recent(self, request, context):
+        """Returns the last hour, or another short time, of each GPU of the node: its use in steps, and who held it.
+        Coordinators do not serve it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HistoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +160,11 @@ def add_HistoryServicer_to_server(servicer, server):
                     servicer.Export,
                     request_deserializer=gpushare_dot_v1_dot_history__pb2.ExportRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_history__pb2.ExportResponse.SerializeToString,
+            ),
+            'Recent': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recent,
+                    request_deserializer=gpushare_dot_v1_dot_history__pb2.RecentRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_history__pb2.RecentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +331,33 @@ class History:
             '/gpushare.v1.History/Export',
             gpushare_dot_v1_dot_history__pb2.ExportRequest.SerializeToString,
             gpushare_dot_v1_dot_history__pb2.ExportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.History/Recent',
+            gpushare_dot_v1_dot_history__pb2.RecentRequest.SerializeToString,
+            gpushare_dot_v1_dot_history__pb2.RecentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class HistoryStub:
     """Lists jobs that are over, the newest end first; a pool's with `window.pool`, else the node's own."""
     Export: _grpc.UnaryUnaryMultiCallable[_history_pb2.ExportRequest, _history_pb2.ExportResponse]
     """Returns a page of the history's rows."""
+    Recent: _grpc.UnaryUnaryMultiCallable[_history_pb2.RecentRequest, _history_pb2.RecentResponse]
+    """Returns the last hour, or another short time, of each GPU of the node: its use in steps, and who held it.
+    Coordinators do not serve it.
+    """
 
 @_typing.type_check_only
 class HistoryAsyncStub(HistoryStub):
@@ -67,6 +71,10 @@ class HistoryAsyncStub(HistoryStub):
     """Lists jobs that are over, the newest end first; a pool's with `window.pool`, else the node's own."""
     Export: _aio.UnaryUnaryMultiCallable[_history_pb2.ExportRequest, _history_pb2.ExportResponse]  # type: ignore[assignment]
     """Returns a page of the history's rows."""
+    Recent: _aio.UnaryUnaryMultiCallable[_history_pb2.RecentRequest, _history_pb2.RecentResponse]  # type: ignore[assignment]
+    """Returns the last hour, or another short time, of each GPU of the node: its use in steps, and who held it.
+    Coordinators do not serve it.
+    """
 
 class HistoryServicer(metaclass=_abc_1.ABCMeta):
     """Trusted callers see all, others their own, and of others what the site's `[privacy] others` allows. Images and
@@ -120,5 +128,15 @@ class HistoryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_history_pb2.ExportResponse, _abc.Awaitable[_history_pb2.ExportResponse]]:
         """Returns a page of the history's rows."""
+
+    @_abc_1.abstractmethod
+    def Recent(
+        self,
+        request: _history_pb2.RecentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_history_pb2.RecentResponse, _abc.Awaitable[_history_pb2.RecentResponse]]:
+        """Returns the last hour, or another short time, of each GPU of the node: its use in steps, and who held it.
+        Coordinators do not serve it.
+        """
 
 def add_HistoryServicer_to_server(servicer: HistoryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,7 +16,11 @@ from gpushared.pool.member.coordinator_calls import CoordinatorCalls
 ANSWER_SECONDS = 30.0
 _HISTORY = history_pb2.DESCRIPTOR.services_by_name["History"]
 _STUBS: Mapping[str, Callable[[grpc.aio.Channel], Any]] = {
-    **{f"gpushare.v1.History/{one.name}": history_pb2_grpc.HistoryStub for one in _HISTORY.methods},
+    **{
+        f"gpushare.v1.History/{one.name}": history_pb2_grpc.HistoryStub
+        for one in _HISTORY.methods
+        if one.name != "Recent"  # coordinators do not serve it
+    },
     "gpushare.v1.Leases/List": leases_pb2_grpc.LeasesStub,
     "gpushare.v1.Gpus/List": gpus_pb2_grpc.GpusStub,
 }

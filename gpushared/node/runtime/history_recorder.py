@@ -20,9 +20,10 @@ from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE, Gpu
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.span import milliseconds
 from gpushared.domain.scheduling.gpu_amounts import permille_of
+from gpushared.net.history_recent import UsePoint
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sample, Sampler
-from gpushared.node.runtime.use_series import Recent, SeriesSample, UseSeries
+from gpushared.node.runtime.use_series import RECENT_STEP_SECONDS, SeriesSample, UseSeries
 from gpushared.ports import Journal, PastLeases
 from gpushared.storage.history.history_file import SqliteHistory
 from gpushared.storage.history.history_writer import HistoryWriter
@@ -107,10 +108,20 @@ class HistoryRecorder(HistoryWriter):
                 ok = await self._try_to_write() and await self._attempt(self._prune_now_and_then)
                 due = time.monotonic() + (WRITE_SECONDS if ok else RETRY_SECONDS)
 
-    def recent(self, lease: str, gpu: str) -> Recent | None:
-        """Return the points of the last hours; None for a series that is not in memory."""
-        series = self._series.get((lease, gpu))
-        return None if series is None else series.recent
+    def gpus(self) -> tuple[GpuFacts, ...]:
+        """Return the GPUs that the node has now, in the order of their indices."""
+        return _facts(sorted(self._loop.state.gpus.values(), key=lambda gpu: (gpu.index, gpu.label)))
+
+    def points(self, gpu: str, since_ms: int) -> list[UsePoint]:
+        """Return the samples of a GPU that are in memory, one each ten seconds; times are of the day."""
+        series = self._series.get(("", gpu))
+        if series is None:
+            return []
+        ahead_ms = milliseconds(self._loop.state.ahead_seconds)
+        return [
+            UsePoint(at_ms + ahead_ms, RECENT_STEP_SECONDS * 1000, use_ratio, memory_mib)
+            for at_ms, use_ratio, memory_mib in series.recent.points(since_ms - ahead_ms)
+        ]
 
     # --- gathering -------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from gpushared.storage.history.hour_use import HOUR_MS, HourUse, merged
 from gpushared.storage.history.records import (
     HistoryBatch,
     HistoryFilter,
+    Holding,
     JobBatch,
     JobHistory,
     JobResumption,
@@ -236,6 +237,10 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
 
+    def holdings(self, wanted: HistoryFilter, limit: int) -> list[Holding]:
+        with self._reading() as db:
+            return queries.holdings(db, wanted, limit)
+
     def queue_then(self, source: int, lease: str) -> QueueThen | None:
         with self._reading() as db:
             return queue_then(db, source, lease)
@@ -344,6 +349,9 @@ class SqliteHistory(Calls):
         self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
     ) -> list[Point]:
         return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
+
+    async def holdings(self, wanted: HistoryFilter, limit: int) -> list[Holding]:
+        return await self._read(lambda: self._store.holdings(wanted, limit))
 
     async def queue_then(self, source: int, lease: str) -> QueueThen | None:
         return await self._read(lambda: self._store.queue_then(source, lease))

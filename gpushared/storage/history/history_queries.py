@@ -24,6 +24,7 @@ from gpushared.storage.history.history_sources import (
 from gpushared.storage.history.hour_use import HOUR_MS, MINUTE_MS, HourUse, Minute
 from gpushared.storage.history.records import (
     HistoryFilter,
+    Holding,
     LeaseAccount,
     LeaseHistory,
     Point,
@@ -141,6 +142,26 @@ def points(
             for row in rows
             for at_ms, length_ms, minute in _points_of(hour_of(row))
             if source.since_ms < at_ms + length_ms and at_ms < source.until_ms
+        ]
+    return found
+
+
+def holdings(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Holding]:
+    """Return who held which GPU in the time, open spans too, the newest beginning first."""
+    found: list[Holding] = []
+    for source in sources(db, wanted):
+        where, values = conditions(source, wanted)
+        rows = db.execute(
+            f"""SELECT s.lease, l.owner, {PROJECT}, s.gpu, max(s.start_ms, :since), min(s.end_ms, :until),
+                       s.permille, s.memory_mib
+                FROM {spans_of(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                WHERE s.gpu IS NOT NULL AND s.start_ms < :until AND s.end_ms > :since AND {WITHIN_LEASE} {where}
+                ORDER BY s.start_ms DESC LIMIT :limit""",  # noqa: S608 - constants
+            {**values, "limit": limit},
+        )
+        found += [
+            Holding(lease, owner, project, gpu, source.day(since), source.day(until), permille, mib)
+            for lease, owner, project, gpu, since, until, permille, mib in rows
         ]
     return found
 

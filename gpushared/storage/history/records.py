@@ -215,6 +215,20 @@ class SeriesName:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """Hold the part of a lease's span on a GPU that lies in a time, in milliseconds of the time of day."""
+
+    lease: str
+    owner: str
+    project: str
+    gpu: str
+    since_ms: int
+    until_ms: int
+    permille: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """Hold one point of a series: an hour or a minute, at its beginning in milliseconds of the time of day."""
 

@@ -224,7 +224,7 @@ function poolSwitch(now) {
 }
 
 function badge() {
-  if (!stream || !session.user) return null;
+  if (!stream?.watches || !session.user) return null;
   const age = stream.heardAt ? span((Date.now() - stream.heardAt) / 1000) : "";
   const words = { live: "Live", connecting: stream.heardAt ? "Reconnecting" : "Connecting", paused: "Paused" }[stream.status];
   const old = stream.status !== "live" && age ? h("span", { class: "age" }, ` what you see is ${age} old`) : null;

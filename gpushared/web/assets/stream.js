@@ -36,8 +36,10 @@ export class Stream {
     this.connection = null;
     this.timer = 0;
     this.onVisible = () => (document.hidden ? this.pause() : this.resume());
+    this.watches = Object.keys(watch).length > 0;
+    if (!this.watches) return;
     document.addEventListener("visibilitychange", this.onVisible);
-    if (Object.keys(watch).length) this.onVisible();
+    this.onVisible();
   }
 
   close() {

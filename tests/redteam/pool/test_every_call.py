@@ -15,7 +15,7 @@ from gpushared.api.v1 import jobs_pb2
 from gpushared.pool.trust.assertions import ASSERTION_METADATA
 from tests.redteam.pool.lab import CALLS, Code, Lab, Metadata, ask, bearer
 
-ONLY_ON_NODES = {"Jobs/Door", "Jobs/Reserve"}
+ONLY_ON_NODES = {"Jobs/Door", "Jobs/Reserve", "History/Recent"}
 OPEN_TO_STRANGERS = {"Join/GetTrust"}
 OF_ONE_JOB = {
     f"Jobs/{name}"
