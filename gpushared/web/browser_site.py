@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -26,6 +25,7 @@ from gpushared import __version__
 from gpushared.domain.model.errors import (
     Code,
     GpushareError,
+    LimitReached,
     NotFound,
     NotLoggedIn,
     PermissionRefused,
@@ -55,8 +55,8 @@ from gpushared.web.logins import NEW_LINK_HINT, Logins, Session, User
 PROTOCOL = b"gpushare-browser"
 HOSTS_HEADER = b"gpushare-hosts"
 MAX_HOSTS = 32
-STREAMS_OF_A_USER = 64
-STREAM_SECONDS = 3600.0
+STREAMS_OF_A_USER = 16
+STREAM_SECONDS = 600.0
 """A browser opens its stream anew after this time, and its user's rights are looked at again."""
 LOGIN_BYTES = 1024
 NOBODY = Caller(NOBODY_HERE, NOBODY_HERE, "")
@@ -139,8 +139,6 @@ class BrowserSite:
     audit: Sink = ignore
     refused: Callable[[RequestRefusal, Caller, Origin], None] = forget
     """Receive requests that break HTTP or a bound."""
-    revision: Callable[[], str] = str
-    """Return the revision of the state that calls answer from; empty if there is none."""
     assets: Assets = field(default_factory=Assets)
     streams: CallsUnderWay = field(default_factory=lambda: CallsUnderWay(STREAMS_OF_A_USER))
 
@@ -176,6 +174,7 @@ async def serve_browser(wire: Wire, early: bytes, site: BrowserSite, access: Acc
         site.json,
         _Browser(site, access).answer,
         json_prefix=b"\n",
+        counts_itself=True,
         headers=HEADERS,
         problem=lambda error: failure(error).body,
         refused=site.refused,
@@ -211,7 +210,7 @@ class _Browser:
             if not target.startswith(base):
                 raise _no_such_path()
             await self._route(exchange, host, target.removeprefix(base), query)
-        except (PermissionRefused, NotLoggedIn) as error:
+        except (PermissionRefused, NotLoggedIn, LimitReached) as error:
             self._tell_refusal(exchange, target, error)
             raise
 
@@ -265,13 +264,13 @@ class _Browser:
 
     async def _call(self, exchange: Exchange, path: str) -> None:
         caller, _ = await self._user(exchange)
-        async with self._counted(caller):
+        async with self._site.shares.of(caller.uid).request():
             body = await exchange.read(LIMITS.json_body_bytes)
             call = WebRequest("POST", f"/{path}", exchange.headers, body, caller, self._access.origin)
             reply = await self._site.json(call)
-        if revision := self._site.revision():
-            exchange.added.append((b"Gpushare-Revision", revision.encode()))
-        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+        await exchange.respond(
+            reply.status, reply.body, headers=reply.headers, content_type=reply.content_type
+        )
 
     async def _session(self, exchange: Exchange) -> None:
         caller, session = await self._user(exchange)
@@ -299,9 +298,8 @@ class _Browser:
         if self._site.stream is None:
             raise _no_such_path()
         caller, session = await self._user(exchange)
-        async with self._counted(caller):
-            with self._site.streams.of(caller.name):
-                await self._stream_until_over(exchange, caller, session, query)
+        with self._site.streams.of(caller.name):
+            await self._stream_until_over(exchange, caller, session, query)
 
     async def _stream_until_over(
         self, exchange: Exchange, caller: Caller, session: Session | None, query: str
@@ -318,16 +316,7 @@ class _Browser:
         except TimeoutError:
             if not exchange.started:
                 raise NotLoggedIn("the session has ended", hint=NEW_LINK_HINT) from None
-            await exchange.finish()
-
-    @asynccontextmanager
-    async def _counted(self, caller: Caller) -> AsyncIterator[None]:
-        """Count the request for a user whom the connection does not tell; else it is counted already."""
-        if self._access.caller is not None:
-            yield
-            return
-        async with self._site.shares.of(caller.uid).request():
-            yield
+            exchange.abort()  # a part of an event may have been written
 
     # --- who it is
 
@@ -396,9 +385,9 @@ class _Browser:
     # --- the audit
 
     def _tell_refusal(self, exchange: Exchange, path: str, error: GpushareError) -> None:
-        """Write a line of what looks like an attack; a browser without a session is none."""
+        """Write the line of a refusal, but for browsers that only have no session."""
         is_login = path == f"{self._site.base_path()}login"
-        if is_login or isinstance(error, PermissionRefused):
+        if is_login or isinstance(error, PermissionRefused | LimitReached):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
             self._tell(self._access.caller or NOBODY, method, endpoint, error)
 
