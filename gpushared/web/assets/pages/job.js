@@ -1,6 +1,6 @@
 // Say where a job is, why it waits, what its attempts used, and its last words.
 import { buttons, jobActions } from "../actions.js";
-import { h, name } from "../dom.js";
+import { facts, h, name } from "../dom.js";
 import { clock, jobState, span, stamp } from "../format.js";
 import { leasePath, stateMark } from "../leases.js";
 import { logView } from "../log_view.js";
@@ -32,7 +32,7 @@ export function view({ why, report }, context) {
     hint && h("p", null, h("span", { class: "quiet" }, "helps "), hint),
     buttons(jobActions(job, context), context),
     h("div", { class: "columns" },
-      h("section", { class: "card" }, h("h2", null, "What it is"), facts(job, context.now)),
+      h("section", { class: "card" }, h("h2", null, "What it is"), facts(course(job, context.now))),
       h("section", { class: "card" }, h("h2", null, "Use of what it holds"),
         report?.leases.length
           ? report.leases.map((one) => h("div", { key: String(one.lease?.attempt) }, report.leases.length > 1 && h("h3", null, `Attempt ${one.lease?.attempt}`), useOverLife(one)))
@@ -51,8 +51,8 @@ function ran(job, now) {
 }
 
 /** @param {Job} job @param {number} now */
-function facts(job, now) {
-  const rows = /** @type {[string, import("../dom.js").Child][]} */ ([
+function course(job, now) {
+  return /** @type {[string, import("../dom.js").Child][]} */ ([
     ["of", [name(job.owner), " in project ", name(job.project)]],
     ["class", [job.class, job.priority !== 0 && `, priority ${job.priority}`]],
     ["runs", job.image && [name(job.image), " called ", name(job.name)]],
@@ -60,7 +60,6 @@ function facts(job, now) {
     ["array", job.array_id && [h("span", { class: "mono" }, job.array_id), `, number ${job.array_index ?? 0}`]],
     ["submitted", `${stamp(job.submitted_at)}, ${span(now - job.submitted_at)} ago`],
   ]);
-  return h("dl", { class: "facts" }, rows.filter(([, words]) => words).map(([term, words]) => [h("dt", null, term), h("dd", null, words)]));
 }
 
 /** @param {Job} job @param {Context} context */

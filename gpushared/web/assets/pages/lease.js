@@ -1,6 +1,6 @@
 // Say if a run is healthy: what it uses of what it holds, how long it has, what happened, and its last words.
 import { buttons, leaseActions } from "../actions.js";
-import { h, name } from "../dom.js";
+import { facts, h, name } from "../dom.js";
 import { clock, grantedBytes, holding, leaseState, memory, memoryPair, percent, span, stamp } from "../format.js";
 import { logView } from "../log_view.js";
 import { startOf, stateMark } from "../leases.js";
@@ -24,9 +24,9 @@ export function watch({ id, node }, { session }) {
 export function view({ why, leases, report }, context) {
   const { parameters, troubles } = context;
   const lease = why?.lease ?? leases?.leases.find((one) => one.id === parameters.id && one.node === parameters.node);
-  const past = report?.leases[0];
-  const was = past?.lease;
-  if (!lease && !past) {
+  const seen = report?.leases[0];
+  const was = seen?.lease;
+  if (!lease && !seen) {
     const isKnown = !(troubles.why || (leases && troubles.report));
     return [h("h1", null, `Lease ${parameters.id}`), h("p", { class: "quiet" }, isKnown ? "Loading…" : "Nothing more is known of it here.")];
   }
@@ -38,8 +38,8 @@ export function view({ why, leases, report }, context) {
     lease?.fault && h("p", { class: "banner bad" }, h("strong", null, "Fault: "), lease.fault),
     lease && (why ? buttons(leaseActions(lease, context), context) : h("p", { class: "quiet" }, "It is on another node: its page there, and `gpushare` there, can change it.")),
     h("div", { class: "columns" },
-      h("section", { class: "card" }, h("h2", null, "What it has"), lease ? facts(lease, context) : was && pastFacts(was), why && explanationFacts(why, context)),
-      h("section", { class: "card" }, h("h2", null, "Use of what it holds"), past ? useOverLife(past) : h("p", { class: "quiet" }, "Nothing was seen yet."), past && notes(past))),
+      h("section", { class: "card" }, h("h2", null, "What it has"), facts([...(lease ? present(lease, context) : was ? past(was) : []), ...(why ? explanationFacts(why, context) : [])])),
+      h("section", { class: "card" }, h("h2", null, "Use of what it holds"), seen ? useOverLife(seen) : h("p", { class: "quiet" }, "Nothing was seen yet."), seen && notes(seen))),
     why && logView(context.logs.log, context.troubles.log, `gpushare logs -f ${parameters.id}`),
     why && story(why.story.map((entry) => ({ at: entry.at, state: entry.state, text: entry.text }))),
   ];
@@ -57,17 +57,13 @@ function headline(lease, { now }) {
   return [h("p", { class: "headline" }, parts.filter(Boolean).join(" · ")), waiting && h("p", null, waiting.text || waiting.reason)];
 }
 
-/** @param {[string, import("../dom.js").Child][]} rows */
-function list(rows) {
-  return h("dl", { class: "facts" }, rows.filter(([, words]) => words).map(([term, words]) => [h("dt", null, term), h("dd", null, words)]));
-}
-
 /** @param {Lease} lease @param {Context} context */
-function facts(lease, { now }) {
+function present(lease, { now }) {
+  const waits = Boolean(lease.waiting);
   const idle = lease.idle_since > 0 && [`for ${span(now - lease.idle_since)}`, lease.lowered && "gives way to others first"].filter(Boolean).join("; ");
   const wishes = [lease.models.join(" or "), lease.near.length && `near ${lease.near.join(", ")}`, lease.away_from.length && `away from ${lease.away_from.join(", ")}`,
     lease.host_cpu_milli !== "0" && `${Number(lease.host_cpu_milli) / 1000} CPUs`, lease.host_memory_bytes !== "0" && `${memory(lease.host_memory_bytes)} of host memory`];
-  return list([
+  return /** @type {[string, import("../dom.js").Child][]} */ ([
     ["of", [name(lease.owner), lease.project && lease.project !== lease.owner && [" in project ", name(lease.project)]]],
     ["asks", [name(lease.asks), ` ${lease.class}`, lease.preset && [", preset ", name(lease.preset)], lease.priority !== 0 && `, priority ${lease.priority}`]],
     ["holds", lease.grants.length > 0 && holding(lease.grants)],
@@ -76,7 +72,7 @@ function facts(lease, { now }) {
     ["job", lease.job_id && [h("a", { href: `job/${lease.job_id}` }, lease.job_id), lease.job_pool && [" of pool ", name(lease.job_pool)], `, attempt ${lease.job_attempt}`]],
     ["wants", wishes.filter(Boolean).join("; ")],
     ["asked", `${stamp(lease.created_at)}, ${span(now - lease.created_at)} ago`],
-    ["ends", lease.expires_at > 0 && lease.state !== "ended" ? `${clock(lease.expires_at, now)}, ${span(lease.expires_at - now)} left` : lease.state !== "ended" && "no time limit"],
+    ["ends", lease.expires_at > 0 && lease.state !== "ended" ? `${clock(lease.expires_at, now)}, ${span(lease.expires_at - now)} left` : !waits && lease.state !== "ended" && "no time limit"],
     ["idle", idle],
     ["gave way", lease.preemptions > 0 && `${lease.preemptions} ${lease.preemptions === 1 ? "time" : "times"}`],
     ["restarts", lease.restarts > 0 && String(lease.restarts)],
@@ -85,8 +81,8 @@ function facts(lease, { now }) {
 }
 
 /** @param {PastLease} lease */
-function pastFacts(lease) {
-  return list([
+function past(lease) {
+  return /** @type {[string, import("../dom.js").Child][]} */ ([
     ["of", [name(lease.owner), " in project ", name(lease.project)]],
     ["asked", [name(lease.asks), ` ${lease.class}`]],
     ["outcome", lease.outcome && [lease.outcome, lease.outcome_text && `: ${lease.outcome_text}`]],

@@ -1,15 +1,16 @@
 // Answer first what people come for: is there room now, for what size.
-import { h, name } from "../dom.js";
+import { h } from "../dom.js";
 import { memory, share } from "../format.js";
 import { gpuCard, stripLegend } from "../gpu_card.js";
-import { gpuName, healthLines, holderColumns, leaseLink, startOf, waitingOf } from "../leases.js";
+import { gpuName, healthLines, holderColumns, waitingOf } from "../leases.js";
 import { table } from "../table.js";
+import { waitingCard } from "./queue.js";
 
 /** @typedef {import("../app.js").Context} Context */
 /** @typedef {import("../leases.js").Holder} Holder */
 
 const WHOLE = 1000;
-const WAITING_SHOWN = 5;
+const WAITING_SHOWN = 4;
 
 export const title = "GPUs";
 
@@ -32,7 +33,8 @@ export function view({ gpus, leases }, context) {
     h("h2", null, "Who has what"),
     whoHasWhat(holders, leases.unmanaged, context),
     h("h2", null, "Who waits"),
-    whoWaits(waiting, context),
+    h("ol", { class: "queue" }, waiting.slice(0, WAITING_SHOWN).map((lease) => waitingCard(lease, context))),
+    h("p", { class: "quiet" }, waiting.length ? h("a", { href: "queue" }, `Why, and what would start now, of all ${waiting.length}`) : "Nobody waits."),
   ];
 }
 
@@ -74,26 +76,4 @@ function whoHasWhat(leases, unmanaged, context) {
     changed: context.draw,
     rowClass: (row) => ("lease" in row && row.lease.owner_uid === String(context.session.uid) ? "mine" : ""),
   });
-}
-
-/** @param {Lease[]} waiting @param {Context} context */
-function whoWaits(waiting, context) {
-  return [
-    table({
-      caption: "Who waits",
-      rows: waiting.slice(0, WAITING_SHOWN),
-      key: (lease) => lease.id,
-      empty: "Nobody waits.",
-      rowClass: (lease) => (lease.owner_uid === String(context.session.uid) ? "mine" : ""),
-      columns: [
-        { title: "pos", right: true, cell: (lease) => String(lease.waiting?.position) },
-        { title: "lease", cell: (lease) => leaseLink(lease, context) },
-        { title: "user", cell: (lease) => name(lease.owner) },
-        { title: "asks", cell: (lease) => name(lease.asks) },
-        { title: "start", cell: (lease) => lease.waiting && startOf(lease.waiting, context.now) },
-        { title: "why", cell: (lease) => h("span", { class: "why" }, lease.waiting?.text || lease.waiting?.reason) },
-      ],
-    }),
-    waiting.length > 0 && h("p", null, h("a", { href: "queue" }, waiting.length > WAITING_SHOWN ? `All ${waiting.length} that wait` : "More on the queue")),
-  ];
 }

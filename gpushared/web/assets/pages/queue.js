@@ -1,5 +1,5 @@
 // Say when each request starts, behind whom, and why it waits.
-import { h, name } from "../dom.js";
+import { facts, h, name } from "../dom.js";
 import { jobState, span, start } from "../format.js";
 import { leaseLink, leasePath, startOf, stateMark, waitingOf } from "../leases.js";
 import { table } from "../table.js";
@@ -26,7 +26,7 @@ export function view({ leases, jobs }, context) {
   return [
     h("h1", null, heading(waiting, mine, context.now)),
     (leases.notices ?? []).map((text) => h("p", { class: "banner" }, text)),
-    h("ol", { class: "queue" }, waiting.map((lease, place) => request(lease, context, place < EXPLAINED))),
+    h("ol", { class: "queue" }, waiting.map((lease, place) => waitingCard(lease, context, more(lease, context, place < EXPLAINED)))),
     !waiting.length && h("p", { class: "quiet" }, "Who asks for what is free now starts at once: ", h("a", { href: "submit" }, "New request"), " tells."),
     jobs && h("h2", null, "Your jobs"),
     jobs && ownJobs(jobs, context),
@@ -47,14 +47,12 @@ function heading(waiting, mine, now) {
   return `Yours is ${first.position} of ${first.queue_length}, start ${startOf(first, now)}${more}`;
 }
 
-/** @param {Lease} lease @param {Context} context @param {boolean} isEarly */
-function request(lease, context, isEarly) {
+/** @param {Lease} lease @param {Context} context @param {import("../dom.js").Child} [more] */
+export function waitingCard(lease, context, more) {
   const { waiting } = lease;
   if (!waiting) return null;
   const { now } = context;
   const mine = isMine(lease, context);
-  const here = !context.pool || !lease.node || lease.node === context.session.node;
-  const explained = here && lease.id.startsWith("l-") && (mine || isEarly || opened.has(lease.id));
   return h("li", { key: `${lease.node} ${lease.id}`, class: mine ? "card mine" : "card" },
     h("div", { class: "queue-head" },
       h("span", { class: "position", title: `position ${waiting.position} of ${waiting.queue_length}` }, String(waiting.position)),
@@ -66,7 +64,16 @@ function request(lease, context, isEarly) {
       h("span", { class: "start" }, "start ", h("strong", null, startOf(waiting, now)))),
     h("p", null, h("span", { class: "quiet" }, "why "), waiting.text || waiting.reason, h("span", { class: "quiet" }, ` (${waiting.reason})`)),
     lease.held_by && h("p", null, "held by ", name(lease.held_by)),
-    explained ? details(lease, context) : here && lease.id.startsWith("l-") && h("button", { class: "plain", onclick: () => open(lease.id, context) }, "What would start now?"));
+    more);
+}
+
+/** Show the explanation of a lease of this node, at once if it is early in the queue or the reader's own.
+ * @param {Lease} lease @param {Context} context @param {boolean} isEarly */
+function more(lease, context, isEarly) {
+  const here = !context.pool || !lease.node || lease.node === context.session.node;
+  if (!here || !lease.id.startsWith("l-")) return null;
+  if (isEarly || isMine(lease, context) || opened.has(lease.id)) return details(lease, context);
+  return h("button", { class: "plain", onclick: () => open(lease.id, context) }, "What would start now?");
 }
 
 /** @param {string} id @param {Context} context */
@@ -79,22 +86,21 @@ function open(id, context) {
 function details(lease, context) {
   const explanation = context.memo(lease.token, "Leases/Explain", { lease_id: lease.id });
   if (!explanation || explanation.failure) return h("p", { class: "quiet" }, explanation?.failure.message ?? "…");
-  return explanationFacts(explanation, context);
+  return facts(explanationFacts(explanation, context));
 }
 
 /**
- * Show what `gpushare why` says of a wait: refusals, GPUs that are kept, what would start now.
+ * Return what `gpushare why` says of a wait: refusals, GPUs that are kept, what would start now.
  * @param {Explanation} explanation @param {Context} context
  */
 export function explanationFacts({ lease, refusals, kept, fits_now, gives_way }, { now }) {
   const isOwn = kept?.lease_id === lease?.id;
-  const facts = /** @type {[string, import("../dom.js").Child][]} */ ([
+  return /** @type {[string, import("../dom.js").Child][]} */ ([
     ...refusals.map((refusal) => ["refused", `${refusal.gpus === 1 ? "1 GPU" : `each of ${refusal.gpus} GPUs`}: ${refusal.text || refusal.reason}`]),
     kept?.gpu_labels.length && ["kept", [`GPU ${kept.gpu_labels.join(", ")} for `, isOwn ? "it" : h("a", { href: leasePath(kept.lease_id) }, kept.lease_id), !isOwn && `, start ${start(0, kept.start_to, now)}`]],
     fits_now && ["instead", fits_now],
     gives_way && ["others", gives_way],
   ].filter(Boolean));
-  return facts.length > 0 && h("dl", { class: "facts" }, facts.map(([term, words]) => [h("dt", null, term), h("dd", null, words)]));
 }
 
 /** @param {ListJobsResponse} answer @param {Context} context */
