@@ -266,6 +266,8 @@ class DaemonProcess:
                 "HOME": "/tmp",
                 "DOCKER_CONFIG": "/nonexistent",
                 "GPUSHARE_HOST": f"unix://{self.socket}",
+                # A work tree may share the environment of another one.
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             },
         )
 

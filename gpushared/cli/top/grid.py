@@ -37,7 +37,7 @@ def grid(recent: RecentUse, width: int) -> list[list[Segment]]:
     for gpu in recent.gpus:
         cells = [_cell(gpu, begin, cell_width - 1) for begin in begins]
         lines.append([Segment(gpu.label.ljust(LABEL_WIDTH)), *(part for cell in cells for part in cell)])
-    return [*lines, [], [Segment(LEGEND, _QUIET_LOOK)]]
+    return lines
 
 
 def _cell(gpu: RecentGpu, begin: float, width: int) -> list[Segment]:

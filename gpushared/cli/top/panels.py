@@ -206,7 +206,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("held and used"),
         *_chosen(gpus.LISTING.columns, "memory", "temp", "power"),
         Column("health", coloured=True),
-        Column("wall", least=8),
+        Column("wall", least=10),
         *_chosen(gpus.LISTING.columns, "leases", "free"),
     ),
     LEASES: (

@@ -58,6 +58,13 @@ _CHARACTERS: Mapping[str, str] = {
 }
 
 
+def can_show_unicode() -> bool:
+    """Return True if curses can write more than ASCII; Python itself writes UTF-8 in the locale C too."""
+    with suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, "")
+    return "utf" in locale.nl_langinfo(locale.CODESET).lower()
+
+
 class Program:
     """Run until the user leaves."""
 
@@ -77,7 +84,6 @@ class Program:
         self._looks: dict[str, int] = {"": curses.A_NORMAL}
 
     def run(self) -> int:
-        locale.setlocale(locale.LC_ALL, "")
         self._feed.start()
         with _Signals(self._waker):
             screen = curses.initscr()

@@ -43,8 +43,9 @@ def start(options: Options) -> int:
     if once or not _can_draw():
         return _once(client, scope, plain=plain, colour=colour)
     client.retries = None  # the view itself asks again, and says so
-    from gpushared.cli.top.screen import Program
+    from gpushared.cli.top.screen import Program, can_show_unicode
 
+    plain = plain or not can_show_unicode()
     return Program(client, scope, interval_seconds, plain=plain, colour=colour).run()
 
 

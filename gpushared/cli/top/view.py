@@ -12,7 +12,7 @@ from gpushared.cli.listing import SIMULATED
 from gpushared.cli.table import Segment, text_width
 from gpushared.cli.top.actions import ACTIONS, target_of
 from gpushared.cli.top.answers import Answers
-from gpushared.cli.top.grid import grid
+from gpushared.cli.top.grid import LEGEND, grid
 from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, PANELS, Prompt, Ui, chosen_row, place
 from gpushared.cli.top.panels import LEASES, QUEUE, Panel, notes
 from gpushared.light import NamedTuple
@@ -30,7 +30,7 @@ MAX_LINE = 600
 STORY_INDENT = 11
 """The sentences of ``gpushare why`` begin there."""
 GENERAL_KEYS = (
-    *(("?", "help"), ("q", "leave"), ("enter", "story"), ("tab", "panel")),
+    *(("?", "help"), ("q", "leave"), ("enter", "story"), ("w", "why"), ("tab", "panel")),
     *(("/", "filter"), ("s", "sort"), ("g", "last hour")),
 )
 
@@ -104,8 +104,11 @@ def _facts(answers: Answers) -> list[str]:
     place = answers.gpus.node
     if answers.nodes is not None:
         place = f"pool {answers.nodes.pool}" if answers.nodes.pool else "pool"
-    counts = f"{gpus} GPU{'' if gpus == 1 else 's'}, {len(leases) - waiting} leases, {waiting} waiting"
-    return [place, counts]
+    return [place, f"{_counted(gpus, 'GPU')}, {_counted(len(leases) - waiting, 'lease')}, {waiting} waiting"]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _with_right(left: Sequence[Segment], right: Segment, width: int) -> Line:
@@ -151,8 +154,7 @@ def _actions(ui: Ui, panels: Mapping[str, Panel]) -> list[tuple[str, Sequence[st
     target = target_of(chosen_row(ui, panels)) if panels else None
     if target is None:
         return []
-    found = [(one.key, words) for one in ACTIONS if (words := one.words(target, "")) is not None]
-    return [*found, ("w", ("why", target.name))]
+    return [(one.key, words) for one in ACTIONS if (words := one.words(target, "")) is not None]
 
 
 def _keys(found: Iterable[tuple[str, str]], width: int) -> Line:
@@ -168,12 +170,10 @@ def _keys(found: Iterable[tuple[str, str]], width: int) -> Line:
 
 def _commands(actions: Sequence[tuple[str, Sequence[str]]], width: int) -> Line:
     """Return a line with the command that each key stands for."""
-    if not actions:
-        return []
-    return [
-        Segment("gpushare  "),
-        *_keys(((key, " ".join(words)) for key, words in actions), width - len("gpushare  ")),
-    ]
+    line = _keys(((key, " ".join(words)) for key, words in actions), width)
+    program = Segment("gpushare  ", QUIET)
+    has_room = text_width(program.text) + sum(text_width(one.text) for one in line) <= width
+    return [program, *line] if line and has_room else line
 
 
 # --- panels ----------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def _other_screen(answers: Answers, ui: Ui, width: int) -> list[Line]:
         if answers.recent is None:
             lines = [[Segment(answers.recent_trouble or "asking the daemon")]]
         else:
-            lines = [list(line) for line in grid(answers.recent, width)]
+            lines = [*grid(answers.recent, width), [], *_wrapped(LEGEND, width, indent=2, look=QUIET)]
     else:
         title = ui.title
         lines = [line for one in ui.lines for line in _wrapped(one, width, STORY_INDENT)]
