@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 import threading  # noqa: F401 - the command imports it when it has to
+import unicodedata  # noqa: F401 - and this, to measure text that is not ASCII
 from importlib import import_module
 
 import gpushared.cli
