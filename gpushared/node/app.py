@@ -40,6 +40,7 @@ from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
 from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares
+from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
@@ -63,6 +64,7 @@ from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
+from gpushared.node.services.page_streams import NodeLogs, SampleRevisions, node_pace
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
 from gpushared.notify.outbox import NotificationOutbox
@@ -73,6 +75,7 @@ from gpushared.storage.notification_file import SqliteNotifications
 from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
 from gpushared.web.logins import Logins
+from gpushared.web.stream import EventStreams
 from gpushared.web.web_service import WebApi
 
 log = logging.getLogger(__name__)
@@ -109,6 +112,8 @@ class Daemon:
         self._notifier = notifier
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._revisions = Revisions()
+        self._troubles.on_change = self._revisions.state_changed
         self._promises = Promises(self._troubles)
         self._enrolment = open_enrolment(config, self._troubles)
         subordinates = SubordinateIds(_path(config.gate.subordinate_ids))
@@ -373,7 +378,7 @@ class Daemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
-        json = JsonApi(self._calls() | lines.calls(), of_calls)
+        json = JsonApi(self._calls() | lines.calls(), of_calls, lambda: self._revisions)
         routes = Routes(
             json.answer,
             gate.handle,
@@ -387,7 +392,9 @@ class Daemon:
         policy = PolicyApi(gate)
         json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
-        site = self._make_site(json, gate)
+        streams = self._make_streams(json, jobs)
+        stack.push_async_callback(streams.close)
+        site = self._make_site(json, gate, streams)
         self._browsers = browsers = self._make_browsers(site)
         json.add(WebApi(site.logins, site.base_path, browsers.url).calls())
         front = Front(
@@ -407,7 +414,18 @@ class Daemon:
         account = self._identities.account
         return BrowserListeners(lambda: self._config.web, site, UserLookups(account, account), self._troubles)
 
-    def _make_site(self, json: JsonApi, gate: Gate) -> BrowserSite:
+    def _make_streams(self, json: JsonApi, jobs: NodeJobs) -> EventStreams:
+        self._loop.on_change = self._room.on_change = self._revisions.state_changed
+        self._sampler.observers.append(SampleRevisions(self._revisions).observe)
+        return EventStreams(
+            json,
+            self._revisions,
+            self._shares,
+            node_pace(lambda: jobs.pool is not None),
+            NodeLogs(self._api, jobs, self._jobs.loopback_gate).follow,
+        )
+
+    def _make_site(self, json: JsonApi, gate: Gate, streams: EventStreams) -> BrowserSite:
         state_dir = self._config.node.state_dir
         return BrowserSite(
             json.answer,
@@ -420,6 +438,7 @@ class Daemon:
             lambda: self._config.web.base_path,
             identity=f"{self._node_name()}\n{state_dir}",
             shares=self._shares,
+            stream=streams.serve,
             audit=self._audit.take,
             refused=gate.refused,
         )
@@ -595,6 +614,7 @@ class Daemon:
             self._browsers.reload()
         self._outbox.reload()
         self._set_defaults()
+        self._revisions.state_changed()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
 

@@ -58,8 +58,8 @@ from gpushared.web.logins import NEW_LINK_HINT, Logins, Session, User
 PROTOCOL = b"gpushare-browser"
 HOSTS_HEADER = b"gpushare-hosts"
 MAX_HOSTS = 32
-STREAMS_OF_A_USER = 64
-STREAM_SECONDS = 3600.0
+STREAMS_OF_A_USER = 16
+STREAM_SECONDS = 600.0
 """A browser opens its stream anew after this time, and its user's rights are looked at again."""
 LOGIN_BYTES = 1024
 TRIES_BURST = 20
@@ -147,8 +147,6 @@ class BrowserSite:
     audit: Sink = ignore
     refused: Callable[[RequestRefusal, Caller, Origin], None] = forget
     """Receive requests that break HTTP or a bound."""
-    revision: Callable[[], str] = str
-    """Return the revision of the state that calls answer from; empty if there is none."""
     assets: Assets = field(default_factory=Assets)
     streams: CallsUnderWay = field(default_factory=lambda: CallsUnderWay(STREAMS_OF_A_USER))
     tries: Rates = field(
@@ -285,9 +283,9 @@ class _Browser:
             body = await exchange.read(LIMITS.json_body_bytes)
             call = WebRequest("POST", f"/{path}", exchange.headers, body, caller, self._access.origin)
             reply = await self._site.json(call)
-        if revision := self._site.revision():
-            exchange.added.append((b"Gpushare-Revision", revision.encode()))
-        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+        await exchange.respond(
+            reply.status, reply.body, headers=reply.headers, content_type=reply.content_type
+        )
 
     async def _session(self, exchange: Exchange) -> None:
         caller, session = await self._user(exchange)
