@@ -21,7 +21,7 @@ from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.running_parts import CoordinatorParts
-from gpushared.pool.trust.callers import PersonCaller
+from gpushared.pool.trust.callers import PersonCaller, unless
 from gpushared.storage.audit.line import NOBODY_HERE
 from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
@@ -74,7 +74,7 @@ class PoolPage:
             lambda: config().web.base_path,
             identity=f"pool {trust.pool}\n{sessions}",
             shares=shares,
-            stream=self.streams.serve,
+            stream=self._stream,
             user_of_token=self._user_of_token,
             audit=self._coordinator.audit.take,
         )
@@ -100,6 +100,12 @@ class PoolPage:
         return self._coordinator.trust.callers.named_caller(name)
 
     # --- what pages watch
+
+    async def _stream(self, exchange: Exchange, caller: Caller, query: str) -> None:
+        """Serve a stream until its user's token ends, as other streams of the pool."""
+        callers = self._coordinator.trust.callers
+        with callers.watching(callers.of_json(caller)) as gone:
+            await unless(gone, self.streams.serve(exchange, caller, query))
 
     async def _logs(
         self, watch: LogWatch, caller: Caller, tail: int
