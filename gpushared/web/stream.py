@@ -20,7 +20,6 @@ from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import GpushareError, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_server import ClientGoneError, Exchange
-from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.web.answers import Answer
@@ -52,11 +51,10 @@ class EventStreams:
         self,
         calls: JsonApi,
         revisions: Revisions,
-        shares: Shares,
         pace_of: PaceOf = usual_pace,
         logs: LogSource | None = None,
     ) -> None:
-        self.live = LiveAnswers(calls, revisions, shares, pace_of)
+        self.live = LiveAnswers(calls, revisions, pace_of)
         self._logs = logs
 
     async def serve(self, exchange: Exchange, caller: Caller, query: str) -> None:

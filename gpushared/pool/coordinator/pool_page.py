@@ -49,7 +49,7 @@ class PoolPage:
         self._coordinator = coordinator
         self._identities = identities
         coordinator.loop.on_change = revisions.state_changed
-        self.streams = EventStreams(json, revisions, shares, _pace_of, self._logs)
+        self.streams = EventStreams(json, revisions, _pace_of, self._logs)
         self._site = self._make_site(json, shares)
         self.listeners = BrowserListeners(
             lambda: coordinator.config().web,
