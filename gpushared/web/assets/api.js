@@ -55,8 +55,3 @@ export async function login(proof) {
 export async function logout() {
   await post("logout", {});
 }
-
-/** Return a name for a changing call: asking twice with it is harmless. */
-export function requestId() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-}

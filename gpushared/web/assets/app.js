@@ -200,6 +200,7 @@ function header(now) {
     "div",
     { class: "bar-top" },
     h("a", { class: "home", href: "." }, h("strong", null, "gpushare"), " ", session.user && name(now.pool ? session.pool : session.node || session.pool)),
+    session.simulated && h("span", { class: "chip", title: "no real hardware is leased here" }, "SIMULATED"),
     session.user && session.pool && session.node && poolSwitch(now),
     session.user &&
       h("nav", { "aria-label": "Pages" },

@@ -42,6 +42,11 @@ export function name(text, extra = "") {
   return h("bdi", { class: `name ${extra}`.trim(), title: printable(text ?? "") }, text ?? "");
 }
 
+/** Show terms with their words; those without words are left out. @param {[string, Child][]} rows */
+export function facts(rows) {
+  return h("dl", { class: "facts" }, rows.filter(([, words]) => words).map(([term, words]) => [h("dt", null, term), h("dd", null, words)]));
+}
+
 /** @param {Child[]} children @returns {(Tree | string)[]} */
 function flat(children) {
   return children.flatMap((child) => {

@@ -143,5 +143,6 @@ export function changed(answer, event) {
     const items = new Map([...(answer[field] ?? []), ...set].map((item) => [item[key], item]));
     next[field] = (order ?? [...items.keys()]).map((/** @type {string} */ one) => items.get(one)).filter(Boolean);
   }
-  return next;
+  // No answer has a null: it is a field that is gone.
+  return Object.fromEntries(Object.entries(next).filter(([, value]) => value !== null));
 }
