@@ -150,7 +150,7 @@ def test_a_browsers_session_outlives_the_daemon_and_the_command(lone_daemon: Dae
 
 def test_a_session_or_a_code_of_another_user_is_refused(lone_daemon: DaemonProcess) -> None:
     with forwarding(lone_daemon, uid=ADA) as ada, forwarding(lone_daemon, uid=EVE) as eve:
-        assert eve.ask("GET", "session", Cookie=ada.log_in())[0] == 403
+        assert eve.ask("GET", "session", Cookie=ada.log_in())[0] == 401
     with forwarding(lone_daemon, uid=ADA) as ada, forwarding(lone_daemon, uid=EVE) as eve:
         assert eve.ask("POST", "login", {"code": ada.code})[0] == 403
         assert ada.ask("POST", "login", {"code": ada.code})[0] == 401
