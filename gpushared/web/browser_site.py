@@ -19,7 +19,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from html import escape
 
@@ -115,7 +115,10 @@ class Access:
     identify: Callable[[Exchange], Awaitable[Caller]] | None = None
     origin: Origin = UNKNOWN
     address: str = ""
-    """Tries to log in are counted by this text; empty: they need no count, because the kernel tells the user."""
+    """This text names the other end in the audit, and tries to log in are counted by it.
+
+    It is empty where the kernel tells the user, and tries need no count.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ class _Browser:
             await _send_asset(exchange, asset, [FOR_EVER])
         elif _PAGE.fullmatch(path):
             if self._access.identify is not None and (error := await self._unknown(exchange)) is not None:
+                self._tell_refusal(exchange, f"{self._site.base_path()}{path}", error)
                 await exchange.respond(http_status(error), _page_of(error), content_type=HTML)
                 return
             await _send_asset(exchange, self._site.assets.shell(self._site.base_path()), [])
@@ -420,11 +424,22 @@ class _Browser:
         is_login = path == f"{self._site.base_path()}login"
         if is_login or isinstance(error, PermissionRefused | LimitReached | _OthersSession):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
-            self._tell(self._access.caller or NOBODY, method, endpoint, error)
+            stranger = replace(NOBODY, name=self._access.address)
+            self._tell(self._access.caller or stranger, method, endpoint, error)
 
     def _tell(self, caller: Caller, method: str, endpoint: str, error: GpushareError | None = None) -> None:
-        origin = self._access.origin
-        self._site.audit(line_now(caller.uid, caller.name, method, endpoint, origin=origin, error=error))
+        text = f"from {self._access.address}" if self._access.address and error is None else ""
+        self._site.audit(
+            line_now(
+                caller.uid,
+                caller.name,
+                method,
+                endpoint,
+                origin=self._access.origin,
+                text=text,
+                error=error,
+            )
+        )
 
 
 def _no_such_path() -> NotFound:
