@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,8 +12,10 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from gpushared.api.v1 import jobs_pb2
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
+from gpushared.domain.model.errors import NotFound
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
@@ -22,7 +24,7 @@ from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.trust.callers import Callers, PoolCaller
+from gpushared.pool.trust.callers import Callers, PersonCaller, PoolCaller, unless
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
@@ -30,6 +32,15 @@ from gpushared.storage.history import SqliteHistory
 
 # Any: each handler takes the message of its own call; the descriptor pairs the two.
 Handler = Callable[[Any, PoolCaller], Awaitable[Message]]
+
+
+JobLogs = Callable[[jobs_pb2.LogsRequest, PoolCaller], AsyncIterator[jobs_pb2.LogChunk]]
+
+
+async def no_logs(_: jobs_pb2.LogsRequest, __: PoolCaller) -> AsyncIterator[jobs_pb2.LogChunk]:
+    """Refuse to follow output, in a coordinator without the service of jobs."""
+    raise NotFound("there are no jobs here")
+    yield
 
 
 class Listener(StrEnum):
@@ -71,6 +82,8 @@ class CoordinatorParts:
     of_calls: CallAudit
     """This audit receives the calls that it must record."""
     nodes_port: Callable[[], int]
+    job_logs: JobLogs = no_logs
+    """Follow the output of a job for a caller."""
 
 
 Room = Callable[[CoordinatorParts], Sequence[Service]]
@@ -114,6 +127,10 @@ def _served(
 
 def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
     async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
-        return await handler(message, callers.local(caller))
+        found = callers.of_json(caller)
+        if not isinstance(caller, PersonCaller):
+            return await handler(message, found)
+        with callers.watching(found) as gone:
+            return await unless(gone, handler(message, found))
 
     return call

@@ -92,6 +92,7 @@ def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     tunnels = Tunnels(lambda: coordinator.link)
     coordinator.link.tunnels = tunnels
     room = _Room(coordinator, JobStreams(tunnels))
+    coordinator.job_logs = room.written
     unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Listener))
 
     def add(server: grpc.aio.Server) -> None:
@@ -196,12 +197,13 @@ class _Room:
     async def _logs(
         self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        async for chunk in self._callers.stream(self._written, message, context, "Jobs/Logs"):
+        async for chunk in self._callers.stream(self.written, message, context, "Jobs/Logs"):
             yield chunk
 
-    async def _written(
+    async def written(
         self, message: jobs_pb2.LogsRequest, caller: PoolCaller
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        """Yield the output of a job of the caller's. Raises PermissionRefused, NotFound and others."""
         caller.require(Scope.LOGS)
         job = await self._service.find(message.job_id, caller.owner)
         async for chunk in self._streams.logs(job, message, caller.owner):
