@@ -11,10 +11,10 @@ const WHOLE_PERMILLE = 1000;
 /** @type {Record<string, {mark: string, class: string, words: string}>} */
 const PRESENCES = {
   ready: { mark: "●", class: "good", words: "ready" },
-  suspect: { mark: "◐", class: "warn", words: "silent" },
-  unknown: { mark: "✗", class: "bad", words: "cut off" },
+  suspect: { mark: "◐", class: "warn", words: "suspect: silent" },
+  unknown: { mark: "✗", class: "bad", words: "unknown: cut off" },
   drained: { mark: "⊘", class: "warn", words: "drained" },
-  "never-seen": { mark: "?", class: "bad", words: "never seen" },
+  "never-seen": { mark: "?", class: "bad", words: "never-seen" },
 };
 /** @type {{name: string, tone: import("../charts.js").Tone}[]} */
 const PARTS = [{ name: "leased", tone: "used" }, { name: "free", tone: "unseen" }];

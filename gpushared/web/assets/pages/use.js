@@ -177,7 +177,7 @@ function comparison(now, before) {
     rows: lines,
     key: ([title]) => title,
     columns: [
-      { title: "", cell: ([title]) => title },
+      { title: "figure", cell: ([title]) => title },
       { title: "this month", right: true, cell: ([, write]) => write(one) },
       { title: "last month", right: true, cell: ([, write]) => write(other) },
       { title: "change", right: true, cell: ([, , amount]) => change(amount(one), amount(other)) },
