@@ -103,6 +103,8 @@ class Routes:
     """This handler answers ``GET /metrics``, a path that Docker's API does not have."""
     browser: Callable[[Exchange], Awaitable[None]] | None = None
     """This handler answers ``GET /gpushare.web/browser``: it takes the connection over for a browser."""
+    counts_itself: bool = False
+    """The handler ``docker`` counts its requests against its callers' bounds."""
     headers: HeaderList = ()
     """Every answer has these headers, where its handler gives no other value."""
     problem: Callable[[GpushareError], bytes] = lambda error: docker_error(str(error))
@@ -396,17 +398,21 @@ class _Connection:
             return
         try:
             async with contextlib.AsyncExitStack() as stack:
-                try:
-                    await stack.enter_async_context(self.share.request())
-                except LimitReached as error:
-                    self._tell(routes, request, http_status(error), error.code, error.message)
-                    raise
+                if not routes.counts_itself:
+                    await self._count(routes, request, stack)
                 await routes.docker(exchange)
         except GpushareError as error:
             if exchange.started:
                 self.abort()
                 return
             await exchange.respond(http_status(error), routes.problem(error))
+
+    async def _count(self, routes: Routes, request: h11.Request, stack: contextlib.AsyncExitStack) -> None:
+        try:
+            await stack.enter_async_context(self.share.request())
+        except LimitReached as error:
+            self._tell(routes, request, http_status(error), error.code, error.message)
+            raise
 
     async def _answer_browser(self, routes: Routes, exchange: Exchange) -> None:
         """Hand the connection over; its requests then count one by one."""

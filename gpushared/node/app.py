@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -24,7 +25,6 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
-from gpushared.domain.model.request import Caller
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
@@ -38,8 +38,9 @@ from gpushared.net.front import Front, listen
 from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import Identities, Peer, SubordinateIds
+from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares
+from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
@@ -63,6 +64,7 @@ from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
+from gpushared.node.services.page_streams import NodeLogs, SampleRevisions, node_pace
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
 from gpushared.notify.outbox import NotificationOutbox
@@ -71,7 +73,9 @@ from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
 from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
-from gpushared.web.logins import Logins, User
+from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
+from gpushared.web.logins import Logins
+from gpushared.web.stream import EventStreams
 from gpushared.web.web_service import WebApi
 
 log = logging.getLogger(__name__)
@@ -108,6 +112,8 @@ class Daemon:
         self._notifier = notifier
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._revisions = Revisions()
+        self._troubles.on_change = self._revisions.state_changed
         self._promises = Promises(self._troubles)
         self._enrolment = open_enrolment(config, self._troubles)
         subordinates = SubordinateIds(_path(config.gate.subordinate_ids))
@@ -133,6 +139,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
+        self._browsers: BrowserListeners | None = None
         self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
 
     def stop(self) -> None:
@@ -371,7 +378,7 @@ class Daemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
-        json = JsonApi(self._calls() | lines.calls(), of_calls)
+        json = JsonApi(self._calls() | lines.calls(), of_calls, lambda: self._revisions)
         routes = Routes(
             json.answer,
             gate.handle,
@@ -385,8 +392,11 @@ class Daemon:
         policy = PolicyApi(gate)
         json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
-        site = self._make_site(json, gate)
-        json.add(WebApi(site.logins, site.base_path).calls())
+        streams = self._make_streams(json, jobs)
+        stack.push_async_callback(streams.close)
+        site = self._make_site(json, gate, streams)
+        self._browsers = browsers = self._make_browsers(site)
+        json.add(WebApi(site.logins, site.base_path, browsers.url).calls())
         front = Front(
             inner, self._identities, replace(routes, browser=lambda exchange: take_over(exchange, site))
         )
@@ -398,25 +408,37 @@ class Daemon:
         )
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
-        await self._live(loop)
+        await self._live(loop, browsers)
 
-    def _make_site(self, json: JsonApi, gate: Gate) -> BrowserSite:
+    def _make_browsers(self, site: BrowserSite) -> BrowserListeners:
+        account = self._identities.account
+        return BrowserListeners(lambda: self._config.web, site, UserLookups(account, account), self._troubles)
+
+    def _make_streams(self, json: JsonApi, jobs: NodeJobs) -> EventStreams:
+        self._loop.on_change = self._room.on_change = self._revisions.state_changed
+        self._sampler.observers.append(SampleRevisions(self._revisions).observe)
+        return EventStreams(
+            json,
+            self._revisions,
+            self._shares,
+            node_pace(lambda: jobs.pool is not None),
+            NodeLogs(self._api, jobs, self._jobs.loopback_gate).follow,
+        )
+
+    def _make_site(self, json: JsonApi, gate: Gate, streams: EventStreams) -> BrowserSite:
         state_dir = self._config.node.state_dir
-
-        async def caller_of(user: User) -> Caller:
-            return await self._identities.caller(Peer(0, user.uid, user.gid))
-
         return BrowserSite(
             json.answer,
             Logins(
                 Path(state_dir) / WEB_SESSIONS_NAME,
                 lambda: self._config.web.session_hours * HOUR_SECONDS,
             ),
-            caller_of,
+            partial(caller_of_account, self._identities.account),
             lambda: SiteFacts(self._node_name(), self._pool_name(), self._parts.gpus.simulated),
             lambda: self._config.web.base_path,
             identity=f"{self._node_name()}\n{state_dir}",
             shares=self._shares,
+            stream=streams.serve,
             audit=self._audit.take,
             refused=gate.refused,
         )
@@ -537,7 +559,7 @@ class Daemon:
     def _listener(self) -> socket.socket:
         return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
 
-    async def _live(self, loop: Loop) -> None:
+    async def _live(self, loop: Loop, browsers: BrowserListeners) -> None:
         """Look, follow and tick, and report to systemd, until the stop."""
         self._notifier.ready(self._pulse.status())
         log.info("serving %s", self._pulse.status())
@@ -561,6 +583,7 @@ class Daemon:
             self._recorder.run(),
             self._room.recorder.run(),
             self._metrics.run(),
+            browsers.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -587,8 +610,11 @@ class Daemon:
         self._jobs.reload(config)
         self._pool.link.reload()
         self._metrics.reload()
+        if self._browsers is not None:
+            self._browsers.reload()
         self._outbox.reload()
         self._set_defaults()
+        self._revisions.state_changed()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
 

@@ -37,9 +37,14 @@ class Answer:
         """Return the JSON of the members of the whole answer, without braces."""
         return f'"answer": {json.dumps(self.content)}'
 
-    def change_members(self, old: Answer) -> str:
-        """Return the JSON of the members of the change from another version, without braces."""
-        return self.change if old.digest == self.before else _members(change_of(old.content, self.content))
+    def change_members(self, digest: str, has: Answer | None) -> str | None:
+        """Return the JSON of the members of the change for a page with that version, without braces.
+
+        None means that nothing is known of the page's version but its digest.
+        """
+        if digest and digest == self.before:
+            return self.change
+        return None if has is None else _members(change_of(has.content, self.content))
 
 
 class AnswerVersions:

@@ -6,7 +6,7 @@ machine by another site's domain (DNS rebinding). All checks of that kind are ma
 - ``gpushare web`` forwards connections to the daemon's socket: the kernel tells the caller, and a session of
   another user is refused.
 - ``[web] listen`` serves TLS: the caller is the session's.
-- A proxy tells the caller of each request (``Access.identify``).
+- A proxy tells the caller of each request (``Access.identify``), and there is no session.
 
 The other ways make an ``Access``, and call ``serve_browser`` with the connection as a ``Wire``: a TLS server
 copies the plain bytes to one end of a pair of sockets, and the other end is the wire.
@@ -17,19 +17,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from html import escape
 
 from gpushared import __version__
 from gpushared.domain.model.errors import (
     Code,
     GpushareError,
+    LimitReached,
     NotFound,
     NotLoggedIn,
     PermissionRefused,
     RequestError,
+    http_status,
 )
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CALL
@@ -44,7 +47,7 @@ from gpushared.net.http_server import (
     serve_wire,
 )
 from gpushared.net.intake import CallsUnderWay
-from gpushared.net.limits import Shares, UserShare
+from gpushared.net.limits import Rates, Shares, UserShare
 from gpushared.net.socket_wire import Wire
 from gpushared.net.unary_json import failure
 from gpushared.storage.audit.line import NOBODY_HERE, UNKNOWN, Origin, Sink, ignore, line_now
@@ -55,10 +58,12 @@ from gpushared.web.logins import NEW_LINK_HINT, Logins, Session, User
 PROTOCOL = b"gpushare-browser"
 HOSTS_HEADER = b"gpushare-hosts"
 MAX_HOSTS = 32
-STREAMS_OF_A_USER = 64
-STREAM_SECONDS = 3600.0
+STREAMS_OF_A_USER = 16
+STREAM_SECONDS = 600.0
 """A browser opens its stream anew after this time, and its user's rights are looked at again."""
 LOGIN_BYTES = 1024
+TRIES_BURST = 20
+TRIES_PER_SECOND = 1 / 6
 NOBODY = Caller(NOBODY_HERE, NOBODY_HERE, "")
 LIMITS = Limits(head_bytes=32 * 1024, idle_seconds=120.0)
 """Other programs on the same host name send their cookies along; a browser opens another connection at will."""
@@ -83,6 +88,7 @@ HEADERS: HeaderList = (
     (b"Cache-Control", b"no-store"),
 )
 """Every answer has these headers; only assets have another Cache-Control."""
+HTML = b"text/html; charset=utf-8"
 FOR_EVER = (b"Cache-Control", b"public, max-age=31536000, immutable")
 
 StreamHandler = Callable[[Exchange, Caller, str], Awaitable[None]]
@@ -108,6 +114,8 @@ class Access:
     caller: Caller | None = None
     identify: Callable[[Exchange], Awaitable[Caller]] | None = None
     origin: Origin = UNKNOWN
+    address: str = ""
+    """Tries to log in are counted by this text; empty: they need no count, because the kernel tells the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +147,12 @@ class BrowserSite:
     audit: Sink = ignore
     refused: Callable[[RequestRefusal, Caller, Origin], None] = forget
     """Receive requests that break HTTP or a bound."""
-    revision: Callable[[], str] = str
-    """Return the revision of the state that calls answer from; empty if there is none."""
     assets: Assets = field(default_factory=Assets)
     streams: CallsUnderWay = field(default_factory=lambda: CallsUnderWay(STREAMS_OF_A_USER))
+    tries: Rates = field(
+        default_factory=lambda: Rates(time.monotonic, burst=TRIES_BURST, per_second=TRIES_PER_SECOND)
+    )
+    """Bound the tries to log in from each address."""
 
     @property
     def cookie_name(self) -> str:
@@ -176,6 +186,7 @@ async def serve_browser(wire: Wire, early: bytes, site: BrowserSite, access: Acc
         site.json,
         _Browser(site, access).answer,
         json_prefix=b"\n",
+        counts_itself=True,
         headers=HEADERS,
         problem=lambda error: failure(error).body,
         refused=site.refused,
@@ -211,7 +222,7 @@ class _Browser:
             if not target.startswith(base):
                 raise _no_such_path()
             await self._route(exchange, host, target.removeprefix(base), query)
-        except (PermissionRefused, NotLoggedIn) as error:
+        except (PermissionRefused, NotLoggedIn, LimitReached) as error:
             self._tell_refusal(exchange, target, error)
             raise
 
@@ -233,6 +244,9 @@ class _Browser:
                 raise _no_such_path()
             await _send_asset(exchange, asset, [FOR_EVER])
         elif _PAGE.fullmatch(path):
+            if self._access.identify is not None and (error := await self._unknown(exchange)) is not None:
+                await exchange.respond(http_status(error), _page_of(error), content_type=HTML)
+                return
             await _send_asset(exchange, self._site.assets.shell(self._site.base_path()), [])
         elif path in {"session", "stream"}:
             check_page(exchange, host, secure=self._access.secure)
@@ -265,13 +279,13 @@ class _Browser:
 
     async def _call(self, exchange: Exchange, path: str) -> None:
         caller, _ = await self._user(exchange)
-        async with self._counted(caller):
+        async with self._site.shares.of(_counted_as(caller)).request():
             body = await exchange.read(LIMITS.json_body_bytes)
             call = WebRequest("POST", f"/{path}", exchange.headers, body, caller, self._access.origin)
             reply = await self._site.json(call)
-        if revision := self._site.revision():
-            exchange.added.append((b"Gpushare-Revision", revision.encode()))
-        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+        await exchange.respond(
+            reply.status, reply.body, headers=reply.headers, content_type=reply.content_type
+        )
 
     async def _session(self, exchange: Exchange) -> None:
         caller, session = await self._user(exchange)
@@ -299,9 +313,8 @@ class _Browser:
         if self._site.stream is None:
             raise _no_such_path()
         caller, session = await self._user(exchange)
-        async with self._counted(caller):
-            with self._site.streams.of(caller.name):
-                await self._stream_until_over(exchange, caller, session, query)
+        with self._site.streams.of(caller.name):
+            await self._stream_until_over(exchange, caller, session, query)
 
     async def _stream_until_over(
         self, exchange: Exchange, caller: Caller, session: Session | None, query: str
@@ -318,16 +331,7 @@ class _Browser:
         except TimeoutError:
             if not exchange.started:
                 raise NotLoggedIn("the session has ended", hint=NEW_LINK_HINT) from None
-            await exchange.finish()
-
-    @asynccontextmanager
-    async def _counted(self, caller: Caller) -> AsyncIterator[None]:
-        """Count the request for a user whom the connection does not tell; else it is counted already."""
-        if self._access.caller is not None:
-            yield
-            return
-        async with self._site.shares.of(caller.uid).request():
-            yield
+            exchange.abort()  # a part of an event may have been written
 
     # --- who it is
 
@@ -347,6 +351,14 @@ class _Browser:
             exchange.added.append(self._cookie(cookie))
         return caller, session
 
+    async def _unknown(self, exchange: Exchange) -> GpushareError | None:
+        """Return why a proxy's user is not known, which no script of the page needs to tell."""
+        try:
+            await self._user(exchange)
+        except GpushareError as error:
+            return error
+        return None
+
     def _known(self, exchange: Exchange) -> tuple[str, Session | None]:
         found = (
             (one, session)
@@ -356,6 +368,10 @@ class _Browser:
         return next(found, ("", None))
 
     async def _log_in(self, exchange: Exchange) -> None:
+        if self._access.identify is not None:
+            raise RequestError("behind this proxy nobody logs in", hint="the proxy says who the user is")
+        if self._access.address:
+            self._site.tries.spend(self._access.address)
         user = await self._user_of_login(exchange)
         caller = self._access.caller or await self._site.caller_of(user)
         _, before = self._known(exchange)
@@ -396,9 +412,9 @@ class _Browser:
     # --- the audit
 
     def _tell_refusal(self, exchange: Exchange, path: str, error: GpushareError) -> None:
-        """Write a line of what looks like an attack; a browser without a session is none."""
+        """Write the line of a refusal, but for browsers that only have no session."""
         is_login = path == f"{self._site.base_path()}login"
-        if is_login or isinstance(error, PermissionRefused):
+        if is_login or isinstance(error, PermissionRefused | LimitReached):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
             self._tell(self._access.caller or NOBODY, method, endpoint, error)
 
@@ -407,8 +423,19 @@ class _Browser:
         self._site.audit(line_now(caller.uid, caller.name, method, endpoint, origin=origin, error=error))
 
 
+def _counted_as(caller: Caller) -> int | str:
+    """Return the key of the caller's share: persons of a pool have no uid here."""
+    return caller.name if caller.uid == NOBODY_HERE else caller.uid
+
+
 def _no_such_path() -> NotFound:
     return NotFound("there is no such page", hint="the page begins at its base path")
+
+
+def _page_of(error: GpushareError) -> bytes:
+    """Return an error as a page of its own."""
+    texts = "".join(f"<p>{escape(text)}</p>" for text in (error.message, error.hint) if text)
+    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>gpushared</title>{texts}'.encode()
 
 
 async def _answer_nothing(exchange: Exchange, headers: HeaderList) -> None:

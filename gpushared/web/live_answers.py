@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, TimedOut
 from gpushared.domain.model.request import Caller
-from gpushared.net.limits import UserShare
+from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.storage.audit.line import Origin
@@ -30,28 +31,46 @@ ANSWER_SECONDS = 60.0
 class Pace:
     """Bound how often an answer is made, by the seconds since it was last made.
 
-    ``state_seconds`` counts for a change of the state, ``sample_seconds`` for a new sample; None means that
-    the answer is not made for that. ``poll_seconds``: the answer is made that often without any change.
+    ``state_seconds`` counts for a change of the state, ``sample_seconds`` for a sample with other figures, and
+    ``poll_seconds`` for neither; None means that the answer is not made for that. ``asks_others``: the call
+    waits for other machines or for files, so that its user's other answers must not wait for it.
     """
 
     state_seconds: float | None = 0.5
     sample_seconds: float | None = 5.0
     poll_seconds: float | None = None
+    asks_others: bool = False
 
 
 LOCAL = Pace()
-POLLED = Pace(None, None, 10.0)
-"""Answers that ask other machines, or read a file."""
-PARTLY_LOCAL = Pace(2.0, None, 10.0)
-"""Answers that may be about this machine or ask another one."""
+FRESH = Pace(poll_seconds=10.0)
+"""Answers that show the age of their figures."""
+POLLED = Pace(None, None, 10.0, asks_others=True)
+PARTLY_LOCAL = Pace(2.0, None, 10.0, asks_others=True)
+"""Answers that are about this machine or another one."""
+AFTER_ERROR = Pace(5.0, None, 10.0, asks_others=True)
+REFUSED = Pace(None, None, 300.0, asks_others=True)
+"""The audit has a line for each refused call."""
+PaceOf = Callable[[CallWatch], Pace]
 LONG_SECONDS = 60.0
 """Look at least this often if the answer is due, whatever its pace."""
 NEXT_SAMPLE_SECONDS = 1.0
 """Look this often for a sample that is overdue: an idle machine takes few."""
-AFTER_ERROR = Pace(5.0, None, 10.0)
-REFUSED = Pace(None, None, 300.0)
-"""The audit has a line for each refused call."""
-PaceOf = Callable[[CallWatch], Pace]
+KEPT_IN_FILES = frozenset({"gpushare.v1.Audit", "gpushare.v1.History"})
+WITH_AGES = frozenset({"gpushare.v1.Gpus/List", "gpushare.v1.Projects/List"})
+OF_OTHERS = frozenset({"gpushare.v1.Jobs/Nodes"})
+
+
+def usual_pace(watch: CallWatch) -> Pace:
+    """Return the pace of a call by its name, and by its request: it may ask for the whole pool."""
+    if watch.call.partition("/")[0] in KEPT_IN_FILES or watch.call in OF_OTHERS or _asks_pool(watch.request):
+        return POLLED
+    return FRESH if watch.call in WITH_AGES else LOCAL
+
+
+def _asks_pool(request: Any) -> bool:
+    return "pool" in request.DESCRIPTOR.fields_by_name and bool(request.pool)
+
 
 _Key = tuple[Caller, str, bytes]
 
@@ -59,7 +78,7 @@ _Key = tuple[Caller, str, bytes]
 class LiveAnswer:
     """Keep one answer up to date, while pages watch it."""
 
-    def __init__(self, watch: CallWatch, pace: Pace) -> None:
+    def __init__(self, watch: CallWatch) -> None:
         self.versions = AnswerVersions(watch.call, watch.request)
         self.trouble: GpushareError | None = None
         """The error that the call gives now."""
@@ -68,7 +87,6 @@ class LiveAnswer:
         self.task: asyncio.Task[None] | None = None
         """This task keeps the answer up to date; only a bug ends it before the last page has gone."""
         self.watch = watch
-        self.pace = pace
 
     def wake_pages(self) -> None:
         for page in self.pages:
@@ -78,24 +96,23 @@ class LiveAnswer:
 class LiveAnswers:
     """Hold the answers of all users that pages watch now."""
 
-    def __init__(self, calls: JsonApi, revisions: Revisions, pace_of: PaceOf) -> None:
+    def __init__(self, calls: JsonApi, revisions: Revisions, shares: Shares, pace_of: PaceOf) -> None:
         self.calls = calls
         self.revisions = revisions
+        self._shares = shares
         self._pace_of = pace_of
         self._live: dict[_Key, LiveAnswer] = {}
         self._tasks = TaskSet("a page's answer failed")
         self._others: dict[Caller, asyncio.Lock] = {}
         """Each user's answers that ask others are made one at a time."""
 
-    def watch(
-        self, watch: CallWatch, caller: Caller, origin: Origin, share: UserShare, page: asyncio.Event
-    ) -> LiveAnswer:
+    def watch(self, watch: CallWatch, caller: Caller, origin: Origin, page: asyncio.Event) -> LiveAnswer:
         """Return the answer, which sets ``page`` whenever it has changed, until ``unwatch``."""
         key = _key(watch, caller)
         live = self._live.get(key)
         if live is None:
-            live = self._live[key] = LiveAnswer(watch, self._pace_of(watch))
-            live.task = self._tasks.start(self._keep(live, caller, origin, share), live.wake_pages)
+            live = self._live[key] = LiveAnswer(watch)
+            live.task = self._tasks.start(self._keep(live, caller, origin), live.wake_pages)
         live.pages.add(page)
         return live
 
@@ -114,20 +131,20 @@ class LiveAnswers:
         """End all work on answers."""
         await self._tasks.cancel()
 
-    async def _keep(self, live: LiveAnswer, caller: Caller, origin: Origin, share: UserShare) -> None:
+    async def _keep(self, live: LiveAnswer, caller: Caller, origin: Origin) -> None:
         while True:
             seen = self.revisions.states, self.revisions.samples
-            async with self._turn(live.pace, caller, share):
+            async with self._turn(live, caller):
                 if await self._make(live, caller, origin):
                     live.wake_pages()
             made_at = time.monotonic()
-            while (wait := self._wait_seconds(_pace_now(live), seen, time.monotonic() - made_at)) > 0:
+            while (wait := self._wait_seconds(self._pace_now(live), seen, time.monotonic() - made_at)) > 0:
                 await self.revisions.changed(wait)
 
-    def _turn(self, pace: Pace, caller: Caller, share: UserShare) -> AbstractAsyncContextManager[None]:
+    def _turn(self, live: LiveAnswer, caller: Caller) -> AbstractAsyncContextManager[None]:
         """Return the turn of the work: reading the state makes everybody wait, asking others only its user."""
-        if pace.poll_seconds is None:
-            return share.long_work()
+        if not self._pace_of(live.watch).asks_others:
+            return self._shares.of(caller.uid).long_work()
         return self._others.setdefault(caller, asyncio.Lock())
 
     async def _make(self, live: LiveAnswer, caller: Caller, origin: Origin) -> bool:
@@ -145,6 +162,15 @@ class LiveAnswers:
             return live.versions.take(message, revision) or before is not None
         return str(live.trouble) != str(before)
 
+    def _pace_now(self, live: LiveAnswer) -> Pace:
+        match live.trouble:
+            case None:
+                return self._pace_of(live.watch)
+            case PermissionRefused():
+                return REFUSED
+            case _:
+                return AFTER_ERROR
+
     def _wait_seconds(self, pace: Pace, seen: tuple[int, int], passed: float) -> float:
         """Return the time until the answer may be due, 0 or less if it is due now.
 
@@ -160,16 +186,6 @@ class LiveAnswers:
             is_new = samples != self.revisions.samples
             waits.append(max(pace.sample_seconds - passed, 0.0 if is_new else NEXT_SAMPLE_SECONDS))
         return min(waits)
-
-
-def _pace_now(live: LiveAnswer) -> Pace:
-    match live.trouble:
-        case None:
-            return live.pace
-        case PermissionRefused():
-            return REFUSED
-        case _:
-            return AFTER_ERROR
 
 
 def _key(watch: CallWatch, caller: Caller) -> _Key:

@@ -11,29 +11,25 @@ import asyncio
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, assert_never
 
 from gpushared.daemon.tasks import TaskSet
-from gpushared.domain.model.errors import GpushareError, LimitReached, RequestError
+from gpushared.domain.model.errors import GpushareError, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_server import ClientGoneError, Exchange
+from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.web.answers import Answer
-from gpushared.web.live_answers import LiveAnswer, LiveAnswers, PaceOf
+from gpushared.web.live_answers import LiveAnswer, LiveAnswers, PaceOf, usual_pace
 from gpushared.web.log_feed import FIRST_LINES, LogFeed, LogSource
 from gpushared.web.watches import CallWatch, LogWatch, read_query
 
-MAX_STREAMS = 16
-"""A user has at most this many streams."""
 HEARTBEAT_SECONDS = 15.0
 SLOW_READER_SECONDS = 30.0
-LIFE_SECONDS = 600.0
-"""End a stream after this time: the page opens it again, and its session and its rights are checked anew."""
 GATHER_SECONDS = 0.02
 """Wait this long after the first change, so that changes of one cause go out in one write."""
 RETRY = b"retry: 2000\n\n"
@@ -53,11 +49,15 @@ class EventStreams:
     """Serve all streams of a daemon."""
 
     def __init__(
-        self, calls: JsonApi, revisions: Revisions, pace_of: PaceOf, logs: LogSource | None = None
+        self,
+        calls: JsonApi,
+        revisions: Revisions,
+        shares: Shares,
+        pace_of: PaceOf = usual_pace,
+        logs: LogSource | None = None,
     ) -> None:
-        self.live = LiveAnswers(calls, revisions, pace_of)
+        self.live = LiveAnswers(calls, revisions, shares, pace_of)
         self._logs = logs
-        self._streams: Counter[Caller] = Counter()
 
     async def serve(self, exchange: Exchange, caller: Caller, query: str) -> None:
         """Answer one ``GET stream``, until the client goes away. Raises errors of the tree before it starts."""
@@ -65,32 +65,16 @@ class EventStreams:
         if self._logs is None and any(isinstance(one, LogWatch) for one in asked.watches):
             raise RequestError("this daemon has no logs")
         mark = (exchange.header(b"last-event-id") or b"").decode("latin-1") or asked.mark
-        with self._counted(caller):
-            stream = _Stream(exchange, caller, self.live, self._logs)
-            try:
-                stream.watch(asked.watches, mark)
-                await stream.run()
-            finally:
-                await stream.close()
+        stream = _Stream(exchange, caller, self.live, self._logs)
+        try:
+            stream.watch(asked.watches, mark)
+            await stream.run()
+        finally:
+            await stream.close()
 
     async def close(self) -> None:
         """End the work for all streams; their connections end by themselves."""
         await self.live.close()
-
-    @contextmanager
-    def _counted(self, caller: Caller) -> Iterator[None]:
-        if self._streams[caller] >= MAX_STREAMS:
-            raise LimitReached(
-                f"{caller.name} has {MAX_STREAMS} pages open already",
-                hint="close some of them: a page in the background needs no stream",
-            )
-        self._streams[caller] += 1
-        try:
-            yield
-        finally:
-            self._streams[caller] -= 1
-            if not self._streams[caller]:
-                del self._streams[caller]
 
 
 class _Stream:
@@ -113,9 +97,7 @@ class _Stream:
         for one, digest in zip(watches, known, strict=True):
             match one:
                 case CallWatch():
-                    live = self._live.watch(
-                        one, self._caller, self._exchange.origin, self._exchange.share, self._wake
-                    )
+                    live = self._live.watch(one, self._caller, self._exchange.origin, self._wake)
                     self._parts.append(_AnswerPart(one.name, live, digest))
                 case LogWatch():
                     self._parts.append(self._log(one))
@@ -139,14 +121,15 @@ class _Stream:
         return _LogPart(watch.name, feed, self._tasks.start(feed.run(), self._wake.set))
 
     async def run(self) -> None:
-        """Write until the life of the stream is over. Raises ClientGoneError."""
+        """Write until a bug ends the work on a part. Raises ClientGoneError."""
         await self._exchange.start(HTTPStatus.OK, HEADERS, RETRY)
-        written_at = begun_at = time.monotonic()
-        while (now := time.monotonic()) < begun_at + LIFE_SECONDS and not self._is_broken:
-            if data := self._news() or (HEARTBEAT if now >= written_at + HEARTBEAT_SECONDS else b""):
+        written_at = time.monotonic()
+        while not self._is_broken:
+            is_silent = time.monotonic() >= written_at + HEARTBEAT_SECONDS
+            if data := self._news() or (HEARTBEAT if is_silent else b""):
                 await self._write(data)
                 written_at = time.monotonic()
-            await self._woken(min(written_at + HEARTBEAT_SECONDS, begun_at + LIFE_SECONDS) - time.monotonic())
+            await self._woken(written_at + HEARTBEAT_SECONDS - time.monotonic())
         await self._exchange.finish()
 
     async def close(self) -> None:
@@ -209,15 +192,12 @@ class _AnswerPart:
 
     def news(self) -> Iterator[tuple[str, str]]:
         """Yield each event, and its members as JSON without braces."""
-        newest, had, trouble = self.live.versions.newest, self._has, _trouble_members(self.live.trouble)
+        newest, trouble = self.live.versions.newest, _trouble_members(self.live.trouble)
         is_over = bool(self._told) and not trouble
-        if newest is not None and newest is not had:
-            is_same, self._has, self.digest = newest.digest == self.digest, newest, newest.digest
-            if not is_same:
-                is_over = False
-                yield (
-                    ("state", newest.state_members) if had is None else ("change", newest.change_members(had))
-                )
+        if newest is not None and newest.digest != self.digest:
+            change = newest.change_members(self.digest, self._has)
+            self._has, self.digest, is_over = newest, newest.digest, False
+            yield ("state", newest.state_members) if change is None else ("change", change)
         if is_over:
             yield "change", ""
         if trouble and trouble != self._told:

@@ -14,6 +14,7 @@ from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_server import Exchange, Routes
+from gpushared.net.limits import Shares
 from gpushared.net.loopback import LoopbackGate
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
@@ -132,7 +133,11 @@ class Site:
             "gpushare.v1.Jobs/Get": Unary(jobs_pb2.JobRef, self._job),
         }
         self.streams = EventStreams(
-            JsonApi(calls, revision=lambda: self.revisions), self.revisions, self._pace_of, self.logs
+            JsonApi(calls, revision=lambda: self.revisions),
+            self.revisions,
+            Shares(),
+            self._pace_of,
+            self.logs,
         )
 
     def change(self, lease: str, state: str) -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from gpushared.web.changes import applied, change_of
 
 SCALARS = st.sampled_from([True, 0, "", "text", 1.5])
-ITEMS = st.builds(dict, id=st.sampled_from("abcdef"), state=st.sampled_from(["queued", "active"]))
+ITEMS: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict, id=st.sampled_from("abcdef"), state=st.sampled_from(["queued", "active"])
+)
 ODD = st.lists(st.one_of(ITEMS, SCALARS, st.just({"id": ""})), max_size=4)
 LISTS = st.one_of(st.lists(ITEMS, max_size=6, unique_by=lambda item: item["id"]), ODD)
 ANSWERS = st.dictionaries(st.sampled_from(["leases", "gpus", "more"]), st.one_of(LISTS, SCALARS, ITEMS))

@@ -88,17 +88,15 @@ async def test_pages_of_one_user_share_the_work_and_other_users_do_not(site: Sit
 async def test_nothing_is_made_while_nothing_changes_and_nobody_watches(site: Site) -> None:
     page = await site.open(LEASES)
     await page.event()
-    for _ in range(3):
-        site.revisions.sampled()  # the sample may be the same
-        await asyncio.sleep(0.02)
-    made = len(site.made)
+    site.revisions.sampled()
+    await until(lambda: len(site.made) == 2)
     await asyncio.sleep(0.1)
-    assert len(site.made) == made
+    assert len(site.made) == 2
     page.writer.close()
     await until(lambda: not site.streams.live._live)
     site.change("l-1", "queued")
     await asyncio.sleep(0.05)
-    assert len(site.made) == made
+    assert len(site.made) == 2
 
 
 async def test_a_sample_with_other_figures_reaches_the_page(site: Site) -> None:
@@ -142,7 +140,7 @@ async def test_a_trouble_is_told_once_and_so_is_its_end(site: Site, monkeypatch:
     site.error = None
     site.revisions.state_changed()
     after = await page.event()
-    assert (after.kind, after.data.keys()) == ("change", {"name", "revision"})
+    assert (after.kind, sorted(after.data)) == ("change", ["name", "revision"])
 
 
 async def test_a_call_that_was_refused_is_not_made_at_each_change(site: Site) -> None:
@@ -167,8 +165,15 @@ async def test_a_page_that_comes_back_gets_only_what_differs(site: Site) -> None
     site.change("l-1", "active")
     event = await again.event()
     assert (event.kind, event.data["lists"]["leases"]["set"][0]["state"]) == ("change", "active")
+
     late = await site.open(LEASES, mark=mark)
-    assert (await late.event()).kind == "state"
+    late.answers = {"leases": {"leases": [{"id": "l-1", "state": "queued"}]}}
+    assert (await late.event()).kind == "change"
+    site.change("l-1", "queued")
+    site.change("l-2", "queued")
+    await settled(late, site)
+    later = await site.open(LEASES, mark=mark)
+    assert (await later.event()).kind == "state"
 
 
 async def test_a_page_keeps_its_place_over_a_restart_of_the_daemon(site: Site) -> None:
@@ -218,16 +223,6 @@ async def test_a_stream_of_what_cannot_be_watched_is_refused(site: Site, watch: 
     assert not site.made
 
 
-async def test_a_user_has_a_bounded_number_of_streams_and_others_have_their_own(site: Site) -> None:
-    pages = [await site.open(LEASES) for _ in range(stream.MAX_STREAMS)]
-    refused = await site.open(LEASES)
-    assert refused.status == 429
-    assert (await site.open(LEASES, BEN)).status == 200
-    pages[0].writer.close()
-    await until(lambda: site.streams._streams[ANNA] < stream.MAX_STREAMS)
-    assert (await site.open(LEASES)).status == 200
-
-
 async def test_a_client_that_goes_away_leaves_no_work_behind(site: Site) -> None:
     before = asyncio.all_tasks()
     page = await site.open(LEASES)
@@ -246,7 +241,7 @@ async def test_a_page_that_does_not_read_loses_its_stream_and_holds_back_no_othe
     await quick.event()
     number = 0
     async with asyncio.timeout(60):
-        while site.streams._streams[ANNA] == 2:
+        while len(next(iter(site.streams.live._live.values())).pages) == 2:
             number += 1
             site.leases.leases.add(id=f"l-{number}", state="queued", image="x" * 100_000)
             site.revisions.state_changed()
@@ -256,15 +251,11 @@ async def test_a_page_that_does_not_read_loses_its_stream_and_holds_back_no_othe
     assert not await slow.has_ended()
 
 
-async def test_a_quiet_stream_has_a_heartbeat_and_a_long_one_an_end(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quiet_stream_has_a_heartbeat(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "LIFE_SECONDS", 0.5)
     page = await site.open(LEASES)
     await page.event()
-    assert (await page._block()) == ":"
-    assert await page.has_ended()
+    assert await page._block() == await page._block() == ":"
 
 
 async def test_a_daemon_that_ends_closes_its_streams_at_once() -> None:

@@ -77,11 +77,15 @@ async def new_visitor(browser: Browser, forwarders: dict[int, Forwarder]) -> Asy
     visitors: list[Visitor] = []
     async with AsyncExitStack() as contexts:
 
-        async def make(user: int | Forwarder = ALICE, **options: Any) -> Visitor:
+        async def make(
+            user: int | Forwarder = ALICE, *, logs_in: bool = True, link: str = "", **options: Any
+        ) -> Visitor:
             context = await contexts.enter_async_context(await browser.new_context(**options))
             visitor = Visitor(context, user if isinstance(user, Forwarder) else forwarders[user])
             visitors.append(visitor)
-            await visitor.log_in()
+            visitor.page = await context.new_page()
+            if logs_in:
+                await visitor.log_in(link)
             return visitor
 
         yield make

@@ -41,6 +41,7 @@ class Forwarder:
         for line in self._process.stdout:
             if found := LINK.search(line):
                 return found.group()
+        self.end()
         raise DaemonFailed(f"gpushare web printed no link: {self._log.read_text()}")
 
     def link(self) -> str:

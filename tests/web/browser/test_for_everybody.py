@@ -74,7 +74,7 @@ async def test_axe_finds_nothing(theme: Any, world: World, new_visitor: NewVisit
             await details.click()
         await settled(visitor.page)
         found[page] = await violations(visitor.page, axe)
-    assert found == dict.fromkeys(PAGES, [])
+    assert found == {key: [] for key in PAGES}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -99,8 +99,8 @@ async def test_all_that_can_be_clicked_is_reached_by_tab_and_shows_that_it_is(
     for page in PAGES:
         await visitor.go(address(page, world))
         missed[page], faint[page] = await walk(visitor.page)
-    assert missed == dict.fromkeys(PAGES, [])
-    assert faint == dict.fromkeys(PAGES, [])
+    assert missed == {key: [] for key in PAGES}
+    assert faint == {key: [] for key in PAGES}
 
 
 async def walk(page: Page) -> tuple[list[str], list[str]]:
@@ -133,7 +133,7 @@ async def test_the_skip_link_leads_past_the_navigation(new_visitor: NewVisitor) 
 async def test_who_wants_less_motion_gets_none(world: World, new_visitor: NewVisitor) -> None:
     visitor = await new_visitor(reduced_motion="reduce")
     for page in PAGES:
-        if page == "a lease that is not" or page == "audit":
+        if page in {"a lease that is not", "audit"}:
             continue
         await visitor.go(address(page, world))
         moving = await visitor.page.evaluate(

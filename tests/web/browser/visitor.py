@@ -21,7 +21,8 @@ from tests.node.daemon import DaemonProcess
 from tests.web.browser.forwarder import Forwarder
 
 PATIENCE_MS: Final = 20_000
-LIVE: Final = "Live"
+expect.set_options(PATIENCE_MS)
+WAITING: Final = re.compile("Connecting|Reconnecting")
 
 
 class Visitor:
@@ -48,10 +49,9 @@ class Visitor:
     def main(self) -> Locator:
         return self.page.get_by_role("main")
 
-    async def log_in(self) -> None:
+    async def log_in(self, link: str = "") -> None:
         """Open a link of ``gpushare web``, and wait until the page shows something."""
-        self.page = await self.context.new_page()
-        await self.page.goto(self.forwarder.link())
+        await self.page.goto(link or self.forwarder.link())
         await self.wait_live()
 
     async def go(self, path: str = "") -> Page:
@@ -61,9 +61,15 @@ class Visitor:
         return self.page
 
     async def wait_live(self) -> None:
-        """Wait until the header says that the page is live, and nothing in it loads any more."""
-        await expect(self.page.get_by_role("banner").get_by_role("status")).to_contain_text(LIVE)
+        """Wait until the page shows all that it has asked for; a page of the past needs no stream."""
+        await expect(self.page.get_by_role("heading", level=1)).to_be_visible()
+        await expect(self.badge.filter(has_text=WAITING)).to_have_count(0)
         await expect(self.main.get_by_text("Loading…")).to_have_count(0)
+
+    @property
+    def badge(self) -> Locator:
+        """What the header says of the stream."""
+        return self.page.get_by_role("banner").get_by_role("status")
 
     async def says(self) -> str:
         """The text of the page's content."""
@@ -79,7 +85,7 @@ class Visitor:
 
     def check(self) -> None:
         """Fail the test if anything went wrong in a page."""
-        assert self.troubles == []
+        assert not self.troubles, "\n".join(self.troubles)
 
     # --- what goes wrong
 

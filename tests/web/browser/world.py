@@ -21,12 +21,13 @@ ALICE: Final = 33
 BOB: Final = 5
 """``games``."""
 ADMIN: Final = 0
+SCRIPT: Final = "<script>alert(1)</script>"
+MARKUP: Final = '"><img src=x onerror=alert(2)>'
+RLO: Final = "\N{RIGHT-TO-LEFT OVERRIDE}"
+LINES: Final = (SCRIPT, MARKUP, f"{RLO}txet", "x" * 3000, "the last line")
+"""What the job writes."""
 QUICK: Final = (sys.executable, "-m", "tests.node.quick_history")
 ENVIRONMENT: Final = {"GPUSHARED_GPUS__SAMPLE_SECONDS": "0.5"}
-RLO: Final = "\N{RIGHT-TO-LEFT OVERRIDE}"
-SCRIPT: Final = "<script>alert(1)</script>"
-IMAGE_TAG: Final = '"><img src=x onerror=alert(2)>'
-LINES: Final = (SCRIPT, IMAGE_TAG, f"{RLO}txet", "\\u001b[31mred", "x" * 3000, "the last line")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def play(daemon: DaemonProcess) -> World:
     _use(daemon, whole, "40g", "35%")
     daemon.gpushare_says("simulate", "--gpu", "2", "--pid", str(os.getpid()), "--memory", "3g")
     daemon.gpushare_says("simulate", "--gpu", "0", "--utilization", "60%")
-    daemon.gpushare_says("drain", "3", "--reason", f"new fan {IMAGE_TAG}")
+    daemon.gpushare_says("drain", "3", "--reason", f"new fan {MARKUP}")
     writer = submit(daemon, ALICE, "--gpu", "0.1", "--name", f"writer-{token}", command=_written())
     waiter = submit(daemon, BOB, "--gpu", "4", "--name", f"waiter-{token}", command=["true"])
     daemon.wait_lease(done["id"], "ended")
