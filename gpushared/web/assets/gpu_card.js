@@ -50,7 +50,7 @@ function strips(gpu, leases) {
   const memoryParts = leases.map((lease) => memoryPart(lease, gpu));
   const computeParts = leases.map((lease) => computePart(lease, gpu)).filter((part) => part.held);
   return [
-    strip("Memory", memoryParts, total, stray && { held: stray, words: `${memory(stray)} without a lease` }, memory(gpu.memory_free_bytes)),
+    strip("Memory", memoryParts, total, stray ? { held: stray, words: `${memory(stray)} without a lease` } : null, memory(gpu.memory_free_bytes)),
     strip("Compute", computeParts, WHOLE, null, share(gpu.compute_free_permille)),
     h("div", { class: "strip-row" },
       h("span", { class: "strip-name" }, "Busy"),
@@ -92,7 +92,7 @@ function computeOf(lease, gpu) {
 
 /**
  * @param {string} title @param {Part[]} parts @param {number} whole
- * @param {{held: number, words: string} | 0 | null} stray memory that processes without a lease hold @param {string} free
+ * @param {{held: number, words: string} | null} stray memory that processes without a lease hold @param {string} free
  */
 function strip(title, parts, whole, stray, free) {
   const width = (/** @type {number} */ held) => ({ width: `${whole ? (100 * held) / whole : 0}%` });
