@@ -122,3 +122,17 @@ async def violations(page: Page, axe: Path) -> list[str]:
         for rule in found["violations"]
         for node in rule["nodes"]
     ]
+
+
+async def too_wide(page: Page) -> list[str]:
+    """What makes the page wider than its window, if anything does: the elements that stand out to the right."""
+    found: list[str] = await page.evaluate(
+        """
+        () => document.documentElement.scrollWidth <= innerWidth ? [] :
+          [...document.body.querySelectorAll("*")]
+            .filter((one) => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 1)
+            .filter((one) => ![...one.children].some((child) => child.getBoundingClientRect().right > innerWidth + 1))
+            .map((one) => one.outerHTML.slice(0, 300))
+        """
+    )
+    return found
