@@ -7,7 +7,7 @@ import time
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Drained, Gpu
+from gpushared.client import Client, Drained, Gpu, GpuList
 
 SPLIT = "mig"
 
@@ -61,20 +61,24 @@ def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
     return f"drained: GPU {name}: {drained.reason} ({drained.by}, {since})"
 
 
+def notes(answer: GpuList, now: float) -> list[str]:
+    """Return a line for each thing that is wrong, if anything is."""
+    found = [*answer.notices, *(f"trouble: {trouble}" for trouble in dict.fromkeys(answer.troubles))]
+    of_gpus = text.of_gpus((_place(gpu), gpu.trouble) for gpu in answer.gpus if not _says_drained(gpu))
+    found += [f"trouble: {trouble}" for trouble in of_gpus]
+    return found + [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
+
+
 def fetch(client: Client, options: Options) -> Screen:
     in_pool = bool(options.value("pool"))
     answer = client_for(client, options).gpus(pool=in_pool)
     now = time.time()
-    notes = [*answer.notices, *(f"trouble: {trouble}" for trouble in dict.fromkeys(answer.troubles))]
-    of_gpus = text.of_gpus((_place(gpu), gpu.trouble) for gpu in answer.gpus if not _says_drained(gpu))
-    notes += [f"trouble: {trouble}" for trouble in of_gpus]
-    notes += [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
     return Screen(
         rows=[gpu_row(gpu, gpu.node or answer.node, now) for gpu in answer.gpus],
         items=[{**gpu.to_json(), "node": gpu.node or answer.node} for gpu in answer.gpus],
         ids=[gpu.uuid for gpu in answer.gpus],
         simulated=answer.simulated,
-        notes=[text.printable(note) for note in notes],
+        notes=[text.printable(note) for note in notes(answer, now)],
         extra={"node": answer.node, "troubles": list(answer.troubles), "notices": list(answer.notices)},
     )
 

@@ -46,7 +46,7 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
         )
     if listing.explains:
         params.insert(0, click.Option(["--explain"], is_flag=True, help="Explain each wait in full."))
-    own = [click.Option([*one.names, one.key], **_kind(one), help=one.help) for one in listing.own]
+    own = [click.Option([*one.names, one.key], **kind_of(one), help=one.help) for one in listing.own]
     params = [*own, *params]
     columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
     wide = ", ".join(c.key for c in listing.columns if c.wide)
@@ -59,5 +59,6 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
     )
 
 
-def _kind(one: Own) -> dict[str, Any]:
+def kind_of(one: Own) -> dict[str, Any]:
+    """Return what click calls an option with a value, or a switch."""
     return {"is_flag": True} if one.metavar is None else {"metavar": one.metavar}

@@ -69,6 +69,8 @@ def _command(words: list[str]) -> int:
         Client.tell_of_retries = say
         if name in PLAIN and (code := _listed(name, rest)) is not None:
             return code
+        if name == "top" and (code := _top(rest)) is not None:
+            return code
         if name in {"run", "submit"} and "--help" not in rest and rest not in ([], ["-h"]):
             if name == "submit":
                 from gpushared.cli.submit_job import submit_job
@@ -91,3 +93,13 @@ def _listed(name: str, words: list[str]) -> int | None:
     listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
     options = read_plain(words, has_ended=listing.has_ended, own=listing.own)
     return None if options is None else show(listing, options)
+
+
+def _top(words: list[str]) -> int | None:
+    """Return the exit code of ``gpushare top``; None if click must read the words."""
+    from gpushared.cli.listing import Options, read_plain
+    from gpushared.cli.top.start import OWN, start
+
+    options = read_plain(words, has_ended=False, own=OWN)
+    is_plain = options is not None and options == Options(said=options.said)
+    return start(options) if options is not None and is_plain else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from gpushared.api.v1.messages import PoolGpu, PoolNode
+from gpushared.api.v1.messages import NodeList, PoolGpu, PoolNode
 from gpushared.cli import text
 from gpushared.cli.listing import Listing, Options, Screen
 from gpushared.cli.table import Column, Row
@@ -61,21 +61,25 @@ def _note(node: PoolNode, now: float) -> str:
     return ""
 
 
-def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
-    answer = Jobs(client).nodes()
-    now = time.time()
-    notes = [*answer.notices, *(_note(node, now) for node in answer.nodes)]
-    notes += [
+def notes(answer: NodeList, now: float) -> list[str]:
+    """Return a line for each thing that is wrong, if anything is."""
+    found = [*answer.notices, *filter(None, (_note(node, now) for node in answer.nodes))]
+    return found + [
         f"trouble: {node.name}: {trouble}"
         for node in answer.nodes
         for trouble in text.of_gpus((str(gpu.index), gpu.trouble) for gpu in node.gpus)
     ]
+
+
+def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
+    answer = Jobs(client).nodes()
+    now = time.time()
     return Screen(
         rows=[node_row(node, now) for node in answer.nodes],
         items=[node.to_json() for node in answer.nodes],
         ids=[node.name for node in answer.nodes],
         simulated=any(node.simulated for node in answer.nodes),
-        notes=[text.printable(note) for note in notes if note],
+        notes=[text.printable(note) for note in notes(answer, now)],
         extra={"pool": answer.pool, "notices": list(answer.notices)},
     )
 

@@ -74,7 +74,8 @@ def holding(lease: Lease | OfferAnswer) -> str:
     return f"{share(lease)} on {gpus}, {memory}"
 
 
-def _unmanaged_row(process: UnmanagedProcess) -> Row:
+def unmanaged_row(process: UnmanagedProcess) -> Row:
+    """Return the cells of a GPU process without a lease."""
     return {
         "lease": "UNMANAGED",
         "node": process.node,
@@ -102,7 +103,7 @@ def fetch(client: Client, options: Options) -> Screen:
     unmanaged = [one for one in answer.unmanaged if not options.value("state") and user in {"", one.user}]
     rows = [_narrow(lease_row(lease, now), options.output) for lease in leases]
     return Screen(
-        rows=rows + [_unmanaged_row(process) for process in unmanaged],
+        rows=rows + [unmanaged_row(process) for process in unmanaged],
         items=[lease.to_json() for lease in leases],
         ids=[lease.id for lease in leases],
         simulated=answer.simulated,

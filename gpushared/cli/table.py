@@ -176,7 +176,7 @@ def shortened(cell: str, room: int) -> str:
 def _line(
     columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], *, title: bool
 ) -> list[Segment]:
-    placed = []
+    placed: list[Segment] = []
     for column, cell, width in zip(columns, cells, widths, strict=True):
         space = Segment(" " * (width - text_width(cell)))
         shown = Segment(cell, _BOLD if title else _colour(column, cell))

@@ -23,6 +23,7 @@ COMMANDS = {
     "ps": "Show the leases of this node.",
     "gpus": "Show the GPUs of this node, what is used and what is free.",
     "nodes": "Show the machines of the pool, what is known of each, and since when.",
+    "top": "Show GPUs, leases and the queue, and keep showing them.",
     "drain": "Give no new leases on a GPU, or no new work to a node.",
     "undrain": "Give leases on a GPU again, or work to a node.",
     "queue": "Show the requests that wait, and why.",
@@ -67,6 +68,7 @@ MODULES = {
     "cancel": "stop",
     "undrain": "drain",
     **dict.fromkeys(("attach", "docker-host"), "logs"),
+    "top": "top.command",
 }
 """These commands are in a module with others; each other command is in the module of its name."""
 OLD_NAMES = {"door": "docker-host"}

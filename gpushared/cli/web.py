@@ -10,9 +10,11 @@ from contextlib import suppress
 
 import click
 
+from gpushared.cli import text
 from gpushared.cli.errors import UsageError, report, say
 from gpushared.cli.web_forwarder import LOOPBACK, Forwarder
 from gpushared.client import Client
+from gpushared.client.pool_calls import pool_socket
 from gpushared.domain.model.errors import GpushareError
 
 SSH_PORT = "22"
@@ -34,30 +36,47 @@ SSH_WORDS = 4
     metavar="NAME",
     help="Also serve the page where a browser calls this machine so, as behind a proxy; may be repeated.",
 )
-def web(*, port: int | None, no_browser: bool, hosts: tuple[str, ...]) -> int:
+@click.option(
+    "--link", "only_link", is_flag=True, help="Print a link to the page's own address on the network."
+)
+@click.option("--pool", "of_pool", is_flag=True, help="The page of the pool, on its coordinator's machine.")
+def web(*, port: int | None, no_browser: bool, hosts: tuple[str, ...], only_link: bool, of_pool: bool) -> int:
     """Open the web page of this node in a browser, with your rights.
 
     The link works once, for five minutes; the browser stays logged in. The page works as long as this
     command runs. In an ssh session the command also prints the line that makes the page reachable from your
     own machine. Enter prints another link, for another browser.
 
+    Where the administrators serve the page to the network (web.listen), --link prints a link to it, and the
+    command ends.
+
     \b
     Examples:
       gpushare web
       gpushare web --no-browser --port 8700
+      gpushare web --link
     """
+    client = Client(f"unix://{pool_socket()}" if of_pool else None)
+    if only_link:
+        if port is not None or hosts:
+            raise UsageError(
+                "--link needs no --port and no --allow-host", hint="the daemon listens by itself"
+            )
+        made = client.web_link(network=True)
+        _print(f"{made.url}login#{made.code}")
+        say(f"the link works once, within {text.span(made.valid_seconds)}")
+        return 0
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve(port, hosts, opens=not no_browser))
+        asyncio.run(_serve(client, port, hosts, opens=not no_browser))
     return 0
 
 
-async def _serve(port: int | None, hosts: tuple[str, ...], *, opens: bool) -> None:
+async def _serve(client: Client, port: int | None, hosts: tuple[str, ...], *, opens: bool) -> None:
     for host in hosts:
         if not host.isascii() or any(c in host for c in ", \r\n/"):
             raise UsageError(
                 f"--allow-host {host!r} is no host name", hint="give a name, as gpu1.example.org"
             )
-    client = Client()
     link = await asyncio.to_thread(client.web_link)
     server, port = await Forwarder(client.path, hosts, say).listen(port)
     address = f"http://{LOOPBACK}:{port}{link.base_path}login#"

@@ -147,7 +147,7 @@ def owner_of(ends: Addresses) -> int | None:
     """
     first, second = (_hexadecimal(*end) for end in ends)
     for table, prefix in zip(TABLES, ("", V4_IN_V6), strict=True):
-        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as lines:  # noqa: PTH123
+        with contextlib.suppress(FileNotFoundError), open(table, encoding="utf-8") as lines:  # noqa: PTH123
             wanted = [prefix + first, prefix + second, ESTABLISHED]
             for line in lines:
                 words = line.split()
@@ -164,7 +164,7 @@ def _hexadecimal(address: str, port: int) -> str:
 
 def _check_tables() -> None:
     try:
-        with open(TABLES[0], encoding="ascii") as table:  # noqa: PTH123 - importing pathlib costs 5 ms
+        with open(TABLES[0], encoding="utf-8") as table:  # noqa: PTH123 - importing pathlib costs 5 ms
             table.readline()
     except OSError as error:
         raise Unavailable(

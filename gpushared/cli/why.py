@@ -53,13 +53,13 @@ def _of_lease(client: Client, word: str, output: str) -> int:
         output,
         "gpushare.explanation/1",
         [explanation.to_json()],
-        _lines(explanation, time.time()),
+        lease_lines(explanation, time.time()),
         simulated=explanation.lease.simulated,
     )
     return 0
 
 
-def _lines(explanation: Explanation, now: float) -> Iterator[str]:
+def lease_lines(explanation: Explanation, now: float) -> Iterator[str]:
     lease = explanation.lease
     yield _title(lease)
     yield from container(lease)
@@ -154,13 +154,13 @@ def show_job(explanation: JobExplanation, output: str) -> int:
         output,
         "gpushare.job-explanation/1",
         [explanation.to_json()],
-        _job_lines(explanation, time.time()),
+        job_lines(explanation, time.time()),
         simulated=explanation.simulated,
     )
     return 0
 
 
-def _job_lines(explanation: JobExplanation, now: float) -> Iterator[str]:
+def job_lines(explanation: JobExplanation, now: float) -> Iterator[str]:
     job = explanation.job
     facts = [
         jobs.state(job),

@@ -293,11 +293,14 @@ class Client:
 
         return PolicyRules(self.call("Policy/Show", {}))
 
-    def web_link(self) -> WebLink:
-        """Return what makes a link that logs one browser in as the caller."""
+    def web_link(self, *, network: bool = False) -> WebLink:
+        """Return what makes a link that logs one browser in as the caller.
+
+        ``network``: the page is opened at its own address there.
+        """
         from gpushared.api.v1.admin_messages import WebLink
 
-        return WebLink(self.call("Web/Link", {}))
+        return WebLink(self.call("Web/Link", {"network": network}))
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
         """Make the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""

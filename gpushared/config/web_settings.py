@@ -1,4 +1,4 @@
-"""Define the settings of the page."""
+"""Define the settings of the web page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from gpushared.config.kinds import PATH_OR_EMPTY, Number, Text, TextList, setting
 from gpushared.config.metrics_settings import metrics_address
 
-_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL}){{0,30}}")
 _BASE_PATH = re.compile(r"/([A-Za-z0-9._~-]+/)*")
 _PATH = Text("a path that begins and ends with `/`", lambda text: _BASE_PATH.fullmatch(text) is not None)
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL}){{0,30}}")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 _OWN_HEADERS = frozenset({"host", "origin", "cookie", "connection", "content-length", "content-type"})
 
@@ -33,8 +33,14 @@ def _is_header(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """[The page](../how-to/page-on-the-network.md). Without these settings `gpushare web` shows it all the same."""
+    """[The page](web.md), also [on the network](../how-to/page-on-the-network.md)."""
 
+    base_path: str = setting(
+        "/", _PATH, "The path of the page, such as `/gpus/` behind a proxy that serves other pages too."
+    )
+    session_hours: float = setting(
+        24.0, Number(0.1, 8760.0), "A browser must log in again if it has not used the page for so long."
+    )
     listen: str = setting(
         "",
         Text("`ADDRESS:PORT`, a port, or empty", lambda text: not text or metrics_address(text) is not None),
@@ -74,13 +80,6 @@ class WebConfig:
         "X-Forwarded-User",
         Text("the name of a header", _is_header),
         "The header in which proxies give the user's name. It counts from them only.",
-    )
-
-    base_path: str = setting(
-        "/", _PATH, "The path of the page, such as `/gpus/` behind a proxy that serves other pages too."
-    )
-    session_hours: float = setting(
-        24.0, Number(0.1, 8760.0), "A browser must log in again if it has not used the page for so long."
     )
 
     @property

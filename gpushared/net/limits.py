@@ -201,7 +201,7 @@ class Shares:
 
     def __init__(self, limits: UserLimits | None = None) -> None:
         self._limits = limits or UserLimits()
-        self._shares: dict[int, UserShare] = {}
+        self._shares: dict[int | str, UserShare] = {}
 
     @property
     def limits(self) -> UserLimits:
@@ -214,8 +214,11 @@ class Shares:
         for share in self._shares.values():
             share.limits = limits
 
-    def of(self, uid: int) -> UserShare:
-        """Return a user's share, which must be used at once: a share without any use may be forgotten."""
+    def of(self, uid: int | str) -> UserShare:
+        """Return the share of a uid, or of a person of a pool by name.
+
+        It must be used at once: a share without any use may be forgotten.
+        """
         share = self._shares.get(uid)
         if share is None:
             self._forget_idle()

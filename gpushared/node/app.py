@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -24,7 +25,6 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
-from gpushared.domain.model.request import Caller
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
@@ -38,7 +38,7 @@ from gpushared.net.front import Front, listen
 from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import Identities, Peer, SubordinateIds
+from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
@@ -73,7 +73,8 @@ from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
 from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
-from gpushared.web.logins import Logins, User
+from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
+from gpushared.web.logins import Logins
 from gpushared.web.stream import EventStreams
 from gpushared.web.web_service import WebApi
 
@@ -138,6 +139,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
+        self._browsers: BrowserListeners | None = None
         self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
 
     def stop(self) -> None:
@@ -393,7 +395,8 @@ class Daemon:
         streams = self._make_streams(json, jobs)
         stack.push_async_callback(streams.close)
         site = self._make_site(json, gate, streams)
-        json.add(WebApi(site.logins, site.base_path).calls())
+        self._browsers = browsers = self._make_browsers(site)
+        json.add(WebApi(site.logins, site.base_path, browsers.url).calls())
         front = Front(
             inner, self._identities, replace(routes, browser=lambda exchange: take_over(exchange, site))
         )
@@ -405,7 +408,11 @@ class Daemon:
         )
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
-        await self._live(loop)
+        await self._live(loop, browsers)
+
+    def _make_browsers(self, site: BrowserSite) -> BrowserListeners:
+        account = self._identities.account
+        return BrowserListeners(lambda: self._config.web, site, UserLookups(account, account), self._troubles)
 
     def _make_streams(self, json: JsonApi, jobs: NodeJobs) -> EventStreams:
         self._loop.on_change = self._room.on_change = self._revisions.state_changed
@@ -420,17 +427,13 @@ class Daemon:
 
     def _make_site(self, json: JsonApi, gate: Gate, streams: EventStreams) -> BrowserSite:
         state_dir = self._config.node.state_dir
-
-        async def caller_of(user: User) -> Caller:
-            return await self._identities.caller(Peer(0, user.uid, user.gid))
-
         return BrowserSite(
             json.answer,
             Logins(
                 Path(state_dir) / WEB_SESSIONS_NAME,
                 lambda: self._config.web.session_hours * HOUR_SECONDS,
             ),
-            caller_of,
+            partial(caller_of_account, self._identities.account),
             lambda: SiteFacts(self._node_name(), self._pool_name(), self._parts.gpus.simulated),
             lambda: self._config.web.base_path,
             identity=f"{self._node_name()}\n{state_dir}",
@@ -556,7 +559,7 @@ class Daemon:
     def _listener(self) -> socket.socket:
         return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
 
-    async def _live(self, loop: Loop) -> None:
+    async def _live(self, loop: Loop, browsers: BrowserListeners) -> None:
         """Look, follow and tick, and report to systemd, until the stop."""
         self._notifier.ready(self._pulse.status())
         log.info("serving %s", self._pulse.status())
@@ -580,6 +583,7 @@ class Daemon:
             self._recorder.run(),
             self._room.recorder.run(),
             self._metrics.run(),
+            browsers.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -606,6 +610,8 @@ class Daemon:
         self._jobs.reload(config)
         self._pool.link.reload()
         self._metrics.reload()
+        if self._browsers is not None:
+            self._browsers.reload()
         self._outbox.reload()
         self._set_defaults()
         self._revisions.state_changed()

@@ -34,7 +34,8 @@ def host_of(exchange: Exchange, hosts: Collection[str]) -> str:
     if match is None or (host not in hosts and match[1] not in hosts):
         raise PermissionRefused(
             f"the page is not served under the name {shown(host)}",
-            hint="open it by the link that `gpushare web` prints; --allow-host adds a name",
+            hint="open it by the link that `gpushare web` prints; its --allow-host adds a name, and web.hosts does on "
+            "the network",
         )
     return host
 

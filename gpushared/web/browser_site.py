@@ -6,7 +6,7 @@ machine by another site's domain (DNS rebinding). All checks of that kind are ma
 - ``gpushare web`` forwards connections to the daemon's socket: the kernel tells the caller, and a session of
   another user is refused.
 - ``[web] listen`` serves TLS: the caller is the session's.
-- A proxy tells the caller of each request (``Access.identify``).
+- A proxy tells the caller of each request (``Access.identify``), and there is no session.
 
 The other ways make an ``Access``, and call ``serve_browser`` with the connection as a ``Wire``: a TLS server
 copies the plain bytes to one end of a pair of sockets, and the other end is the wire.
@@ -17,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from html import escape
 
 from gpushared import __version__
 from gpushared.domain.model.errors import (
@@ -30,6 +32,7 @@ from gpushared.domain.model.errors import (
     NotLoggedIn,
     PermissionRefused,
     RequestError,
+    http_status,
 )
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CALL
@@ -44,7 +47,7 @@ from gpushared.net.http_server import (
     serve_wire,
 )
 from gpushared.net.intake import CallsUnderWay
-from gpushared.net.limits import Shares, UserShare
+from gpushared.net.limits import Rates, Shares, UserShare
 from gpushared.net.socket_wire import Wire
 from gpushared.net.unary_json import failure
 from gpushared.storage.audit.line import NOBODY_HERE, UNKNOWN, Origin, Sink, ignore, line_now
@@ -59,6 +62,8 @@ STREAMS_OF_A_USER = 16
 STREAM_SECONDS = 600.0
 """A browser opens its stream anew after this time, and its user's rights are looked at again."""
 LOGIN_BYTES = 1024
+TRIES_BURST = 20
+TRIES_PER_SECOND = 1 / 6
 NOBODY = Caller(NOBODY_HERE, NOBODY_HERE, "")
 LIMITS = Limits(head_bytes=32 * 1024, idle_seconds=120.0)
 """Other programs on the same host name send their cookies along; a browser opens another connection at will."""
@@ -83,6 +88,7 @@ HEADERS: HeaderList = (
     (b"Cache-Control", b"no-store"),
 )
 """Every answer has these headers; only assets have another Cache-Control."""
+HTML = b"text/html; charset=utf-8"
 FOR_EVER = (b"Cache-Control", b"public, max-age=31536000, immutable")
 
 StreamHandler = Callable[[Exchange, Caller, str], Awaitable[None]]
@@ -108,6 +114,8 @@ class Access:
     caller: Caller | None = None
     identify: Callable[[Exchange], Awaitable[Caller]] | None = None
     origin: Origin = UNKNOWN
+    address: str = ""
+    """Tries to log in are counted by this text; empty: they need no count, because the kernel tells the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,10 @@ class BrowserSite:
     """Receive requests that break HTTP or a bound."""
     assets: Assets = field(default_factory=Assets)
     streams: CallsUnderWay = field(default_factory=lambda: CallsUnderWay(STREAMS_OF_A_USER))
+    tries: Rates = field(
+        default_factory=lambda: Rates(time.monotonic, burst=TRIES_BURST, per_second=TRIES_PER_SECOND)
+    )
+    """Bound the tries to log in from each address."""
 
     @property
     def cookie_name(self) -> str:
@@ -232,6 +244,9 @@ class _Browser:
                 raise _no_such_path()
             await _send_asset(exchange, asset, [FOR_EVER])
         elif _PAGE.fullmatch(path):
+            if self._access.identify is not None and (error := await self._unknown(exchange)) is not None:
+                await exchange.respond(http_status(error), _page_of(error), content_type=HTML)
+                return
             await _send_asset(exchange, self._site.assets.shell(self._site.base_path()), [])
         elif path in {"session", "stream"}:
             check_page(exchange, host, secure=self._access.secure)
@@ -264,7 +279,7 @@ class _Browser:
 
     async def _call(self, exchange: Exchange, path: str) -> None:
         caller, _ = await self._user(exchange)
-        async with self._site.shares.of(caller.uid).request():
+        async with self._site.shares.of(_counted_as(caller)).request():
             body = await exchange.read(LIMITS.json_body_bytes)
             call = WebRequest("POST", f"/{path}", exchange.headers, body, caller, self._access.origin)
             reply = await self._site.json(call)
@@ -336,6 +351,14 @@ class _Browser:
             exchange.added.append(self._cookie(cookie))
         return caller, session
 
+    async def _unknown(self, exchange: Exchange) -> GpushareError | None:
+        """Return why a proxy's user is not known, which no script of the page needs to tell."""
+        try:
+            await self._user(exchange)
+        except GpushareError as error:
+            return error
+        return None
+
     def _known(self, exchange: Exchange) -> tuple[str, Session | None]:
         found = (
             (one, session)
@@ -345,6 +368,10 @@ class _Browser:
         return next(found, ("", None))
 
     async def _log_in(self, exchange: Exchange) -> None:
+        if self._access.identify is not None:
+            raise RequestError("behind this proxy nobody logs in", hint="the proxy says who the user is")
+        if self._access.address:
+            self._site.tries.spend(self._access.address)
         user = await self._user_of_login(exchange)
         caller = self._access.caller or await self._site.caller_of(user)
         _, before = self._known(exchange)
@@ -396,8 +423,19 @@ class _Browser:
         self._site.audit(line_now(caller.uid, caller.name, method, endpoint, origin=origin, error=error))
 
 
+def _counted_as(caller: Caller) -> int | str:
+    """Return the key of the caller's share: persons of a pool have no uid here."""
+    return caller.name if caller.uid == NOBODY_HERE else caller.uid
+
+
 def _no_such_path() -> NotFound:
     return NotFound("there is no such page", hint="the page begins at its base path")
+
+
+def _page_of(error: GpushareError) -> bytes:
+    """Return an error as a page of its own."""
+    texts = "".join(f"<p>{escape(text)}</p>" for text in (error.message, error.hint) if text)
+    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>gpushared</title>{texts}'.encode()
 
 
 async def _answer_nothing(exchange: Exchange, headers: HeaderList) -> None:

@@ -32,16 +32,23 @@ MAX_SESSIONS = 4096
 RENEWED_PART = 1 / 16
 """Move a session's end when this part of its time has passed: each move writes the file."""
 VERSION = 1
-NEW_LINK_HINT = "run `gpushare web` on the machine, and open the link that it prints"
+NEW_LINK_HINT = (
+    "run `gpushare web` on the machine, and open the link that it prints; for the page's own address on the "
+    "network: `gpushare web --link`"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Name the user of a code or a session. A coordinator's users have no uid here (``NOBODY_HERE``)."""
+    """Name the user of a code or a session.
+
+    A session that began with an API token of a pool has the token's id, and ``NOBODY_HERE`` for a uid.
+    """
 
     uid: int
     gid: int
     name: str
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,5 +214,5 @@ def _read(path: Path) -> dict[str, Session]:
 
 def _session(told: Any) -> Session:
     user = told["user"]
-    named = User(int(user["uid"]), int(user["gid"]), str(user["name"]))
+    named = User(int(user["uid"]), int(user["gid"]), str(user["name"]), str(user.get("token", "")))
     return Session(str(told["key"]), named, float(told["expires_at"]))

@@ -13,13 +13,14 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from gpushared.config.web_settings import WebConfig
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.net.moving_listener import MovingListener, Place, listen_tcp, tcp_words
+from gpushared.net.socket_wire import Wire
+from gpushared.web.arrivals import Arrival, ServeArrival
 from gpushared.web.certificates import CertificateFiles, ServerCertificate, TlsFiles
 from gpushared.web.open_connections import OpenConnections
 
@@ -33,26 +34,6 @@ COPY_BYTES = 64 * 1024
 BUFFER_BYTES = 64 * 1024
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """Say how a browser's connection came in."""
-
-    address: str
-    """Tries to log in are counted by this text."""
-    is_secure: bool
-    """This is True if the browser itself speaks TLS, so that its cookie must be ``Secure``."""
-    is_proxy: Callable[[], bool]
-    """This function returns True as long as the other end may name the user in a header."""
-
-
-ServeArrival = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Arrival], Awaitable[None]]
-"""Serve one connection to its end, on the streams of a bare socket."""
-
-
-def is_no_proxy() -> bool:
-    return False
 
 
 class NetworkListener:
@@ -117,9 +98,7 @@ class NetworkListener:
         certificate = self.certificate
         try:
             if certificate is None:
-                await self._serve(
-                    *await asyncio.open_connection(sock=sock), Arrival(address, False, is_no_proxy)
-                )
+                await self._serve(Wire(sock), Arrival(address, is_secure=False))
             else:
                 await self._behind_tls(await _handshake(sock, certificate.context), address)
         except (OSError, ssl.SSLError, TimeoutError) as error:
@@ -131,23 +110,21 @@ class NetworkListener:
         authority = self._settings().proxy_ca
 
         def is_proxy() -> bool:
-            return has_certificate and self._settings().proxy_ca == authority
+            return self._settings().proxy_ca == authority
 
-        near, far = socket.socketpair()
-        served: asyncio.Task[None] | None = None
-        page: Streams | None = None
+        arrival = Arrival(address, is_secure=True, is_proxy=is_proxy if has_certificate else None)
         try:
-            page = await asyncio.open_unix_connection(sock=near)
-            streams = await asyncio.open_unix_connection(sock=far)
-            served = asyncio.create_task(_as_task(self._serve(*streams, Arrival(address, True, is_proxy))))
-            await _splice(browser, page)
+            near, far = socket.socketpair()
+            near.setblocking(False)
+            page = await asyncio.open_unix_connection(sock=far)
+            served = asyncio.create_task(_as_task(self._serve(Wire(near), arrival)))
+            try:
+                await _splice(browser, page)
+            finally:
+                page[1].close()
+                await _ended(served)
         finally:
             browser[1].close()
-            (near if page is None else page[1]).close()
-            if served is None:
-                far.close()
-            else:
-                await _ended(served)
         with contextlib.suppress(OSError, ssl.SSLError):
             await browser[1].wait_closed()
 

@@ -8,11 +8,12 @@ All modules are imported while this process is still root; what is then run is t
 from __future__ import annotations
 
 import codecs
-import concurrent.futures.thread  # noqa: F401 - asyncio imports it when it has to
+import concurrent.futures.thread  # noqa: F401 - the command imports it when it has to
 import os
 import pkgutil
 import sys
 import threading  # noqa: F401 - the command imports it when it has to
+import unicodedata  # noqa: F401 - and this, to measure text that is not ASCII
 from importlib import import_module
 
 import gpushared.cli

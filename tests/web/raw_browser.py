@@ -129,7 +129,8 @@ class Played:
 
     async def _json(self, call: WebRequest) -> WebReply:
         self.calls.append(call)
-        return WebReply(200, json.dumps({"user": call.caller.name, "path": call.path}).encode())
+        body = json.dumps({"user": call.caller.name, "path": call.path}).encode()
+        return WebReply(200, body, headers=[(b"Gpushare-Revision", b"7")])
 
     async def _caller_of(self, user: User) -> Caller:
         return Caller(user.uid, user.gid, user.name)

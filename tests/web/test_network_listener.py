@@ -17,9 +17,11 @@ import pytest
 from gpushared.config.web_settings import WebConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import ConfigError
+from gpushared.net.socket_wire import Wire
 from gpushared.web import network_listener
+from gpushared.web.arrivals import Arrival
 from gpushared.web.certificates import PART, CertificateFiles, TlsFiles, load
-from gpushared.web.network_listener import Arrival, NetworkListener
+from gpushared.web.network_listener import NetworkListener
 from gpushared.web.open_connections import OpenConnections
 from tests.web.certificates import CertificateMaker, Pair
 
@@ -37,16 +39,19 @@ class Site:
         self.ended = asyncio.Event()
         self.listener = NetworkListener(lambda: self.web, self._serve, self.troubles, time.time)
 
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, arrival: Arrival
-    ) -> None:
+    async def _serve(self, wire: Wire, arrival: Arrival) -> None:
         try:
-            while line := await reader.readline():
-                words = f"{arrival.address} {arrival.is_secure} {arrival.is_proxy()}"
-                writer.write(line.strip() + b" " + words.encode() + b"\n")
-                await writer.drain()
+            pending = b""
+            while data := await wire.read():
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    is_proxy = arrival.is_proxy is not None and arrival.is_proxy()
+                    words = f"{arrival.address} {arrival.is_secure} {is_proxy}"
+                    await wire.write([line, b" ", words.encode(), b"\n"])
+        except ConnectionError:
+            pass
         finally:
-            writer.close()
+            wire.close()
             self.ended.set()
 
     @property
@@ -98,6 +103,18 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> st
         return (await reader.readline()).decode().strip()
 
 
+async def is_refused(site: Site, context: ssl.SSLContext) -> bool:
+    """Try to talk; a client of TLS 1.3 learns of a refused certificate only from its first read."""
+    try:
+        reader, writer = await site.connect(context)
+        try:
+            return await echo(reader, writer) == ""
+        finally:
+            writer.close()
+    except (ssl.SSLError, ConnectionError):
+        return True
+
+
 @pytest.fixture
 def maker(tmp_path: Path) -> CertificateMaker:
     return CertificateMaker(tmp_path)
@@ -105,7 +122,7 @@ def maker(tmp_path: Path) -> CertificateMaker:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the listener has no event for it
             await asyncio.sleep(0.01)
 
 
@@ -204,21 +221,13 @@ async def test_a_certificate_of_the_proxies_authority_makes_a_proxy_until_the_se
 async def test_a_certificate_of_another_authority_is_refused(maker: CertificateMaker, tmp_path: Path) -> None:
     stranger = CertificateMaker(tmp_path, "stranger")
     async with serving(settings(maker.server("server"), proxy_ca=str(maker.path))) as site:
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            reader, writer = await site.connect(site.context(maker.path, stranger.client("proxy")))
-            assert await echo(reader, writer) == ""
-            writer.close()
-            raise ConnectionResetError
+        assert await is_refused(site, site.context(maker.path, stranger.client("proxy")))
         assert not site.ended.is_set()
 
 
 async def test_a_servers_certificate_of_the_same_authority_makes_no_proxy(maker: CertificateMaker) -> None:
     async with serving(settings(maker.server("server"), proxy_ca=str(maker.path))) as site:
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            reader, writer = await site.connect(site.context(maker.path, maker.server("other")))
-            assert await echo(reader, writer) == ""
-            writer.close()
-            raise ConnectionResetError
+        assert await is_refused(site, site.context(maker.path, maker.server("other")))
         assert not site.ended.is_set()
 
 

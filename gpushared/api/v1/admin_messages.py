@@ -200,3 +200,5 @@ class WebLink(Message):
     valid_seconds: float = 0.0
     # The path of the page, which begins and ends with "/".
     base_path: str = ""
+    # The page's own address on the network, if the request asks for that; it ends with the base path.
+    url: str = ""

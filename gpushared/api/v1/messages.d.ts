@@ -257,6 +257,38 @@ interface ExportResponse {
   next_page_token: string;
   simulated: boolean;
 }
+interface RecentRequest {
+  since: number;
+  step_seconds: number;
+}
+interface RecentResponse {
+  gpus: RecentGpu[];
+  step_seconds: number;
+  since: number;
+  until: number;
+  simulated: boolean;
+}
+interface RecentGpu {
+  uuid: string;
+  label: string;
+  name: string;
+  steps: RecentStep[];
+  holdings: RecentHolding[];
+}
+interface RecentStep {
+  at: number;
+  use_ratio?: number;
+  memory_used_bytes?: string;
+}
+interface RecentHolding {
+  lease: string;
+  owner: string;
+  project: string;
+  since: number;
+  until: number;
+  share_permille: number;
+  memory_bytes: string;
+}
 interface LeaseRequest {
   request_id: string;
   gpu: string;
@@ -945,4 +977,13 @@ interface SetProjectRequest {
 }
 interface UserNames {
   names: string[];
+}
+interface WebLinkRequest {
+  network: boolean;
+}
+interface WebLink {
+  code: string;
+  valid_seconds: number;
+  base_path: string;
+  url: string;
 }

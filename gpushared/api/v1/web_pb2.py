@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gpushare/v1/web.proto\x12\x0bgpushare.v1\"\x10\n\x0eWebLinkRequest\"A\n\x07WebLink\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x15\n\rvalid_seconds\x18\x02 \x01(\x01\x12\x11\n\tbase_path\x18\x03 \x01(\t2@\n\x03Web\x12\x39\n\x04Link\x12\x1b.gpushare.v1.WebLinkRequest\x1a\x14.gpushare.v1.WebLinkb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15gpushare/v1/web.proto\x12\x0bgpushare.v1\"!\n\x0eWebLinkRequest\x12\x0f\n\x07network\x18\x01 \x01(\x08\"N\n\x07WebLink\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x15\n\rvalid_seconds\x18\x02 \x01(\x01\x12\x11\n\tbase_path\x18\x03 \x01(\t\x12\x0b\n\x03url\x18\x04 \x01(\t2@\n\x03Web\x12\x39\n\x04Link\x12\x1b.gpushare.v1.WebLinkRequest\x1a\x14.gpushare.v1.WebLinkb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpushare.v1.web_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WEBLINKREQUEST']._serialized_start=38
-  _globals['_WEBLINKREQUEST']._serialized_end=54
-  _globals['_WEBLINK']._serialized_start=56
-  _globals['_WEBLINK']._serialized_end=121
-  _globals['_WEB']._serialized_start=123
-  _globals['_WEB']._serialized_end=187
+  _globals['_WEBLINKREQUEST']._serialized_end=71
+  _globals['_WEBLINK']._serialized_start=73
+  _globals['_WEBLINK']._serialized_end=151
+  _globals['_WEB']._serialized_start=153
+  _globals['_WEB']._serialized_end=217
 # @@protoc_insertion_point(module_scope)

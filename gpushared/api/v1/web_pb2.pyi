@@ -20,12 +20,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class WebLinkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NETWORK_FIELD_NUMBER: _builtins.int
+    network: _builtins.bool
+    """The link is to lead to the page's own address on the network, which the daemon must serve then."""
     def __init__(
         self,
+        *,
+        network: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["network", b"network"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -38,21 +43,25 @@ class WebLink(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     VALID_SECONDS_FIELD_NUMBER: _builtins.int
     BASE_PATH_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """Follows the # of the link; it works once."""
     valid_seconds: _builtins.float
     base_path: _builtins.str
     """The path of the page, which begins and ends with "/"."""
+    url: _builtins.str
+    """The page's own address on the network, if the request asks for that; it ends with the base path."""
     def __init__(
         self,
         *,
         code: _builtins.str = ...,
         valid_seconds: _builtins.float = ...,
         base_path: _builtins.str = ...,
+        url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_path", b"base_path", "code", b"code", "valid_seconds", b"valid_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_path", b"base_path", "code", b"code", "url", b"url", "valid_seconds", b"valid_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,35 @@
+"""Turn ``gpushare top`` into a command of click's, with its help; most people's words are read without click."""
+
+from __future__ import annotations
+
+import click
+
+from gpushared.cli.listing import Options
+from gpushared.cli.listing_command import kind_of
+from gpushared.cli.top.start import OWN, start
+
+
+def _top(**own: str | bool | None) -> int:
+    said = {(name, "true" if value is True else value) for name, value in own.items() if value}
+    return start(Options(said=frozenset(said)))
+
+
+top = click.Command(
+    "top",
+    params=[click.Option([*one.names, one.key], **kind_of(one), help=one.help) for one in OWN],
+    callback=_top,
+    help="""Show GPUs, leases and the queue, and keep showing them.
+
+The keys: ? lists them all, q leaves. A line at the bottom names the command that each key stands for, and what
+changes something is asked for once more. Nothing is read from the driver: the figures are the daemon's, and the
+corner tells how old they are. A daemon that is away is asked again until it is back.
+
+\b
+Examples:
+  gpushare top
+  gpushare top --mine
+  gpushare top --pool --interval 5
+  gpushare top --once | less
+  gpushare top --once --json
+""",
+)

@@ -1,0 +1,195 @@
+"""Decide what each key does: from what is shown and a key to what is shown next, and what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpushared.cli.top.actions import ACTIONS, Action, Target, target_of
+from gpushared.cli.top.panels import LEASES, ORDERS, Panel, PanelRow
+from gpushared.light import NamedTuple
+
+PAGE_ROWS = 10
+MAX_TYPED = 60
+PANELS, GRID, HELP, TEXT = "panels", "grid", "help", "text"
+HELP_LINES = (
+    "up down  j         choose a row; page up, page down, home and end go farther",
+    "tab                go to the next panel, shift-tab to the one before",
+    "enter              the story of the lease, as gpushare why",
+    "w                  why it waits, or what it holds: the same without the story",
+    "l                  the container's output, as gpushare logs; Ctrl-C comes back",
+    "k                  stop the lease, after a question",
+    "p                  pause the lease, or resume it, after a question",
+    "e                  give the lease more time, after asking how much",
+    "/                  show only leases and requests with a word; Esc shows all",
+    "s                  sort the panel by its next order",
+    "g                  the last hour: who held most of each GPU in each ten minutes",
+    "?                  this page",
+    "q  Ctrl-C          leave; Ctrl-Z suspends",
+    "",
+    "HELD AND USED: █ used, ▒ held by leases and not used, · free.",
+    "TREND: the GPU's use in each of the last twenty minutes.",
+    "The line at the bottom names the command that a key stands for.",
+)
+PLAIN_HELP = {"█": "#", "▒": "=", "·": "."}
+
+
+class Prompt(NamedTuple):
+    """Hold a question. Without an action the answer is the filter; ``typed`` is None for yes or no."""
+
+    action: Action | None
+    target: Target | None
+    typed: str | None
+
+
+class Ui(NamedTuple):
+    """Hold what the user chose. ``chosen`` and ``places`` have the row of each panel, by key and by number."""
+
+    screen: str = PANELS
+    focus: str = LEASES
+    chosen: Mapping[str, str] = {}
+    places: Mapping[str, int] = {}
+    orders: Mapping[str, int] = {}
+    words: str = ""
+    prompt: Prompt | None = None
+    message: str = ""
+    title: str = ""
+    lines: tuple[str, ...] = ()
+    scroll: int = 0
+
+
+class Leave:
+    """Leave the program."""
+
+
+class Explain(NamedTuple):
+    """Ask the daemon for the story."""
+
+    target: Target
+    whole: bool
+
+
+class Do(NamedTuple):
+    """Carry out an action."""
+
+    action: Action
+    target: Target
+    typed: str
+
+
+Effect = Leave | Explain | Do
+
+
+def place(ui: Ui, panel: Panel) -> int:
+    """Return the number of the chosen row: by its key, else the row that is now in its place; -1 for none."""
+    wanted = ui.chosen.get(panel.name)
+    for number, row in enumerate(panel.rows):
+        if row.key == wanted:
+            return number
+    return min(ui.places.get(panel.name, 0), len(panel.rows) - 1)
+
+
+def chosen_row(ui: Ui, panels: Mapping[str, Panel]) -> PanelRow | None:
+    panel = panels[ui.focus]
+    number = place(ui, panel)
+    return panel.rows[number] if number >= 0 else None
+
+
+def press(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | None]:
+    """Return the next state, and what is to be done."""
+    if ui.prompt is not None:
+        return _answer(ui, ui.prompt, key)
+    ui = ui._replace(message="")
+    if key == "q" and ui.screen == PANELS:
+        return ui, Leave()
+    if ui.screen != PANELS:
+        return _read(ui, key), None
+    if key in _OPEN:
+        return ui._replace(screen=_OPEN[key], scroll=0), None
+    if key in _MOVES:
+        return _moved(ui, panels[ui.focus], key), None
+    if key in {"tab", "btab"}:
+        names = list(panels)
+        step = 1 if key == "tab" else -1
+        return ui._replace(focus=names[(names.index(ui.focus) + step) % len(names)]), None
+    if key == "s":
+        order = (ui.orders.get(ui.focus, 0) + 1) % len(ORDERS[ui.focus])
+        return ui._replace(orders={**ui.orders, ui.focus: order}), None
+    if key == "/":
+        return ui._replace(prompt=Prompt(None, None, ui.words)), None
+    if key == "esc":
+        return ui._replace(words=""), None
+    return _act(ui, key, target_of(chosen_row(ui, panels)))
+
+
+_OPEN = {"?": HELP, "g": GRID}
+_MOVES = {
+    "up": -1,
+    "down": 1,
+    "j": 1,
+    "page up": -PAGE_ROWS,
+    "page down": PAGE_ROWS,
+    "home": -(10**6),
+    "end": 10**6,
+}
+
+
+def _moved(ui: Ui, panel: Panel, key: str) -> Ui:
+    if not panel.rows:
+        return ui
+    number = max(0, min(place(ui, panel) + _MOVES[key], len(panel.rows) - 1))
+    chosen = {**ui.chosen, panel.name: panel.rows[number].key}
+    return ui._replace(chosen=chosen, places={**ui.places, panel.name: number})
+
+
+def _read(ui: Ui, key: str) -> Ui:
+    """Move in a text, the help or the grid, or leave it."""
+    if key in _MOVES:
+        return ui._replace(scroll=max(0, min(ui.scroll + _MOVES[key], max(0, len(ui.lines) - 1))))
+    if key in _OPEN and _OPEN[key] != ui.screen:
+        return ui._replace(screen=_OPEN[key], scroll=0)
+    return ui._replace(screen=PANELS, lines=(), scroll=0)
+
+
+def _act(ui: Ui, key: str, target: Target | None) -> tuple[Ui, Effect | None]:
+    action = next((one for one in ACTIONS if one.key == key), None)
+    if action is None and key not in {"enter", "w"}:
+        return ui, None
+    if target is None:
+        return ui._replace(message="choose a lease that commands on this machine can name"), None
+    if action is None:
+        return ui, Explain(target, whole=key == "enter")
+    if action.words(target, "") is None:
+        return ui._replace(message=f"{action.name}: not for {target.name}, which is {target.state}"), None
+    if action.do is None:
+        return ui, Do(action, target, "")
+    return ui._replace(prompt=Prompt(action, target, action.usual if action.asks else None)), None
+
+
+def _answer(ui: Ui, prompt: Prompt, key: str) -> tuple[Ui, Effect | None]:
+    """Take a key into the question that is open."""
+    if key == "esc":
+        return ui._replace(prompt=None, words="" if prompt.action is None else ui.words), None
+    if prompt.typed is None:
+        if key not in {"y", "Y"}:
+            return ui._replace(prompt=None, message="nothing was done"), None
+        return _confirmed(ui, prompt, "")
+    if key == "enter":
+        if prompt.action is None:
+            return ui._replace(prompt=None), None
+        return _confirmed(ui, prompt, prompt.typed.strip())
+    if key == "backspace":
+        typed = prompt.typed[:-1]
+    elif len(key) == 1 and key.isprintable() and len(prompt.typed) < MAX_TYPED:
+        typed = prompt.typed + key
+    else:
+        return ui, None
+    ui = ui._replace(prompt=prompt._replace(typed=typed))
+    return ui._replace(words=typed) if prompt.action is None else ui, None
+
+
+def _confirmed(ui: Ui, prompt: Prompt, typed: str) -> tuple[Ui, Effect | None]:
+    assert prompt.action is not None
+    assert prompt.target is not None, "a question about an action names its target"
+    if prompt.action.asks and not typed:
+        return ui._replace(prompt=None, message="nothing was done"), None
+    return ui._replace(prompt=None), Do(prompt.action, prompt.target, typed)

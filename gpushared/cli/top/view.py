@@ -1,0 +1,318 @@
+"""Draw the picture: from the daemon's answers and what the user chose to lines of text with their looks.
+
+Nothing here asks, waits or reads a terminal. All text passes ``clean``, so that no name moves a cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpushared.cli import table, text
+from gpushared.cli.listing import SIMULATED
+from gpushared.cli.table import Segment, text_width
+from gpushared.cli.top.actions import ACTIONS, target_of
+from gpushared.cli.top.answers import Answers
+from gpushared.cli.top.grid import LEGEND, grid
+from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, PANELS, Prompt, Ui, chosen_row, place
+from gpushared.cli.top.panels import LEASES, QUEUE, Panel, notes
+from gpushared.light import NamedTuple
+
+Line = Sequence[Segment]
+
+TITLE, WARNING, TROUBLE, CHOSEN, QUIET = "1", "33", "31", "7", "2"
+LEAST_PANEL_LINES = 3
+"""A title, the names of the columns, a row."""
+MAX_NOTE_LINES = 3
+LOW_SCREEN_LINES = 12
+"""A screen of so few lines has no line for the commands."""
+PLAIN_MARKS = str.maketrans({"…": "~", "█": "#", "▒": "=", "·": ".", "│": "|"})
+MAX_LINE = 600
+STORY_INDENT = 11
+"""The sentences of ``gpushare why`` begin there."""
+GENERAL_KEYS = (
+    *(("?", "help"), ("q", "leave"), ("enter", "story"), ("w", "why"), ("tab", "panel")),
+    *(("/", "filter"), ("s", "sort"), ("g", "last hour")),
+)
+
+
+class Size(NamedTuple):
+    """Hold the size of the screen. ``plain``: it shows ASCII only."""
+
+    width: int
+    height: int
+    plain: bool = False
+
+
+class News(NamedTuple):
+    """Hold the newest answers, and the trouble that the daemon's newest failure is."""
+
+    answers: Answers | None = None
+    trouble: str = ""
+
+
+def picture(news: News, ui: Ui, panels: Mapping[str, Panel], size: Size, now: float) -> list[list[Segment]]:
+    """Return exactly as many lines as the screen has, none wider than it."""
+    above = _header(news, size, now)
+    below = _footer(ui, panels, size)
+    room = size.height - len(above) - len(below)
+    if news.answers is None:
+        middle: list[Line] = [[Segment("asking the daemon" if not news.trouble else "trying again")]]
+    elif ui.screen == PANELS:
+        middle = _panels(ui, panels, size.width, room)
+    else:
+        middle = _other_screen(news.answers, ui, size.width)
+    middle = [*middle[: max(0, room)], *([[]] * max(0, room - len(middle)))]
+    lines = [*above, *middle, *below][: size.height]
+    return [cut(clean(line, plain=size.plain), size.width) for line in lines]
+
+
+def whole_picture(news: News, panels: Mapping[str, Panel], size: Size, now: float) -> list[list[Segment]]:
+    """Return the picture with all rows, and without keys."""
+    lines = _header(news, size, now, all_notes=True)
+    for panel in panels.values():
+        lines += _panel(panel, -1, size.width, 2 + len(panel.rows), is_focused=False)
+    return [cut(clean(line, plain=size.plain), size.width) for line in lines]
+
+
+# --- above and below -------------------------------------------------------------------------------------
+
+
+def _header(news: News, size: Size, now: float, *, all_notes: bool = False) -> list[Line]:
+    answers = news.answers
+    if answers is None:
+        trouble = [[Segment(news.trouble, TROUBLE)]] if news.trouble else []
+        return [[Segment("gpushare top", TITLE)], *trouble]
+    age = f"{text.span(now - answers.at)} old"
+    left = [Segment("gpushare top", TITLE), Segment("  " + "  ".join(filter(None, _facts(answers))))]
+    lines: list[Line] = [_with_right(left, Segment(age, TROUBLE if news.trouble else ""), size.width)]
+    lines += [[Segment(SIMULATED, WARNING)]] if answers.simulated else []
+    if news.trouble:
+        lines.append([Segment(f"no answer for {text.span(now - answers.at)}: {news.trouble}", TROUBLE)])
+    found = [
+        line for note in notes(answers, now) for line in _wrapped(note, size.width, indent=2, look=TROUBLE)
+    ]
+    if not all_notes and len(found) > MAX_NOTE_LINES:
+        more = [Segment("and more: gpushare gpus", TROUBLE)]
+        found = [*found[: MAX_NOTE_LINES - 1], more]
+    lines += found
+    return lines if all_notes else lines[: max(1, size.height // 3)]
+
+
+def _facts(answers: Answers) -> list[str]:
+    gpus, leases = len(answers.gpus.gpus), answers.leases.leases
+    waiting = sum(lease.waiting is not None for lease in leases)
+    place = answers.gpus.node
+    if answers.nodes is not None:
+        place = f"pool {answers.nodes.pool}" if answers.nodes.pool else "pool"
+    return [place, f"{_counted(gpus, 'GPU')}, {_counted(len(leases) - waiting, 'lease')}, {waiting} waiting"]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _with_right(left: Sequence[Segment], right: Segment, width: int) -> Line:
+    """Put a text at the right end of a line; what is left is cut for it."""
+    room = width - text_width(right.text) - 2
+    if room < 0:
+        return cut(left, width)
+    kept = cut(left, room)
+    space = width - text_width(right.text) - sum(text_width(one.text) for one in kept)
+    return [*kept, Segment(" " * space), right]
+
+
+def _footer(ui: Ui, panels: Mapping[str, Panel], size: Size) -> list[Line]:
+    if ui.prompt is not None:
+        return [_question(ui.prompt)]
+    if ui.screen != PANELS:
+        return [_keys((("up down", "move"), ("q Esc", "back")), size.width)]
+    actions = _actions(ui, panels)
+    if size.height <= LOW_SCREEN_LINES:
+        keys = [*GENERAL_KEYS[:2], *((key, words[0]) for key, words in actions), *GENERAL_KEYS[2:]]
+        return [[Segment(ui.message, WARNING)] if ui.message else _keys(keys, size.width)]
+    said = [Segment(ui.message, WARNING)] if ui.message else _commands(actions, size.width)
+    return [said, _keys(GENERAL_KEYS, size.width)]
+
+
+def _question(prompt: Prompt) -> Line:
+    if prompt.action is None:
+        return [Segment("show only: ", TITLE), Segment(f"{prompt.typed}_"), Segment("  Enter  Esc", QUIET)]
+    assert prompt.target is not None, "a question about an action names its target"
+    words = " ".join(prompt.action.words(prompt.target, prompt.typed or "") or ())
+    if prompt.typed is not None:
+        asked = f"{prompt.action.name} {prompt.target.name} of {prompt.target.owner} {prompt.action.asks}: "
+        return [
+            Segment(asked, TITLE),
+            Segment(f"{prompt.typed}_"),
+            Segment(f"  gpushare {words}  Enter  Esc", QUIET),
+        ]
+    return [Segment(f"gpushare {words}", TITLE), Segment(f"  of {prompt.target.owner}: y or n? ")]
+
+
+def _actions(ui: Ui, panels: Mapping[str, Panel]) -> list[tuple[str, Sequence[str]]]:
+    """Return the keys that do something to the chosen row, each with the words of its command."""
+    target = target_of(chosen_row(ui, panels)) if panels else None
+    if target is None:
+        return []
+    return [(one.key, words) for one in ACTIONS if (words := one.words(target, "")) is not None]
+
+
+def _keys(found: Iterable[tuple[str, str]], width: int) -> Line:
+    """Return as many keys as fit, none of them in part."""
+    line: list[Segment] = []
+    left = width
+    for key, word in found:
+        left -= len(key) + 1 + len(word) + 2
+        if left >= -2:  # noqa: PLR2004 - the two spaces at the end need no room
+            line += [Segment(key, TITLE), Segment(f" {word}  ")]
+    return line
+
+
+def _commands(actions: Sequence[tuple[str, Sequence[str]]], width: int) -> Line:
+    """Return a line with the command that each key stands for."""
+    line = _keys(((key, " ".join(words)) for key, words in actions), width)
+    program = Segment("gpushare  ", QUIET)
+    has_room = text_width(program.text) + sum(text_width(one.text) for one in line) <= width
+    return [program, *line] if line and has_room else line
+
+
+# --- panels ----------------------------------------------------------------------------------------------
+
+
+def _panels(ui: Ui, panels: Mapping[str, Panel], width: int, room: int) -> list[Line]:
+    needs = {name: 2 + len(panel.rows) if panel.rows else 1 for name, panel in panels.items()}
+    lines: list[Line] = []
+    for name, height in shared_out(needs, ui.focus, room).items():
+        lines += _panel(
+            panels[name], place(ui, panels[name]), width, height, is_focused=name == ui.focus, words=ui.words
+        )
+    return lines
+
+
+def shared_out(needs: Mapping[str, int], focus: str, room: int) -> dict[str, int]:
+    """Share the lines of the screen among panels that need so many; a panel without room is left out.
+
+    Each gets its part of the screen if it needs it; what is left goes to the panel in focus first.
+    """
+    order = [focus, *(name for name in needs if name != focus)]
+    given = dict.fromkeys(needs, 0)
+    left = room
+    for name in order:
+        least = min(needs[name], LEAST_PANEL_LINES)
+        if least <= left or name == focus:
+            given[name] = max(0, min(least, left))
+            left -= given[name]
+    part = room // max(1, len(needs))
+    for most in (part, room):
+        for name in order:
+            if given[name]:
+                more = max(0, min(needs[name], most) - given[name])
+                given[name] += min(more, left)
+                left -= min(more, left)
+    return {name: lines for name, lines in given.items() if lines}
+
+
+def _panel(
+    panel: Panel, chosen: int, width: int, height: int, *, is_focused: bool, words: str = ""
+) -> list[Line]:
+    room = max(0, height - 2)
+    first = max(0, min(chosen - room // 2, len(panel.rows) - room))
+    title = _title(panel, first, room, words if panel.name in {LEASES, QUEUE} else "")
+    lines: list[Line] = [[Segment(title, f"{TITLE};{CHOSEN}" if is_focused else TITLE)]]
+    if not panel.rows:
+        return lines[:height]
+    cells = [row.cells for row in panel.rows]
+    names, *rows = table.segments(panel.columns, cells, headers=True, width=width - 1, drops=panel.drops)
+    lines.append([Segment(" "), *names])
+    for number, row in enumerate(rows[first : first + room], start=first):
+        if number == chosen and is_focused:
+            plain_row = "".join(one.text for one in row)
+            lines.append([Segment(f">{plain_row}".ljust(width), CHOSEN)])
+        else:
+            lines.append([Segment(" "), *row])
+    return lines[:height]
+
+
+def _title(panel: Panel, first: int, room: int, words: str) -> str:
+    count = len(panel.rows)
+    if not count and not panel.total:
+        return f" {panel.name.upper()}: {panel.empty} "
+    facts = [f"{count} of {panel.total} with {words!r}" if words else str(count)]
+    facts += [f"{first + 1}-{min(count, first + room)} shown"] if 0 < room < count else []
+    facts += [f"by {panel.order}"] if panel.order else []
+    return f" {panel.name.upper()} {', '.join(facts)} "
+
+
+# --- other screens ---------------------------------------------------------------------------------------
+
+
+def _other_screen(answers: Answers, ui: Ui, width: int) -> list[Line]:
+    lines: list[Line]
+    if ui.screen == HELP:
+        lines = [[Segment(line)] for line in HELP_LINES]
+        title = "KEYS"
+    elif ui.screen == GRID:
+        title = "THE LAST HOUR"
+        if answers.recent is None:
+            lines = [[Segment(answers.recent_trouble or "asking the daemon")]]
+        else:
+            lines = [*grid(answers.recent, width), [], *_wrapped(LEGEND, width, indent=2, look=QUIET)]
+    else:
+        title = ui.title
+        lines = [line for one in ui.lines for line in _wrapped(one, width, STORY_INDENT)]
+    return [[Segment(f" {title} ", f"{TITLE};{CHOSEN}")], *lines[ui.scroll :]]
+
+
+def _wrapped(line: str, width: int, indent: int, look: str = "") -> list[Line]:
+    """Break a long line, so that a sentence is there to its end; what follows is indented."""
+    shown = text.printable(line[:MAX_LINE])
+    found: list[Line] = []
+    while text_width(shown) > width > 2 * indent:
+        fitting = "".join(one.text for one in cut([Segment(shown)], width))
+        end = fitting.rfind(" ", indent + 1)
+        end = len(fitting) if end < 0 else end
+        found.append([Segment(shown[:end], look)])
+        shown = " " * indent + shown[end:].lstrip()
+    return [*found, [Segment(shown, look)]]
+
+
+# --- pieces of lines -------------------------------------------------------------------------------------
+
+
+def clean(line: Iterable[Segment], *, plain: bool) -> list[Segment]:
+    """Return the line without characters that could do something to a terminal; in ASCII where it must be."""
+    found = [one._replace(text=text.printable(one.text)) for one in line]
+    return [one._replace(text=_ascii(one.text)) for one in found] if plain else found
+
+
+def _ascii(shown: str) -> str:
+    """Put marks in the place of other characters, as wide as they are."""
+    if shown.isascii():
+        return shown
+    return "".join(c if c.isascii() else "?" * text_width(c) for c in shown.translate(PLAIN_MARKS))
+
+
+def cut(line: Iterable[Segment], width: int) -> list[Segment]:
+    """Return the beginning of a line, at most so wide."""
+    found: list[Segment] = []
+    left = width
+    for one in line:
+        wide = text_width(one.text)
+        if wide <= left:
+            found.append(one)
+            left -= wide
+            continue
+        kept = one.text
+        while text_width(kept) > left:
+            kept = kept[:-1]
+        return [*found, one._replace(text=kept)]
+    return found
+
+
+def as_text(lines: Iterable[Line], *, colour: bool) -> str:
+    """Return the picture for a stream."""
+    written = (
+        "".join(table.paint(one.text, one.look if colour else None) for one in line).rstrip()
+        for line in lines
+    )
+    return "".join(f"{line}\n" for line in written)
