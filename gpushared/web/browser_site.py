@@ -203,6 +203,10 @@ async def serve_browser(wire: Wire, early: bytes, site: BrowserSite, access: Acc
     )
 
 
+class _OthersSession(NotLoggedIn):
+    """The session belongs to another user than the connection."""
+
+
 class _Browser:
     """Answer the requests of one connection."""
 
@@ -346,7 +350,7 @@ class _Browser:
         if caller is None:
             caller = await self._site.caller_of(session.user)
         elif caller.uid != session.user.uid:
-            raise PermissionRefused("this browser is logged in as another user", hint=NEW_LINK_HINT)
+            raise _OthersSession("this browser is logged in as another user", hint=NEW_LINK_HINT)
         if await self._site.logins.renew(session):
             exchange.added.append(self._cookie(cookie))
         return caller, session
@@ -414,7 +418,7 @@ class _Browser:
     def _tell_refusal(self, exchange: Exchange, path: str, error: GpushareError) -> None:
         """Write the line of a refusal, but for browsers that only have no session."""
         is_login = path == f"{self._site.base_path()}login"
-        if is_login or isinstance(error, PermissionRefused | LimitReached):
+        if is_login or isinstance(error, PermissionRefused | LimitReached | _OthersSession):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
             self._tell(self._access.caller or NOBODY, method, endpoint, error)
 
