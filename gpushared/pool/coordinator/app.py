@@ -44,6 +44,7 @@ from gpushared.net.front import Front, listen
 from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, Peer
 from gpushared.net.intake import Intake
+from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.notify.outbox import NotificationOutbox
 from gpushared.notify.payload import Origin
@@ -139,6 +140,8 @@ class PoolDaemon:
         self._rooms = rooms
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._revisions = Revisions()
+        self._troubles.on_change = self._revisions.state_changed
         self._identities = AdminIdentities(config.coordinator.trusted_groups)
         self._runtime_dir = Path(config.coordinator.runtime_dir)
         self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
@@ -169,6 +172,7 @@ class PoolDaemon:
         self._metrics.reload()
         self._audit.config = config.audit
         self._audit.told_of_reload()
+        self._revisions.state_changed()
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:
@@ -259,6 +263,7 @@ class PoolDaemon:
             *(epoch, state.revision, len(state.jobs), len(state.members)),
         )
         self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
+        self._loop.on_change = self._revisions.state_changed
         return self._loop
 
     def _make_notifier(self, loop: PoolLoop, pool: str, stack: AsyncExitStack) -> None:
@@ -360,7 +365,7 @@ class PoolDaemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
-        self._json = JsonApi(calls, self._of_calls)
+        self._json = JsonApi(calls, self._of_calls, lambda: self._revisions)
         server = ListenerServer(Listener.LOCAL, f"unix:{inner}", None)
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))

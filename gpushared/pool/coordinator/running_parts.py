@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,6 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from gpushared.api.v1 import jobs_pb2
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.request import Caller
@@ -43,6 +44,9 @@ class Listener(StrEnum):
     """This listener is the unix socket, for administrators."""
 
 
+JobOutput = Callable[[jobs_pb2.LogsRequest, Caller], AsyncIterator[jobs_pb2.LogChunk]]
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """Describe a gRPC service. ``calls`` are the unary calls that the unix socket answers also as JSON."""
@@ -51,6 +55,8 @@ class Service:
     listeners: frozenset[Listener]
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
+    output: JobOutput | None = None
+    """Read the output of a job for a caller of the unix socket; only the service of jobs has it."""
 
 
 @dataclass(slots=True)
