@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from gpushared.domain.model.errors import Code, GpushareError, RequestError
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.http_server import WebReply, WebRequest
+from gpushared.net.message_json import json_text
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,7 @@ class JsonApi:
             answer = await self._audit.make(unary.call, message, request.caller, request.origin)
         except GpushareError as error:
             return failure(error)
-        text = json_format.MessageToJson(
-            answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
-        )
-        return WebReply(200, text.encode())
+        return WebReply(200, json_text(answer).encode())
 
 
 def _parse(body: bytes, unary: Unary) -> Message:
