@@ -1,4 +1,4 @@
-"""(g) ``gpushare top``: the time to its first picture, what it costs while it is left open, and what it asks of the daemon.
+"""(g) ``gpushare top``: the time to its first picture, and what it costs while it is left open.
 
 The terminal is a pty of this process, which reads what is drawn and throws it away. Both costs are CPU time of whole
 processes; the daemon's is what it takes more than without ``top``.
@@ -12,7 +12,6 @@ import os
 import pty
 import select
 import signal
-import statistics
 import struct
 import subprocess
 import termios
@@ -38,23 +37,22 @@ def main() -> None:
     parser.add_argument("--interval", default="2")
     words = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with daemon(f"h100:{GPUS}") as bench, installed() as gpushare:
+    with daemon(f"h100:{GPUS}", queue__claim_seconds="3600") as bench, installed() as gpushare:
         print_conditions()
-        first_pictures(bench, gpushare, words.times)
         hold(bench)
+        first_pictures(bench, gpushare, words.times)
         cost(bench, gpushare, words.interval, words.seconds)
         print_conditions()
 
 
 def hold(bench: Bench) -> None:
-    """Ask for leases; each is kept for a minute without a container."""
+    """Ask for leases; they are kept for an hour without containers."""
     connection = Connection(bench.socket)
     for number in range(LEASES):
         connection.call("Leases/Request", gpu="0.125", request_id=f"bench-{number}")
 
 
 def first_pictures(bench: Bench, gpushare: Path, times: int) -> None:
-    hold(bench)
     pictures, listings = [], []
     for _ in range(times):
         listings.append(timed([gpushare, "ps"], bench.environ))
@@ -78,9 +76,10 @@ def cost(bench: Bench, gpushare: Path, interval: str, seconds: float) -> None:
         written = drain(end, seconds / 2)
         wall = time.perf_counter() - began
         used, used_daemon = cpu(watched) - before, cpu(served) - before_daemon
+        own, more = used / wall * 100, (used_daemon / wall - without) * 100
         print(f"top, {GPUS} GPUs, {LEASES} leases, each {interval} s, over {wall:.0f} s:")
-        print(f"  its own          {used / wall * 100:.2f} % of a core, {rss(watched)}, {written / wall:.0f} bytes/s drawn")
-        print(f"  the daemon's     {(used_daemon / wall - without) * 100:.2f} % of a core more than {without * 100:.2f} %")
+        print(f"  its own          {own:.2f} % of a core, {rss(watched)}, {written / wall:.0f} bytes/s drawn")
+        print(f"  the daemon's     {more:.2f} % of a core more than {without * 100:.2f} %")
 
 
 def spent(process: psutil.Process, seconds: float) -> float:

@@ -22,6 +22,7 @@ _COLOURS = {
     "reserved": "36",
     "queued": "33",
     "paused": "33",
+    "suspended": "33",
     "draining": "2",
     "unmanaged": "31",
     "ok": "32",

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 Write = Callable[[Any], Any]
+AnyDescriptor = Any
+"""Stubs and the fast runtime have two types of descriptors."""
 
 _AS_TEXT = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 _AS_THEY_ARE = {
@@ -57,7 +59,7 @@ class _Shape:
 _shapes: dict[str, _Shape | None] = {}
 
 
-def _shape(descriptor: Descriptor) -> _Shape | None:
+def _shape(descriptor: AnyDescriptor) -> _Shape | None:
     """Return what is known of a kind of message; None if it has a field that is not written here."""
     name = descriptor.full_name
     if name not in _shapes:

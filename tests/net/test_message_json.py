@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from google.protobuf import json_format
@@ -39,7 +40,7 @@ def own_text(message: Message) -> str:
     )
 
 
-def messages(descriptor: Descriptor, depth: int = 3) -> st.SearchStrategy[Message]:
+def messages(descriptor: Any, depth: int = 3) -> st.SearchStrategy[Message]:
     """Messages of the kind, each field of them set or not."""
     fields = {
         field.name: values(field, depth) for field in descriptor.fields if field.message_type is None or depth
