@@ -3,7 +3,7 @@ import { Failure, call, logout, request } from "./api.js";
 import { h, name, patch } from "./dom.js";
 import { Stream } from "./stream.js";
 import { span } from "./format.js";
-import { closeDialog, dialogTree } from "./dialog.js";
+import { closeDialog } from "./dialog.js";
 
 /** @typedef {{user: string, uid: number, trusted: boolean, node: string, pool: string, simulated: boolean, version: string, base: string}} Session */
 /** @typedef {Record<string, string>} Parameters of the path and the query: `id`, `user`... */
@@ -182,13 +182,13 @@ function draw() {
       patch(place("main"), troubles(now), page.view({ ...stream?.answers, failure }, now));
     }
     patch(place("footer"), footer());
-    patch(place("dialog"), dialogTree(draw));
   });
 }
 
 /** @param {Context} now */
 function troubles(now) {
-  const found = new Map(Object.values(now.troubles).map((trouble) => [trouble.message, trouble]));
+  const parts = Object.entries(now.troubles).filter(([name]) => name !== "log"); // a log says so in its own place
+  const found = new Map(parts.map(([, trouble]) => [trouble.message, trouble]));
   return [...found.values()].map((trouble) =>
     h("p", { class: "banner", role: "status" }, h("strong", null, "This part is missing: "), trouble.message, trouble.hint && ` (${trouble.hint})`),
   );
@@ -198,7 +198,7 @@ function troubles(now) {
 function header(now) {
   return h(
     "div",
-    { class: "bar-top" },
+    { class: "bar" },
     h("a", { class: "home", href: "." }, h("strong", null, "gpushare"), " ", session.user && name(now.pool ? session.pool : session.node || session.pool)),
     session.simulated && h("span", { class: "chip", title: "no real hardware is leased here" }, "SIMULATED"),
     session.user && session.pool && session.node && poolSwitch(now),
