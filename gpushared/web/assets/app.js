@@ -69,8 +69,10 @@ async function visit() {
   fetched.clear();
   closeDialog();
   try {
+    const loading = import(`./pages/${route === "" ? "machine" : /^[a-z]+$/.test(route) ? route : "missing"}.js`);
+    loading.catch(() => {}); // what fails first is told below
     if (route !== "login") await learnSession();
-    const module = await import(`./pages/${/^[a-z]+$/.test(route) ? route : route === "" ? "machine" : "missing"}.js`);
+    const module = await loading;
     if (visitNumber !== visits) return;
     page = module;
     follow();
@@ -208,7 +210,7 @@ function header(now) {
           h("a", { href: link.path || ".", "aria-current": link.path === route ? "page" : null }, link.path || !now.pool ? link.title : "Pool"))),
     badge(),
     themeSwitch(),
-    session.user && h("span", { class: "who" }, "you are ", name(session.user), session.trusted && " (admin)", " ", h("button", { class: "plain", onclick: leave }, "Log out")),
+    session.user && h("span", { class: "who", title: "you" }, name(session.user), session.trusted && " (admin)", " ", h("button", { class: "plain", onclick: leave }, "Log out")),
   );
 }
 
@@ -240,7 +242,7 @@ function themeSwitch() {
     showTheme();
     draw();
   };
-  return h("button", { class: "plain theme", title: `change to ${next}`, onclick: choose }, `Theme: ${theme}`);
+  return h("button", { class: "plain theme", "aria-label": `Theme: ${theme}; change to ${next}`, title: `Theme: ${theme}; change to ${next}`, onclick: choose }, { system: "◐", dark: "☾", light: "☀" }[theme]);
 }
 
 function showTheme() {

@@ -10,6 +10,7 @@ import { waitingCard } from "./queue.js";
 
 const WHOLE = 1000;
 const WAITING_SHOWN = 4;
+const MODES = ["free", "shared", "exclusive"]; // of GPUs that take leases
 
 export const title = "GPUs";
 
@@ -47,7 +48,7 @@ export function view({ gpus, leases }, context) {
 
 /** Say for what size there is room now. @param {Gpu[]} gpus */
 function room(gpus) {
-  const usable = gpus.filter((gpu) => !gpu.drained && gpu.mode !== "mig" && gpu.compute_free_permille && Number(gpu.memory_free_bytes));
+  const usable = gpus.filter((gpu) => MODES.includes(gpu.mode) && gpu.compute_free_permille && Number(gpu.memory_free_bytes));
   const whole = usable.filter((gpu) => !gpu.leases && gpu.compute_free_permille === WHOLE && !Number(gpu.memory_unmanaged_bytes));
   if (whole.length) return `Free now: ${count(whole.length, "whole GPU")}, ${memory(whole[0].memory_free_bytes)} each`;
   const [best] = usable.sort((one, other) => other.compute_free_permille - one.compute_free_permille || Number(other.memory_free_bytes) - Number(one.memory_free_bytes));
