@@ -78,7 +78,7 @@ async function visit() {
     follow();
   } catch (error) {
     if (visitNumber !== visits) return;
-    if (error instanceof Failure && error.status === 401) return toLogin(error.message);
+    if (error instanceof Failure && error.status === 401) return ended(error);
     page = await import("./pages/missing.js");
     failure = error instanceof Failure ? error : null;
   }
@@ -91,7 +91,7 @@ async function visit() {
 
 function follow() {
   stream?.close();
-  stream = page && new Stream(page.watch(parameters, context()), draw, (error) => toLogin(error.message));
+  stream = page && new Stream(page.watch(parameters, context()), draw, ended);
 }
 
 async function learnSession() {
@@ -102,8 +102,14 @@ async function learnSession() {
   session = await answer.json();
 }
 
+/** @param {Failure} error */
+function ended(error) {
+  toLogin(session.user ? "Your session ended." : error.message);
+}
+
 /** @param {string} why */
 function toLogin(why) {
+  session = { ...session, user: "" };
   const back = route === "login" ? "" : location.href;
   history.replaceState({ why, back }, "", new URL("login", document.baseURI));
   visit();
@@ -131,12 +137,16 @@ function followLink(event) {
 
 // --- what is shown
 
+function isPool() {
+  return Boolean(session.pool) && (!session.node || localStorage.getItem("pool") === "1");
+}
+
 /** @returns {Context} */
 function context() {
   return {
     session,
     parameters,
-    pool: Boolean(session.pool) && localStorage.getItem("pool") === "1",
+    pool: isPool(),
     now: (Date.now() + clockAhead) / 1000,
     troubles: stream?.troubles ?? {},
     logs: stream?.logs ?? {},
@@ -254,7 +264,6 @@ function showTheme() {
 
 async function leave() {
   await logout().catch(() => {});
-  session = { ...session, user: "" };
   toLogin("You logged out.");
 }
 
