@@ -104,7 +104,7 @@ async function learnSession() {
 
 /** @param {Failure} error */
 function ended(error) {
-  toLogin(session.user ? "Your session ended." : error.message);
+  toLogin(`${session.user ? "Your session ended: " : ""}${error.message}`);
 }
 
 /** @param {string} why */
