@@ -283,7 +283,7 @@ class _Browser:
 
     async def _call(self, exchange: Exchange, path: str) -> None:
         caller, _ = await self._user(exchange)
-        async with self._site.shares.of(_counted_as(caller)).request():
+        async with self._site.shares.of_caller(caller).request():
             body = await exchange.read(LIMITS.json_body_bytes)
             call = WebRequest("POST", f"/{path}", exchange.headers, body, caller, self._access.origin)
             reply = await self._site.json(call)
@@ -425,11 +425,6 @@ class _Browser:
     def _tell(self, caller: Caller, method: str, endpoint: str, error: GpushareError | None = None) -> None:
         origin = self._access.origin
         self._site.audit(line_now(caller.uid, caller.name, method, endpoint, origin=origin, error=error))
-
-
-def _counted_as(caller: Caller) -> int | str:
-    """Return the key of the caller's share: persons of a pool have no uid here."""
-    return caller.name if caller.uid == NOBODY_HERE else caller.uid
 
 
 def _no_such_path() -> NotFound:

@@ -167,6 +167,16 @@ def test_a_connection_of_another_user_is_closed(lone_daemon: DaemonProcess) -> N
         assert f"a connection of another user (uid {EVE}) was refused" in ada.process.stderr.read()
 
 
+def test_with_sudo_the_user_who_became_root_may_connect(lone_daemon: DaemonProcess) -> None:
+    request = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    sudoer = ("SUDO_UID", str(ADA))
+    with forwarding(lone_daemon, environment=[sudoer]) as root:
+        assert stranger(ADA, root.port, request) == "HTTP/1.1 200"
+        assert stranger(EVE, root.port, request) == ""
+    with forwarding(lone_daemon, uid=EVE, environment=[sudoer]) as eve:
+        assert stranger(ADA, eve.port, request) == ""
+
+
 def test_a_socket_that_is_closed_belongs_to_nobody() -> None:
     """The kernel shows the uid 0 for sockets that have no process any more."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -23,7 +23,7 @@ from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.trust.callers import Callers, PoolCaller
+from gpushared.pool.trust.callers import Callers, PersonCaller, PoolCaller, unless
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
@@ -56,7 +56,7 @@ class Service:
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
     output: JobOutput | None = None
-    """Read the output of a job for a caller of the unix socket; only the service of jobs has it."""
+    """Read the output of a job for a browser's user or one of the unix socket; only the service of jobs has it."""
 
 
 @dataclass(slots=True)
@@ -120,6 +120,10 @@ def _served(
 
 def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
     async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
-        return await handler(message, callers.local(caller))
+        found = callers.of_json(caller)
+        if not isinstance(caller, PersonCaller):
+            return await handler(message, found)
+        with callers.watching(found) as gone:
+            return await unless(gone, handler(message, found))
 
     return call

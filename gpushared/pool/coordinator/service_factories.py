@@ -200,8 +200,8 @@ class _Room:
             yield chunk
 
     async def output(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
-        """Yield a job's output for a user of the unix socket. Raises errors of the tree."""
-        async for chunk in self._written(message, self._callers.local(caller)):
+        """Yield a job's output for a browser's user or one of the unix socket. Raises errors of the tree."""
+        async for chunk in self._written(message, self._callers.of_json(caller)):
             yield chunk
 
     async def _written(
