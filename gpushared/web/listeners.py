@@ -17,7 +17,8 @@ from gpushared.net.http_server import Exchange
 from gpushared.net.socket_wire import Wire
 from gpushared.web.arrivals import Arrival
 from gpushared.web.browser_checks import LOOPBACK_NAMES
-from gpushared.web.browser_site import Access, BrowserSite, serve_browser
+from gpushared.web.browser_server import serve_browser
+from gpushared.web.browser_site import Access, BrowserSite
 from gpushared.web.logins import NEW_LINK_HINT, User
 from gpushared.web.named_users import NameUser, identified
 from gpushared.web.network_listener import NetworkListener
