@@ -15,6 +15,7 @@ _MARKER_OF_FIXTURE = {
     "unified_engine": "cdi",
     "mps_control_binary": "mps",
     "systemd_image": "systemd",
+    "chromium": "browser",
 }
 
 

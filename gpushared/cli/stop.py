@@ -92,7 +92,10 @@ class Stop:
 
     def cancel(self, job: str) -> str:
         """Ask for the end of a job by its id; returns the id."""
-        return self._jobs.cancel(job, grace_seconds=self._grace_seconds).id
+        ending = self._jobs.cancel(job, grace_seconds=self._grace_seconds)
+        if ending.hint:  # somebody who must hear of it is away
+            say(f"{ending.id}: {ending.reason}", hint=ending.hint)
+        return ending.id
 
     def finish(self, begun: Begun) -> str:
         """Wait for the end here, and return the id. Raises Unavailable, TimedOut."""

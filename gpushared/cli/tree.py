@@ -54,6 +54,7 @@ COMMANDS = {
     "node": "Let this machine join a pool, or leave it.",
     "pool": "Begin a pool of nodes and administer it.",
     "config": "Check or show the daemon's configuration.",
+    "web": "Open the web page in a browser.",
     "doctor": "Find what is wrong here and on the node.",
     "version": "Show the versions of client, daemon and engine.",
     "completion": "Print a shell's completion script.",

@@ -33,7 +33,7 @@ from gpushared.light import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Any, ClassVar, TypeVar, Unpack
 
-    from gpushared.api.v1.admin_messages import AuditPage, PolicyExplanation, PolicyRules
+    from gpushared.api.v1.admin_messages import AuditPage, PolicyExplanation, PolicyRules, WebLink
     from gpushared.api.v1.history_messages import (
         ExportPage,
         PastJobs,
@@ -292,6 +292,15 @@ class Client:
         from gpushared.api.v1.admin_messages import PolicyRules
 
         return PolicyRules(self.call("Policy/Show", {}))
+
+    def web_link(self, *, network: bool = False) -> WebLink:
+        """Return what makes a link that logs one browser in as the caller.
+
+        ``network``: the page is opened at its own address there.
+        """
+        from gpushared.api.v1.admin_messages import WebLink
+
+        return WebLink(self.call("Web/Link", {"network": network}))
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
         """Make the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""

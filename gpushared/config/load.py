@@ -21,6 +21,7 @@ from gpushared.config.model import PRESETS, Config, Preset
 from gpushared.config.notify import NOTIFY, NotifyConfig, ProjectNotifyConfig
 from gpushared.config.queue_rules import MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.config.schema import NODE, ConfigSchema, NameRule
+from gpushared.config.web_settings import WebConfig, web_problems
 from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
 from gpushared.domain.model.ranges import parse_gpu_range
 from gpushared.domain.model.request_spec import read_request
@@ -181,6 +182,7 @@ def _build(draft: ConfigDraft) -> Config:
         _check_dev_containers(sections["gate"], presets, draft)
         check_projects(projects, draft)
         _check_command(sections["notify"], draft)
+        check_web(sections["web"], draft)
     return Config(**sections, presets=presets, projects=projects)
 
 
@@ -294,6 +296,12 @@ def _check_command(notify: NotifyConfig, draft: ConfigDraft) -> None:
             f"notify.command: {shown(notify.command[0])} is not an absolute path",
             "no shell and no PATH of the daemon looks for it",
         )
+
+
+def check_web(web: WebConfig, draft: ConfigDraft) -> None:
+    """Complain of settings of the page that contradict each other."""
+    for problem, hint in web_problems(web):
+        draft.complain(draft.last_origin("web"), problem, hint)
 
 
 def check_projects(projects: Mapping[str, ProjectConfig], draft: ConfigDraft) -> None:

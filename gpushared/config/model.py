@@ -37,6 +37,7 @@ from gpushared.config.queue_rules import (
     QueueOrderConfig,
     TrainConfig,
 )
+from gpushared.config.web_settings import WebConfig
 from gpushared.domain.leases.node_rules import Action, MpsMode
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.request_spec import RequestSpec
@@ -306,6 +307,7 @@ class Config:
     history: HistoryConfig = field(default_factory=HistoryConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    web: WebConfig = field(default_factory=WebConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)

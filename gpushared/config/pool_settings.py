@@ -27,6 +27,7 @@ from gpushared.config.kinds import (
 from gpushared.config.load import (
     check_presets,
     check_projects,
+    check_web,
     gather,
     named,
     presets_of,
@@ -56,6 +57,7 @@ from gpushared.config.schema import (
     NameRule,
     sections_in,
 )
+from gpushared.config.web_settings import WebConfig
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
@@ -214,6 +216,7 @@ class CoordinatorConfig:
     history: PoolHistoryConfig = field(default_factory=PoolHistoryConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     metrics: PoolMetricsConfig = field(default_factory=PoolMetricsConfig)
+    web: WebConfig = field(default_factory=WebConfig)
     notify: PoolNotifyConfig = field(default_factory=PoolNotifyConfig)
     log: LogConfig = field(default_factory=LogConfig)
     projects: Mapping[str, ProjectConfig] = field(default_factory=dict)
@@ -262,5 +265,6 @@ def load_pool(
     if not draft.problems:
         check_presets(presets, draft)
         check_projects(projects, draft)
+        check_web(sections["web"], draft)
     raise_problems(draft)
     return CoordinatorConfig(**sections, projects=projects, users=users, presets=presets)

@@ -15,17 +15,21 @@ class Troubles:
     """Hold one sentence for each part with a trouble."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """This function is called when a trouble came, changed or went."""
         self._texts: dict[str, str] = {}
 
     def raised(self, part: str, text: str) -> None:
         """Note a part's trouble; the same trouble again is not logged."""
         if self._texts.get(part) != text:
             log.warning("trouble part=%s text=%r", part, text)
-        self._texts[part] = text
+            self._texts[part] = text
+            self.on_change()
 
     def cleared(self, part: str) -> None:
         if self._texts.pop(part, None) is not None:
             log.info("recovered part=%s", part)
+            self.on_change()
 
     def of(self, part: str) -> str:
         """Return the part's sentence, or an empty text."""

@@ -58,6 +58,8 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         self.observers: list[Callable[[StateT, StepT], None]] = []
         """Each is called with every step after it is durable, and with the state before it. An observer
         returns at once."""
+        self.on_change: Callable[[], None] = lambda: None
+        """This function is called when the state has changed in a way that callers can see."""
         self._clock = clock
         self._who = who
         self._pending: asyncio.Queue[SentEvent[EventT, StepT]] = asyncio.Queue()
@@ -147,6 +149,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
     def _wake_waiters(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self.on_change()
 
     async def _run(self) -> None:
         batch: list[SentEvent[EventT, StepT]] = []

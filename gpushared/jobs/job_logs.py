@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import NamedTuple
 from urllib.parse import quote
-
-import h11
 
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.jobs.attempt_history import has_run
 from gpushared.domain.jobs.job import Job, NodeName, Part, Try, TryPart
-from gpushared.domain.model.errors import EngineUnavailable, RequestError, StateConflict
+from gpushared.domain.model.errors import RequestError, StateConflict
 from gpushared.domain.model.lease import AttemptKey
-from gpushared.net.http_client import EngineConnection, EngineSocket
+from gpushared.net.container_output import container_output, value_in
+from gpushared.net.http_client import EngineSocket
 from gpushared.ports import LABEL_ATTEMPT, LABEL_JOB
-
-OK, GONE = 200, 404
-STDERR = 2
-HEADER = struct.Struct(">BxxxI")
-"""The header has the stream's number and the length of the following bytes (Docker Engine API,
-ContainerAttach, "Stream format")."""
 
 
 async def job_logs(
@@ -33,73 +26,23 @@ async def job_logs(
 
     Raises StateConflict if the attempt has no container (yet, or any more), or EngineUnavailable.
     """
-    container, terminal = await _container(gate, key)
-    lines = str(tail) if tail > 0 else "all"
-    target = f"/containers/{container}/logs?stdout=1&stderr=1&follow={int(follow)}&tail={lines}"
-    connection = await gate.connect()
-    try:
-        with suppress(ConnectionError):  # the read of the answer shows if the node hung up
-            await connection.send(
-                h11.Request(
-                    method="GET", target=target, headers=[("Host", "docker"), ("Connection", "close")]
-                ),
-                h11.EndOfMessage(),
-            )
-        head = await connection.response()
-        if head.status_code != OK:
-            raise EngineUnavailable(f"docker does not give the job's output: status {head.status_code}")
-        chunks = _plain(connection) if terminal else _demultiplexed(connection)
+    output = container_output(gate, await _container(gate, key), follow=follow, tail=tail)
+    async with aclosing(output) as chunks:
         async for chunk in chunks:
             yield chunk
-    finally:
-        connection.close()
 
 
-async def _container(gate: EngineSocket, key: AttemptKey) -> tuple[str, bool]:
-    """Return the container's id, and True if its output is the one stream of a terminal."""
+async def _container(gate: EngineSocket, key: AttemptKey) -> str:
     labels = [f"{LABEL_JOB}={key.job}", f"{LABEL_ATTEMPT}={key.number}"]
     filters = quote(json.dumps({"label": labels}))
     answer = await gate.call("GET", f"/containers/json?all=1&filters={filters}".encode())
-    found = answer.json() if answer.status == OK else []
+    found = answer.json() if answer.status == HTTPStatus.OK else []
     if not found:
         raise StateConflict(
             "the job has no container here",
             hint="it has not begun yet, or its container was removed and its output with it",
         )
-    container = quote(str(_value(found, 0, "Id")), safe="", errors="replace")
-    facts = (await gate.call("GET", f"/containers/{container}/json".encode())).json()
-    return container, bool(_value(facts, "Config", "Tty"))
-
-
-def _value(answer: Any, *places: int | str) -> Any:
-    """Return a value in a node's answer, which may lack the place. Raises EngineUnavailable."""
-    try:
-        for place in places:
-            answer = answer[place]
-    except (LookupError, TypeError) as error:
-        raise EngineUnavailable("the node of the job does not answer as Docker does") from error
-    return answer
-
-
-async def _plain(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
-    async for data in connection.chunks():
-        yield jobs_pb2.LogChunk(data=data)
-
-
-async def _demultiplexed(connection: EngineConnection) -> AsyncIterator[jobs_pb2.LogChunk]:
-    """Yield each piece as it comes; a header's length is the node's claim, so nothing is buffered for it."""
-    waiting, stderr, left = bytearray(), False, 0
-    async for data in connection.chunks():
-        waiting += data
-        while waiting and (left or len(waiting) >= HEADER.size):
-            if not left:
-                stream, left = HEADER.unpack_from(waiting)
-                stderr = stream == STDERR
-                del waiting[: HEADER.size]
-            if piece := bytes(waiting[:left]):
-                yield jobs_pb2.LogChunk(data=piece, stderr=stderr)
-            del waiting[:left]
-            left -= len(piece)
+    return str(value_in(found, 0, "Id"))
 
 
 class JobPlace(NamedTuple):

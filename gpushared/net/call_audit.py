@@ -33,6 +33,7 @@ ALWAYS = frozenset(
         "PoolAdmin/RevokeToken",
         "PoolAdmin/RotateCa",
         "Projects/Set",
+        "Web/Link",
     }
 )
 ON_LEASES = frozenset(

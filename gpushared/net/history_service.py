@@ -223,7 +223,7 @@ class HistoryApi:
         if not found and job is None:
             raise NotFound(
                 f"the history has no lease and no job {shown(message.name)}",
-                hint="gpushare history lists those that you may see",
+                hint="`gpushare history` lists those that you may see, with `--pool` on all nodes of a pool",
             )
         return sorted(found, key=lambda one: one.created_ms), job
 

@@ -80,11 +80,13 @@ class WebReply:
     status: int
     body: bytes
     content_type: bytes = b"application/json"
+    headers: HeaderList = ()
 
 
 MetricsHandler = Callable[[Caller, str], WebReply]
 """Answer a scrape of this caller; the text is the Accept header."""
 METRICS_PATH = b"/metrics"
+BROWSER_PATH = b"/gpushare.web/browser"
 JsonHandler = Callable[[WebRequest], Awaitable[WebReply]]
 
 
@@ -99,6 +101,14 @@ class Routes:
     shares: Shares = field(default_factory=Shares)
     metrics: MetricsHandler | None = None
     """This handler answers ``GET /metrics``, a path that Docker's API does not have."""
+    browser: Callable[[Exchange], Awaitable[None]] | None = None
+    """This handler answers ``GET /gpushare.web/browser``: it takes the connection over for a browser."""
+    counts_itself: bool = False
+    """The handler ``docker`` counts its requests against its callers' bounds."""
+    headers: HeaderList = ()
+    """Every answer has these headers, where its handler gives no other value."""
+    problem: Callable[[GpushareError], bytes] = lambda error: docker_error(str(error))
+    """Write the body of the answer that an error gives."""
 
 
 class ClientGoneError(Exception):
@@ -128,14 +138,43 @@ async def serve_http(
     The caller keeps a strong reference to the task of this call: after a client's half-close nothing else may
     hold the task, and the garbage collector would take it with the stream still open.
     """
-    share = routes.shares.of(caller.uid)
     try:
         wire, early = await taken_over(reader, writer)
     except OSError:  # it is gone already
         writer.close()
         return
+    try:
+        await serve_wire(wire, prefix + early, caller, routes, limits=limits, origin=origin, is_away=is_away)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def serve_wire(
+    wire: Wire,
+    early: bytes,
+    caller: Caller,
+    routes: Routes,
+    *,
+    limits: Limits | None = None,
+    origin: Origin | None = None,
+    is_away: Callable[[], bool] = is_here,
+    share: UserShare | None = None,
+) -> None:
+    """Serve one connection to its end, then close it, as ``serve_http`` does.
+
+    ``early`` are bytes already read from it. ``share`` counts its use; without it the caller's own does.
+    """
     connection = _Connection(
-        wire, caller, limits or Limits(), prefix + early, origin or UNKNOWN, share, is_away
+        wire,
+        caller,
+        limits or Limits(),
+        early,
+        origin or UNKNOWN,
+        share or routes.shares.of(caller.uid),
+        is_away,
+        routes.headers,
     )
     try:
         await connection.serve(routes)
@@ -145,9 +184,6 @@ async def serve_http(
             raise
     finally:
         await connection.close()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
 
 
 class Exchange:
@@ -167,6 +203,8 @@ class Exchange:
         self.is_away = connection.is_away
         self.started = False
         """This is True if a response head was sent."""
+        self.added: list[tuple[bytes, bytes]] = []
+        """The answer has these headers besides its handler's."""
         self.on_answer: Callable[[int], None] | None = None
         """This function receives the status right before the answer's first byte."""
         self._digest = hashlib.sha256()
@@ -250,7 +288,7 @@ class Exchange:
     async def start(self, status: int, headers: HeaderList, body: bytes = b"") -> None:
         """Send the head at once; this method sets framing and ``Connection``."""
         self._begin(status)
-        head = h11.Response(status_code=status, headers=list(headers))
+        head = h11.Response(status_code=status, headers=self._connection.with_own([*headers, *self.added]))
         await self._connection.send(head, *([h11.Data(data=body)] if body else ()))
 
     async def send(self, data: Piece) -> None:
@@ -288,8 +326,10 @@ class _Connection:
         origin: Origin,
         share: UserShare,
         is_away: Callable[[], bool],
+        headers: HeaderList,
     ) -> None:
         self.caller = caller
+        self._headers = headers
         self.share = share
         self.is_away = is_away
         self.origin = origin
@@ -350,21 +390,36 @@ class _Connection:
         if request.target.startswith(routes.json_prefix):
             await self._answer_json(routes, request, exchange)
             return
+        if routes.browser is not None and request.target.partition(b"?")[0] == BROWSER_PATH:
+            await self._answer_browser(routes, exchange)
+            return
         if routes.metrics is not None and request.target.partition(b"?")[0] == METRICS_PATH:
             await self._answer_metrics(routes.metrics, exchange)
             return
         try:
             async with contextlib.AsyncExitStack() as stack:
-                try:
-                    await stack.enter_async_context(self.share.request())
-                except LimitReached as error:
-                    self._tell(routes, request, http_status(error), error.code, error.message)
-                    raise
+                if not routes.counts_itself:
+                    await self._count(routes, request, stack)
                 await routes.docker(exchange)
         except GpushareError as error:
             if exchange.started:
                 self.abort()
                 return
+            await exchange.respond(http_status(error), routes.problem(error))
+
+    async def _count(self, routes: Routes, request: h11.Request, stack: contextlib.AsyncExitStack) -> None:
+        try:
+            await stack.enter_async_context(self.share.request())
+        except LimitReached as error:
+            self._tell(routes, request, http_status(error), error.code, error.message)
+            raise
+
+    async def _answer_browser(self, routes: Routes, exchange: Exchange) -> None:
+        """Hand the connection over; its requests then count one by one."""
+        assert routes.browser is not None
+        try:
+            await routes.browser(exchange)
+        except GpushareError as error:
             await exchange.respond(http_status(error), docker_error(str(error)))
 
     async def _answer_json(self, routes: Routes, request: h11.Request, exchange: Exchange) -> None:
@@ -381,7 +436,9 @@ class _Connection:
             if isinstance(error, LimitReached):
                 self._tell(routes, request, http_status(error), error.code, error.message)
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
-        await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
+        await exchange.respond(
+            reply.status, reply.body, headers=reply.headers, content_type=reply.content_type
+        )
 
     async def _answer_metrics(self, handler: MetricsHandler, exchange: Exchange) -> None:
         if exchange.method not in ("GET", "HEAD"):
@@ -406,8 +463,8 @@ class _Connection:
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         body = docker_error(message)
-        headers = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body))]
-        head = h11.Response(status_code=status, headers=[*headers, CLOSING])
+        own = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body)), CLOSING]
+        head = h11.Response(status_code=status, headers=self.with_own(own))
         bodiless = request is not None and request.method == b"HEAD"
         await self.send(head, *(() if bodiless else (h11.Data(data=body),)), h11.EndOfMessage())
         await self._linger()
@@ -498,6 +555,11 @@ class _Connection:
             pass
 
     # --- what the client gets ---
+
+    def with_own(self, headers: HeaderList) -> list[tuple[bytes, bytes]]:
+        """Return an answer's headers with those that every answer has."""
+        given = {name.lower() for name, _ in headers}
+        return [*headers, *(one for one in self._headers if one[0].lower() not in given)]
 
     async def send(self, *events: h11.Event) -> None:
         pieces = [piece for event in events for piece in self._http.send_with_data_passthrough(event) or ()]

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 from gpushared.daemon.clocks import boot_id
 from gpushared.domain.model.errors import PermissionRefused, TimedOut
 from gpushared.domain.model.request import Caller, Process
+from gpushared.domain.model.units import shown
 from gpushared.storage.audit.line import Origin, bounded
 
 _UCRED = struct.Struct("i2I")
@@ -167,6 +168,7 @@ class Identities:
         self.trusted_groups = frozenset(trusted_groups)
         self.subordinates = subordinates or SubordinateIds()
         self._known: dict[tuple[int, int], tuple[float, Caller]] = {}
+        self._accounts_known: dict[int | str, tuple[float, Caller]] = {}
         self._boot_id = boot_id()
         self._accounts: set[int] = set()
         """These ids are in a user's range but are accounts themselves."""
@@ -213,9 +215,34 @@ class Identities:
         self._known[key] = (time.monotonic(), caller)
         return caller
 
+    async def account(self, key: int | str) -> Caller:
+        """Return the account with this uid or name as a caller, with the rights that it has now.
+
+        Raises PermissionRefused if there is no such account (any more), TimedOut if the name services hang.
+        """
+        remembered = self._accounts_known.get(key)
+        if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
+            return remembered[1]
+        try:
+            async with asyncio.timeout(NAME_SERVICE_SECONDS):
+                caller = await ask_names(look_up_account, key, self.trusted_groups)
+        except TimeoutError:
+            raise TimedOut(f"the user database does not answer for {key}", hint="try again later") from None
+        if caller is None:
+            what = f"the name {shown(key)}" if isinstance(key, str) else f"uid {key}"
+            raise PermissionRefused(
+                f"no account of this machine has {what}",
+                hint="was it removed? `getent passwd` shows accounts",
+            )
+        if len(self._accounts_known) >= MAX_REMEMBERED:
+            self._accounts_known.clear()
+        self._accounts_known[key] = (time.monotonic(), caller)
+        return caller
+
     def forget(self) -> None:
         """Clear the cache, because groups may have changed."""
         self._known.clear()
+        self._accounts_known.clear()
         self._accounts.clear()
 
 
@@ -233,6 +260,17 @@ def look_up(uid: int, gid: int, trusted_groups: Collection[str]) -> Caller:
     except KeyError:
         return Caller(uid, gid, str(uid))
     return Caller(uid, gid, name, trusted=not groups.isdisjoint(trusted_groups))
+
+
+def look_up_account(key: int | str, trusted_groups: Collection[str]) -> Caller | None:
+    """Look an account up in the name services, by its uid or its name; None if there is none."""
+    try:
+        entry = pwd.getpwnam(key) if isinstance(key, str) else pwd.getpwuid(key)
+    except (KeyError, ValueError):  # ValueError: a zero byte in the name
+        return None
+    if entry.pw_uid == 0:
+        return Caller(0, entry.pw_gid, "root", trusted=True)
+    return look_up(entry.pw_uid, entry.pw_gid, trusted_groups)
 
 
 def _group_name(gid: int) -> str:

@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.request import Caller
+from gpushared.storage.audit.line import NOBODY_HERE
 
 RESTS = 8
 """Rest this many times the duration of long work; the steps after the work take about as long as it."""
@@ -201,7 +203,7 @@ class Shares:
 
     def __init__(self, limits: UserLimits | None = None) -> None:
         self._limits = limits or UserLimits()
-        self._shares: dict[int, UserShare] = {}
+        self._shares: dict[int | str, UserShare] = {}
 
     @property
     def limits(self) -> UserLimits:
@@ -214,13 +216,20 @@ class Shares:
         for share in self._shares.values():
             share.limits = limits
 
-    def of(self, uid: int) -> UserShare:
-        """Return a user's share, which must be used at once: a share without any use may be forgotten."""
+    def of(self, uid: int | str) -> UserShare:
+        """Return the share of a uid, or of a person of a pool by name.
+
+        It must be used at once: a share without any use may be forgotten.
+        """
         share = self._shares.get(uid)
         if share is None:
             self._forget_idle()
             share = self._shares[uid] = UserShare(self._limits)
         return share
+
+    def of_caller(self, caller: Caller) -> UserShare:
+        """Return a caller's share. Persons of a pool have no uid on this machine, and count by their names."""
+        return self.of(caller.name if caller.uid == NOBODY_HERE else caller.uid)
 
     def _forget_idle(self) -> None:
         for uid in [uid for uid, share in self._shares.items() if share.idle]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -15,7 +14,6 @@ from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import NotFound
 from gpushared.domain.model.request import Caller
-from gpushared.net.front import Acceptor
 from gpushared.net.http_server import (
     Exchange,
     Limits,
@@ -25,11 +23,11 @@ from gpushared.net.http_server import (
     WebRequest,
     serve_http,
 )
+from gpushared.net.moving_listener import MovingListener, Place, listen_tcp, tcp_words
 
 log = logging.getLogger(__name__)
 
 PART = "metrics"
-RETRY_SECONDS = 10.0
 MAX_CONNECTIONS = 16
 BUSY_SECONDS = 10.0
 """A connection whose page was asked for so recently is not closed for another; Prometheus gives up after as long."""
@@ -70,48 +68,23 @@ class MetricsListener:
     def __init__(
         self, address: Callable[[], tuple[str, int] | None], page: MetricsHandler, troubles: Troubles
     ) -> None:
-        self._address = address
-        self._troubles = troubles
+        place = Place(PART, "metrics", address, partial(listen_tcp, backlog=MAX_CONNECTIONS), tcp_words)
+        self._listener = MovingListener(place, self._arrived, troubles, _log_address)
         self._page = page
         self._routes = Routes(_no_call, _no_path, json_prefix=b"\n")
         self._tasks = TaskSet("a scrape failed")
         self._open: dict[socket.socket, _Connection] = {}
-        self._reloaded = asyncio.Event()
 
     def reload(self) -> None:
         """Ask for the address again."""
-        self._reloaded.set()
+        self._listener.reload()
 
     async def run(self) -> None:
         """Serve for ever."""
         try:
-            while True:
-                self._reloaded.clear()
-                await self._serve(self._address())
+            await self._listener.run()
         finally:
             await self._tasks.cancel()
-
-    async def _serve(self, address: tuple[str, int] | None) -> None:
-        """Serve at an address until another one is wanted; return after a pause if it cannot be had."""
-        if address is None:
-            self._troubles.cleared(PART)
-            await self._reloaded.wait()
-            return
-        try:
-            listener = _listen(address)
-        except OSError as error:
-            where = f"{address[0]} port {address[1]}"
-            self._troubles.raised(PART, f"metrics cannot be served at {where}: {error.strerror}")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS):
-                    await self._reloaded.wait()
-            return
-        self._troubles.cleared(PART)
-        log.info("serving metrics address=%s port=%d", *address)
-        with Acceptor(listener, self._arrived).running():
-            while self._address() == address:
-                self._reloaded.clear()
-                await self._reloaded.wait()
 
     def _arrived(self, sock: socket.socket) -> None:
         """Serve a connection. Of too many an idle one is closed, if possible of the same peer, else this one."""
@@ -156,9 +129,8 @@ def _peer_of(sock: socket.socket) -> str:
         return ""
 
 
-def _listen(address: tuple[str, int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS)
+def _log_address(address: tuple[str, int]) -> None:
+    log.info("serving metrics address=%s port=%d", *address)
 
 
 async def _no_call(_: WebRequest) -> WebReply:

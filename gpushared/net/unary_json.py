@@ -9,24 +9,30 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from gpushared.domain.model.errors import Code, GpushareError, RequestError
+from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.http_server import WebReply, WebRequest
 from gpushared.net.message_json import json_text
+from gpushared.storage.audit.line import Origin
 
 log = logging.getLogger(__name__)
 
 MAX_PARSER_WORDS = 200
+REVISION = b"Gpushare-Revision"
+"""Two answers with this header's same value are of the same state."""
 
 HTTP_STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.FAILED_PRECONDITION: 400,
     Code.NOT_FOUND: 404,
     Code.PERMISSION_DENIED: 403,
+    Code.UNAUTHENTICATED: 401,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
@@ -50,8 +56,15 @@ class Unary:
 class JsonApi:
     """Answer JSON calls by the same functions that answer gRPC."""
 
-    def __init__(self, calls: Mapping[str, Unary], audit: CallAudit | None = None) -> None:
+    def __init__(
+        self,
+        calls: Mapping[str, Unary],
+        audit: CallAudit | None = None,
+        revision: Callable[[], object] = str,
+    ) -> None:
+        """Take ``revision``, the present revision of what the calls answer; an empty text is not told."""
         self._audit = audit or CallAudit()
+        self._revision = revision
         self.calls: dict[str, Unary] = {}
         self.add(calls)
 
@@ -65,15 +78,29 @@ class JsonApi:
         unary = self.calls.get(request.path.removeprefix("/"))
         if unary is None:
             return _error(404, Code.UNIMPLEMENTED, f"there is no call {request.path[:100]}", "")
+        revision = str(self._revision())
         try:
-            message = _parse(request.body, unary)
-            answer = await self._audit.make(unary.call, message, request.caller, request.origin)
+            message = parsed(request.body, unary)
+            answer = await self.make(unary, message, request.caller, request.origin)
         except GpushareError as error:
             return failure(error)
-        return WebReply(200, json_text(answer).encode())
+        headers = [(REVISION, revision.encode())] if revision else []
+        return WebReply(200, json_text(answer).encode(), headers=headers)
+
+    async def make(self, unary: Unary, message: Message, caller: Caller, origin: Origin) -> Message:
+        """Make a call as this caller. Raises errors of the tree."""
+        return await self._audit.make(unary.call, message, caller, origin)
 
 
-def _parse(body: bytes, unary: Unary) -> Message:
+def as_json(message: Message) -> dict[str, Any]:
+    """Return a message as an answer shows it: all fields but absent messages and absent optional fields."""
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def parsed(body: bytes, unary: Unary) -> Message:
+    """Return a call's message from JSON. Raises RequestError."""
     try:
         return json_format.Parse(body or b"{}", unary.request())
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:

@@ -9,11 +9,14 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
 
 from gpushared.api.v1 import node_pb2, node_pb2_grpc
+from gpushared.config.kinds import HOUR_SECONDS
 from gpushared.config.model import Config
 from gpushared.daemon.clocks import keep, keep_always
 from gpushared.daemon.process import until_one_ends
@@ -37,6 +40,7 @@ from gpushared.net.http_client import EngineSocket
 from gpushared.net.http_server import Routes
 from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares
+from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.heartbeat import Promises, Pulse
 from gpushared.node.jobs.job_host import JobHost
@@ -60,6 +64,7 @@ from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.lease_service import LeaseService
 from gpushared.node.services.metrics_service import NodeMetrics
 from gpushared.node.services.node_service import Api
+from gpushared.node.services.page_streams import NodeLogs, SampleRevisions, node_pace
 from gpushared.node.services.policy_service import PolicyApi
 from gpushared.node.services.simulation import Simulation
 from gpushared.notify.outbox import NotificationOutbox
@@ -67,6 +72,11 @@ from gpushared.notify.payload import Origin
 from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
+from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
+from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
+from gpushared.web.logins import Logins
+from gpushared.web.stream import EventStreams
+from gpushared.web.web_service import WebApi
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +92,7 @@ USERS_FILES_NAME = "passwd"
 INNER_SOCKET = "inner/grpc.sock"
 GUARD_DIRECTORY = "guard"
 NOTIFICATIONS_NAME = "notifications.db"
+WEB_SESSIONS_NAME = "web-sessions.json"
 
 
 class Daemon:
@@ -101,6 +112,8 @@ class Daemon:
         self._notifier = notifier
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._revisions = Revisions()
+        self._troubles.on_change = self._revisions.state_changed
         self._promises = Promises(self._troubles)
         self._enrolment = open_enrolment(config, self._troubles)
         subordinates = SubordinateIds(_path(config.gate.subordinate_ids))
@@ -126,6 +139,7 @@ class Daemon:
         )
         parts.wall.put_into(self._limits.cgroups.home)
         self._gate: Gate | None = None
+        self._browsers: BrowserListeners | None = None
         self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
 
     def stop(self) -> None:
@@ -364,7 +378,7 @@ class Daemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
-        json = JsonApi(self._calls() | lines.calls(), of_calls)
+        json = JsonApi(self._calls() | lines.calls(), of_calls, lambda: self._revisions)
         routes = Routes(
             json.answer,
             gate.handle,
@@ -378,7 +392,14 @@ class Daemon:
         policy = PolicyApi(gate)
         json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
-        front = Front(inner, self._identities, routes)
+        streams = self._make_streams(json, jobs)
+        stack.push_async_callback(streams.close)
+        site = self._make_site(json, gate, streams)
+        self._browsers = browsers = self._make_browsers(site)
+        json.add(WebApi(site.logins, site.base_path, browsers.url).calls())
+        front = Front(
+            inner, self._identities, replace(routes, browser=lambda exchange: take_over(exchange, site))
+        )
         authenticator = CallAuthenticator(
             self._identities, front.secret, front.origins, of_calls, self._shares
         )
@@ -387,7 +408,40 @@ class Daemon:
         )
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
-        await self._live(loop)
+        await self._live(loop, browsers)
+
+    def _make_browsers(self, site: BrowserSite) -> BrowserListeners:
+        account = self._identities.account
+        return BrowserListeners(lambda: self._config.web, site, UserLookups(account, account), self._troubles)
+
+    def _make_streams(self, json: JsonApi, jobs: NodeJobs) -> EventStreams:
+        self._loop.on_change = self._room.on_change = self._revisions.state_changed
+        self._sampler.observers.append(SampleRevisions(self._revisions).observe)
+        return EventStreams(
+            json,
+            self._revisions,
+            self._shares,
+            node_pace(lambda: jobs.pool is not None),
+            NodeLogs(self._api, jobs, self._jobs.loopback_gate).follow,
+        )
+
+    def _make_site(self, json: JsonApi, gate: Gate, streams: EventStreams) -> BrowserSite:
+        state_dir = self._config.node.state_dir
+        return BrowserSite(
+            json.answer,
+            Logins(
+                Path(state_dir) / WEB_SESSIONS_NAME,
+                lambda: self._config.web.session_hours * HOUR_SECONDS,
+            ),
+            partial(caller_of_account, self._identities.account),
+            lambda: SiteFacts(self._node_name(), self._pool_name(), self._parts.gpus.simulated),
+            lambda: self._config.web.base_path,
+            identity=f"{self._node_name()}\n{state_dir}",
+            shares=self._shares,
+            stream=streams.serve,
+            audit=self._audit.take,
+            refused=gate.refused,
+        )
 
     def _make_gate(self) -> Gate:
         config = self._config
@@ -505,7 +559,7 @@ class Daemon:
     def _listener(self) -> socket.socket:
         return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
 
-    async def _live(self, loop: Loop) -> None:
+    async def _live(self, loop: Loop, browsers: BrowserListeners) -> None:
         """Look, follow and tick, and report to systemd, until the stop."""
         self._notifier.ready(self._pulse.status())
         log.info("serving %s", self._pulse.status())
@@ -529,6 +583,7 @@ class Daemon:
             self._recorder.run(),
             self._room.recorder.run(),
             self._metrics.run(),
+            browsers.run(),
             loop.ended(),
             self._stop.wait(),
         )
@@ -555,8 +610,11 @@ class Daemon:
         self._jobs.reload(config)
         self._pool.link.reload()
         self._metrics.reload()
+        if self._browsers is not None:
+            self._browsers.reload()
         self._outbox.reload()
         self._set_defaults()
+        self._revisions.state_changed()
         self._pulse.tell_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
 

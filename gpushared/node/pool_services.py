@@ -215,6 +215,8 @@ class JobsRoom:
         asserter: Callable[[], Asserter] = _in_no_pool,
     ) -> None:
         """Take ``asserter``, which vouches for this node's users; it raises StateConflict without a pool."""
+        self.on_change: Callable[[], None] = lambda: None
+        """This function is called when the node's own jobs have changed."""
         self._store = store
         self._clock = clock
         self._troubles = troubles
@@ -240,6 +242,7 @@ class JobsRoom:
             self._store, book_rules_of(config()), host.order_handler, self._clock, self._troubles
         )
         async with local_jobs.running():
+            local_jobs.loop.on_change = self._tell_of_change
             self.recorder = JobRecorder(
                 local_jobs.loop, self._history, self._troubles, lambda job: _account_of(job, loop.state)
             )
@@ -265,6 +268,9 @@ class JobsRoom:
                 yield self.jobs
             finally:
                 await self.recorder.close()
+
+    def _tell_of_change(self) -> None:
+        self.on_change()
 
 
 def _account_of(job: Job, state: NodeState) -> tuple[str, int]:

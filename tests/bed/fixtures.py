@@ -92,6 +92,25 @@ def prometheus() -> Path:
 
 
 @pytest.fixture(scope="session")
+def chromium() -> Path:
+    """Debian's browser."""
+    parts.need_file("browser", parts.BROWSER.parent / "installed")
+    return parts.need_file("browser", parts.CHROMIUM)
+
+
+@pytest.fixture(scope="session")
+def axe() -> Path:
+    """The script of axe-core, which a test runs within a page to find what some people could not use."""
+    return parts.need_file("browser", parts.BROWSER / "axe-core/axe.min.js")
+
+
+@pytest.fixture(scope="session")
+def tsc() -> Path:
+    """TypeScript's compiler."""
+    return parts.need_file("browser", parts.BROWSER / ".bin/tsc")
+
+
+@pytest.fixture(scope="session")
 def mps_control_binary() -> Path:
     """NVIDIA's own MPS control daemon; without a GPU it answers, but can start no server."""
     return parts.need_file("mps", parts.MPS_CONTROL)

@@ -24,6 +24,8 @@ GUARD_GPU: Final = "0.05"
 ENDLESS_BEATS: Final = 10**9
 RESUME_TRIES: Final = 60
 ACTIVE_SECONDS: Final = 60.0
+KEPT: Final = "to be cancelled as soon as it can be"
+"""A cancellation that its command says this of is on its way, and nothing is promised yet."""
 
 Say = Callable[[str], None]
 
@@ -122,7 +124,7 @@ class Load:
         if work.cancel_after_seconds is not None:
             await asyncio.sleep(work.cancel_after_seconds)
             call = await self.call("cancel", ["cancel", job], work.key, work.node)
-            if call.code == 0:
+            if call.code == 0 and KEPT not in call.err:
                 for one in accepted:
                     one.cancelled_at = call.ended
 

@@ -391,6 +391,21 @@ def test_cancel_prints_each_and_reports_what_cannot_be(gpushare: Gpushare, stand
     assert standin.asked("Jobs/Cancel")[0] == {"job_id": f"{JOB}_1", "grace_seconds": 3}
 
 
+def test_cancel_says_what_is_known_of_those_who_have_not_heard_of_it(
+    gpushare: Gpushare, standin: StandIn
+) -> None:
+    away = {
+        "state": "cancelling",
+        "reason": "to be cancelled as soon as it can be",
+        "hint": "it is kept here",
+    }
+    standin.answers["Jobs/Cancel"] = ok(job(id=JOB) | away)
+    standin.answers["Leases/Get"] = NONE
+    done = gpushare("cancel", JOB)
+    assert (done.returncode, done.stdout) == (0, f"{JOB}\n")
+    assert done.stderr == f"gpushare: {JOB}: {away['reason']}\n  hint: {away['hint']}\n"
+
+
 def test_cancel_of_an_array_that_is_over_has_nothing_to_end(gpushare: Gpushare, standin: StandIn) -> None:
     """As of a job that is over."""
     standin.answers["Jobs/List"] = ok({"jobs": [OVER | {"id": f"{JOB}_{number}"} for number in range(3)]})

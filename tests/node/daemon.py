@@ -261,15 +261,19 @@ class DaemonProcess:
             text=True,
             timeout=60,
             check=False,
-            env={
-                "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
-                "HOME": "/tmp",
-                "DOCKER_CONFIG": "/nonexistent",
-                "GPUSHARE_HOST": f"unix://{self.socket}",
-                # A work tree may share the environment of another one.
-                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            },
+            env=self.client_environment(),
         )
+
+    def client_environment(self) -> dict[str, str]:
+        """The variables of a command that talks to it, from the code that is tested."""
+        named = {"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}
+        return {
+            **named,
+            "PATH": f"{parts.DOCKER.parent}:{os.environ['PATH']}",
+            "HOME": "/tmp",
+            "DOCKER_CONFIG": "/nonexistent",
+            "GPUSHARE_HOST": f"unix://{self.socket}",
+        }
 
     def gpushare_says(self, *words: str) -> str:
         """What it printed, stripped; fails the test where it fails."""

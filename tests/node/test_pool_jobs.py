@@ -172,10 +172,20 @@ async def test_a_cancellation_outlives_the_absence_of_the_pool(world: World) -> 
     await world.carry()
     seen = await world.of("Cancel", jobs_pb2.CancelJobRequest(job_id=name, grace_seconds=3))
     assert seen.state == "cancelling"
+    assert seen.reason.startswith("to be cancelled as soon as it can be; ")
+    assert "this machine keeps the cancellation" in seen.hint
     await world.carry()
     assert (await world.of("Get", jobs_pb2.JobRef(job_id=name))).state == "cancelled"
     assert list((await world.listed()).jobs) == []
     assert [job.id for job in (await world.listed(ended=True)).jobs] == [name]
+
+
+async def test_a_cancellation_that_the_pool_hears_has_nothing_to_say(world: World) -> None:
+    (name,) = (await world.ask()).job_ids
+    await world.carry()
+    world.connected = True
+    seen = await world.of("Cancel", jobs_pb2.CancelJobRequest(job_id=name))
+    assert (seen.state, seen.reason, seen.hint) == ("cancelling", "", "")
 
 
 async def test_a_wait_comes_back_with_what_was_told_meanwhile(world: World) -> None:

@@ -26,7 +26,7 @@ TALKATIVE = (sys.executable, "-m", "tests.node.talkative")
 ONE_GPU = "gpushare.gpu"
 MAX_WAIT = "gpushare.max-wait"
 TOO_MANY, BAD = 429, 400
-IMPATIENT_SECONDS = 3
+IMPATIENT_SECONDS = 8
 
 
 @pytest.fixture(params=["create waits", "start waits"])

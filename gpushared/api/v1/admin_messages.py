@@ -190,3 +190,15 @@ class PoolStatus(Message):
     queued: int = 0
     running: int = 0
     started_at: Time = None
+
+
+class WebLink(Message):
+    """Hold the answer of ``Web.Link``."""
+
+    # Follows the # of the link; it works once.
+    code: str = ""
+    valid_seconds: float = 0.0
+    # The path of the page, which begins and ends with "/".
+    base_path: str = ""
+    # The page's own address on the network, if the request asks for that; it ends with the base path.
+    url: str = ""

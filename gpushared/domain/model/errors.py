@@ -4,6 +4,7 @@
     ├── RequestError              what was asked makes no sense        invalid_argument     125
     │   └── NeverFits             this node could never grant it       failed_precondition  125
     ├── NotFound                  no such lease, container, preset     not_found            125
+    ├── NotLoggedIn               a browser without a session          unauthenticated      125
     ├── PermissionRefused         somebody else's, or not allowed      permission_denied    125
     ├── StateConflict             right thing, wrong moment            failed_precondition  125
     ├── LimitReached              a bound of the daemon is reached     resource_exhausted   125
@@ -46,6 +47,7 @@ class Code(StrEnum):
     FAILED_PRECONDITION = "failed_precondition"
     NOT_FOUND = "not_found"
     PERMISSION_DENIED = "permission_denied"
+    UNAUTHENTICATED = "unauthenticated"
     RESOURCE_EXHAUSTED = "resource_exhausted"
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -87,6 +89,12 @@ class NotFound(GpushareError):
     """The named thing does not exist, or the caller may not see it."""
 
     code = Code.NOT_FOUND
+
+
+class NotLoggedIn(GpushareError):
+    """The browser has no session, or one that is over."""
+
+    code = Code.UNAUTHENTICATED
 
 
 class PermissionRefused(GpushareError):
@@ -191,6 +199,7 @@ _OF_CODE: dict[str, type[GpushareError]] = {
         RequestError,
         StateConflict,
         NotFound,
+        NotLoggedIn,
         PermissionRefused,
         LimitReached,
         Unavailable,
@@ -210,6 +219,7 @@ _HTTP_STATUS = {
     Code.FAILED_PRECONDITION: 409,
     Code.NOT_FOUND: 404,
     Code.PERMISSION_DENIED: 403,
+    Code.UNAUTHENTICATED: 401,
     Code.RESOURCE_EXHAUSTED: 429,
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,

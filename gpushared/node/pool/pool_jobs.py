@@ -196,7 +196,11 @@ class PoolJobs:
         await self._outbox.withdraw(
             record.job, grace, principal=owner.principal, groups=self._groups_of(caller)
         )
-        return self._view(self._outbox.record(record.job) or record)
+        view = self._view(self._outbox.record(record.job) or record)
+        if self._link.connected:
+            view.reason = view.hint = ""
+            view.token = token_of(view)
+        return view
 
     async def _from_memory(self, name: str, record: OutboxRecord, message: Any) -> Any:
         match name:
@@ -351,6 +355,7 @@ class PoolJobs:
             view.reason = f"as of {as_of}, the pool does not answer{said}"
             if record.withdrawal is not None:
                 view.state, view.reason = "cancelling", f"to be cancelled as soon as it can be; {view.reason}"
+                view.hint = "this machine keeps the cancellation; `gpushare jobs` shows when the job is over"
         if (refusal := refusal_of(record)) is not None:
             view.state, view.reason, view.hint = "failed", refusal.message, refusal.hint
         view.token = token_of(view)

@@ -25,6 +25,7 @@ from gpushared.api.v1 import (
     node_pb2,
     policy_pb2,
     projects_pb2,
+    web_pb2,
 )
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import OPTIONS, CallAuthenticator, Context, unary_handler
@@ -41,6 +42,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
     audit_pb2.DESCRIPTOR.services_by_name["Audit"],
     policy_pb2.DESCRIPTOR.services_by_name["Policy"],
     history_pb2.DESCRIPTOR.services_by_name["History"],
+    web_pb2.DESCRIPTOR.services_by_name["Web"],
 )
 
 # Any: each call takes the message of its own method; the descriptor pairs the two.

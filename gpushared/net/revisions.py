@@ -1,0 +1,40 @@
+"""Count the changes of what a daemon's calls answer, and wake whoever waits for a change."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from gpushared.daemon.write_ahead_loop import within
+
+LIFE_BYTES = 3
+
+
+class Revisions:
+    """Count changes of the state, and samples. Two answers with one revision are of one state and one sample.
+
+    States and samples count apart, because a machine takes samples several times a second, and people want to
+    see a lease's change at once and a temperature's soon.
+    """
+
+    def __init__(self) -> None:
+        self.states = 0
+        self.samples = 0
+        # A daemon that starts again counts from the beginning.
+        self._life = secrets.token_hex(LIFE_BYTES)
+        self._changed = asyncio.Event()
+
+    def __str__(self) -> str:
+        return f"{self._life}.{self.states}.{self.samples}"
+
+    def state_changed(self) -> None:
+        self.states += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def sampled(self) -> None:
+        self.samples += 1
+
+    async def changed(self, timeout_seconds: float) -> bool:
+        """Wait for the next change of the state; return False if the time is over first."""
+        return await within(self._changed, timeout_seconds)

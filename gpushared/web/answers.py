@@ -1,0 +1,110 @@
+"""Turn a call's messages into versions of its answer, each with the change from the version before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from google.protobuf.message import Message
+
+from gpushared.net.unary_json import as_json
+from gpushared.web.changes import change_of
+
+DIGEST_BYTES = 6
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Hold one version of an answer.
+
+    ``digest`` identifies the call, its request and the answer, also over a restart of the daemon.
+    """
+
+    digest: str
+    revision: str
+    content: Mapping[str, Any]
+    before: str = ""
+    """The digest of the version before this one; empty for the first."""
+    change: str = field(default="", repr=False)
+    """The JSON of the members of the change from there, without braces."""
+
+    @cached_property
+    def state_members(self) -> str:
+        """Return the JSON of the members of the whole answer, without braces."""
+        return f'"answer": {json.dumps(self.content)}'
+
+    def change_members(self, digest: str, has: Answer | None) -> str | None:
+        """Return the JSON of the members of the change for a page with that version, without braces.
+
+        None means that nothing is known of the page's version but its digest.
+        """
+        if digest and digest == self.before:
+            return self.change
+        return None if has is None else _members(change_of(has.content, self.content))
+
+
+class AnswerVersions:
+    """Make the versions of one call's answer. What did not change is neither written as JSON nor compared."""
+
+    def __init__(self, call: str, request: Message) -> None:
+        self.newest: Answer | None = None
+        self._salt = call.encode() + b"\0" + _bytes(request) + b"\0"
+        self._written = b""
+        self._items: dict[str, dict[bytes, Mapping[str, Any]]] = {}
+
+    def take(self, message: Message, revision: str) -> bool:
+        """Take a new answer; return False if it is the same as the newest version."""
+        written = _bytes(message)
+        old = self.newest
+        if old is not None and written == self._written:
+            return False
+        self._written = written
+        digest = blake2b(self._salt + written, digest_size=DIGEST_BYTES).hexdigest()
+        content = self._content(message)
+        if old is None:
+            self.newest = Answer(digest, revision, content)
+        else:
+            change = _members(change_of(old.content, content))
+            self.newest = Answer(digest, revision, content, old.digest, change)
+        return True
+
+    def _content(self, message: Message) -> dict[str, Any]:
+        """Return the answer as JSON; the items of its lists are the objects of the last version if equal."""
+        lists = [one for one in message.DESCRIPTOR.fields if _is_list(one)]
+        rest = type(message)()
+        rest.CopyFrom(message)
+        for one in lists:
+            rest.ClearField(one.name)
+        content = as_json(rest)
+        for one in lists:
+            content[one.name] = self._list(one.name, getattr(message, one.name))
+        return content
+
+    def _list(self, name: str, messages: Any) -> list[Mapping[str, Any]]:
+        known, seen = self._items.get(name, {}), {}
+        items = []
+        for message in messages:
+            written = _bytes(message)
+            item = known.get(written) or as_json(message)
+            seen[written] = item
+            items.append(item)
+        self._items[name] = seen
+        return items
+
+
+def _members(change: Mapping[str, Any]) -> str:
+    return json.dumps(change)[1:-1]
+
+
+def _bytes(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True)
+
+
+def _is_list(one: Any) -> bool:
+    """Return True if a field's descriptor is of a list of messages. For protobuf a map is one too."""
+    is_repeated: bool = one.message_type is not None and one.is_repeated
+    return is_repeated and not one.message_type.GetOptions().map_entry

@@ -1,0 +1,38 @@
+// Describe charts over time and strips. Behind each chart stands its table.
+import { h } from "./dom.js";
+import { Plot } from "./plot.js";
+import { figures, names, table } from "./table.js";
+
+/** Return the chart, its legend and its table. @param {Chart} chart */
+export function timeChart(chart) {
+  const { title, times, series, write, writeTime } = chart;
+  return h("figure", { class: "chart", key: title },
+    h("figcaption", null, title),
+    legend(series),
+    h("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": `${title}: chart`, "aria-valuemin": 0, "aria-valuemax": Math.max(0, times.length - 1),
+      own: (/** @type {HTMLElement} */ element) => Plot.of(element).show(chart),
+      gone: (/** @type {HTMLElement} */ element) => Plot.of(element).end() }),
+    h("details", null, h("summary", null, "As a table"),
+      table({
+        caption: `${title}: table`,
+        rows: times.map((at, index) => ({ time: writeTime(at, index), index })),
+        key: (row) => String(row.index),
+        columns: [names("time", (row) => row.time), ...series.map((one) => figures(one.name, (/** @type {{index: number}} */ row) => one.values[row.index], write))],
+      })));
+}
+
+/** @param {{name: string, tone: Tone}[]} parts */
+export function legend(parts) {
+  return h("ul", { class: "legend" }, parts.map((part) => h("li", null, h("span", { class: `swatch tone-${part.tone}` }), part.name)));
+}
+
+/**
+ * Return parts of a whole as a bar; its label says the same in words.
+ * @param {{name: string, tone: Tone, amount: number, text: string}[]} parts @param {number} whole
+ */
+export function strip(parts, whole) {
+  const there = parts.filter((part) => part.amount > 0 && whole > 0);
+  const words = there.map((part) => `${part.name} ${part.text}`);
+  return h("span", { class: "strip", role: "img", "aria-label": words.join(", ") || "nothing" },
+    there.map((part, index) => h("span", { class: `tone-${part.tone}`, title: words[index], style: { width: `${(100 * part.amount) / whole}%` } })));
+}

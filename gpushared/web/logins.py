@@ -1,0 +1,218 @@
+"""Let browsers in: one-time codes, and the sessions that codes become.
+
+A code lives for minutes in memory. A session lives in one small file too, so that it outlives a restart of the
+daemon. Only hashes of codes and cookies are kept: neither a dump of the memory nor the file lets anybody in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpushared.daemon.files import write_private
+from gpushared.domain.model.errors import NotLoggedIn, PermissionRefused, Unavailable
+
+log = logging.getLogger(__name__)
+
+CODE_SECONDS = 300.0
+SECRET_BYTES = 32
+CODES_OF_A_USER = 8
+SESSIONS_OF_A_USER = 16
+MAX_CODES = 4096
+MAX_SESSIONS = 4096
+RENEWED_PART = 1 / 16
+"""Move a session's end when this part of its time has passed: each move writes the file."""
+VERSION = 1
+NEW_LINK_HINT = (
+    "run `gpushare web` on the machine, and open the link that it prints; for the page's own address on the "
+    "network: `gpushare web --link`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Name the user of a code or a session.
+
+    A session that began with an API token of a pool has the token's id, and ``NOBODY_HERE`` for a uid.
+    """
+
+    uid: int
+    gid: int
+    name: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Hold a session; ``key`` is the hash of its cookie, ``expires_at`` is in epoch seconds."""
+
+    key: str
+    user: User
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    user: User
+    expires_at: float
+
+
+_Entry = TypeVar("_Entry", _Code, Session)
+
+
+class Logins:
+    """Hold codes and sessions. At a bound the one that ends first makes room, of the same user if possible."""
+
+    def __init__(
+        self, path: Path | None, seconds: Callable[[], float], now: Callable[[], float] = time.time
+    ) -> None:
+        """Read the file. ``seconds`` returns how long a session lives after its last use."""
+        self._path = path
+        self._seconds = seconds
+        self._now = now
+        self._codes: dict[str, _Code] = {}
+        self._sessions = {} if path is None else _read(path)
+        self._ends: dict[str, set[Callable[[], None]]] = {}
+        self._writing = asyncio.Lock()
+
+    def make_code(self, user: User) -> str:
+        """Return a new code, which logs one browser in as the user."""
+        code = secrets.token_urlsafe(SECRET_BYTES)
+        self._codes = _without_old(self._codes, self._now())
+        for key in _crowding(self._codes, user, CODES_OF_A_USER, MAX_CODES):
+            del self._codes[key]
+        self._codes[_hash(code)] = _Code(user, self._now() + CODE_SECONDS)
+        return code
+
+    def use_code(self, code: str, uid: int | None) -> User:
+        """Return the code's user. The code is used up, whatever becomes of it.
+
+        ``uid`` is the user that the connection belongs to, if that is known. Raises NotLoggedIn,
+        PermissionRefused.
+        """
+        found = self._codes.pop(_hash(code), None)
+        if found is None or found.expires_at <= self._now():
+            raise NotLoggedIn("this link was used already, or is older than 5 minutes", hint=NEW_LINK_HINT)
+        if uid is not None and uid != found.user.uid:
+            raise PermissionRefused("this link belongs to another user", hint=NEW_LINK_HINT)
+        return found.user
+
+    async def begin(self, user: User, before: Session | None = None) -> str:
+        """Begin a session and return its cookie; ``before`` is the same browser's session, which ends."""
+        if before is not None:
+            self._drop(before.key)
+        cookie = secrets.token_urlsafe(SECRET_BYTES)
+        self._expire()
+        for key in _crowding(self._sessions, user, SESSIONS_OF_A_USER, MAX_SESSIONS):
+            self._drop(key)
+        self._sessions[_hash(cookie)] = Session(_hash(cookie), user, self._now() + self._seconds())
+        await self._write()
+        return cookie
+
+    def session_of(self, cookie: str) -> Session | None:
+        """Return the session of a cookie; None if there is none, or it is over."""
+        session = self._sessions.get(_hash(cookie))
+        if session is not None and session.expires_at <= self._now():
+            self._drop(session.key)
+            return None
+        return session
+
+    async def renew(self, session: Session) -> bool:
+        """Note that a session is used; return True if its end moved, and so must the cookie's."""
+        seconds = self._seconds()
+        ends = self._now() + seconds
+        if session.key not in self._sessions or abs(ends - session.expires_at) < seconds * RENEWED_PART:
+            return False
+        self._sessions[session.key] = replace(session, expires_at=ends)
+        await self._write()
+        return True
+
+    async def end(self, session: Session) -> None:
+        """End a session, and what goes on in it."""
+        self._drop(session.key)
+        await self._write()
+
+    @property
+    def seconds(self) -> float:
+        """Return how long a session lives after its last use."""
+        return self._seconds()
+
+    @contextmanager
+    def while_valid(self, session: Session, ended: Callable[[], None]) -> Iterator[None]:
+        """Call ``ended`` if the session ends while the block runs."""
+        if session.key not in self._sessions:
+            ended()
+        calls = self._ends.setdefault(session.key, set())
+        calls.add(ended)
+        try:
+            yield
+        finally:
+            calls.discard(ended)
+            if not calls and self._ends.get(session.key) is calls:
+                del self._ends[session.key]
+
+    def _expire(self) -> None:
+        now = self._now()
+        for key in [key for key, one in self._sessions.items() if one.expires_at <= now]:
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        self._sessions.pop(key, None)
+        for ended in self._ends.pop(key, ()):
+            ended()
+
+    async def _write(self) -> None:
+        """Write the file; a browser that is logged in stays so until the daemon ends, if that fails."""
+        if self._path is None:
+            return
+        async with self._writing:
+            data = {"version": VERSION, "sessions": [asdict(one) for one in self._sessions.values()]}
+            try:
+                await asyncio.to_thread(write_private, self._path, json.dumps(data).encode())
+            except Unavailable as error:
+                log.warning("browsers must log in again after a restart: %s", error)
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode(errors="replace")).hexdigest()
+
+
+def _without_old(entries: Mapping[str, _Entry], now: float) -> dict[str, _Entry]:
+    return {key: one for key, one in entries.items() if one.expires_at > now}
+
+
+def _crowding(entries: Mapping[str, _Entry], user: User, of_user: int, most: int) -> list[str]:
+    """Return the entries that must go before one more of the user may come."""
+    in_order = sorted(entries, key=lambda key: entries[key].expires_at)
+    own = [key for key in in_order if entries[key].user == user]
+    if len(own) >= of_user:
+        return own[: len(own) - of_user + 1]
+    return in_order[: max(0, len(in_order) - most + 1)]
+
+
+def _read(path: Path) -> dict[str, Session]:
+    """Read the sessions; a file that cannot be read has none."""
+    try:
+        told = json.loads(path.read_bytes())
+        sessions = [_session(one) for one in told["sessions"]] if told["version"] == VERSION else []
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning("%s cannot be read, so that browsers must log in again: %s", path, error)
+        return {}
+    return {one.key: one for one in sessions}
+
+
+def _session(told: Any) -> Session:
+    user = told["user"]
+    named = User(int(user["uid"]), int(user["gid"]), str(user["name"]), str(user.get("token", "")))
+    return Session(str(told["key"]), named, float(told["expires_at"]))

@@ -1,0 +1,108 @@
+"""One Chromium and one played machine for all tests of the page, and a visitor for each user."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, async_playwright
+
+from tests.web.browser import world as played
+from tests.web.browser.forwarder import Forwarder
+from tests.web.browser.visitor import Visitor
+from tests.web.browser.world import ADMIN, ALICE, BOB, World
+
+FLAGS: Final = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+    # No name is resolved, so that nothing leaves the machine, whatever a page asks for.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+HERE: Final = Path(__file__).parent
+
+NewVisitor = Callable[..., Awaitable[Visitor]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let all tests here run on the loop that the browser is spoken to on."""
+    for item in items:
+        if HERE in item.path.parents and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser(chromium: Path) -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        started = await playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield started
+        await started.close()
+
+
+@pytest.fixture(scope="session")
+def world(docker_engine: str) -> Iterator[World]:
+    """A machine that the tests look at, and leave as it is."""
+    daemon = played.start_daemon()
+    try:
+        yield played.play(daemon)
+    finally:
+        daemon.dispose()
+
+
+@pytest.fixture(scope="session")
+def forwarders(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Forwarder]]:
+    """``gpushare web`` of each user."""
+    logs = tmp_path_factory.mktemp("web")
+    started = {uid: Forwarder(world.daemon, uid, logs / str(uid)) for uid in (ALICE, BOB, ADMIN)}
+    yield started
+    for forwarder in started.values():
+        forwarder.end()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def new_visitor(browser: Browser, forwarders: dict[int, Forwarder]) -> AsyncIterator[NewVisitor]:
+    """Makes visitors: call it with a user, and with options for the context, such as ``color_scheme``.
+
+    A test fails if anything went wrong in a page of theirs: an error on the console or of a script, a request
+    to elsewhere, a violation of the page's policy.
+    """
+    visitors: list[Visitor] = []
+    async with AsyncExitStack() as contexts:
+
+        async def make(
+            user: int | Forwarder = ALICE, *, logs_in: bool = True, link: str = "", **options: Any
+        ) -> Visitor:
+            context = await contexts.enter_async_context(await browser.new_context(**options))
+            visitor = Visitor(context, user if isinstance(user, Forwarder) else forwarders[user])
+            visitors.append(visitor)
+            visitor.page = await context.new_page()
+            if logs_in:
+                await visitor.log_in(link)
+            return visitor
+
+        yield make
+    for visitor in visitors:
+        visitor.check()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def alice(new_visitor: NewVisitor) -> Visitor:
+    return await new_visitor(ALICE)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def bob(new_visitor: NewVisitor) -> Visitor:
+    return await new_visitor(BOB)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def admin(new_visitor: NewVisitor) -> Visitor:
+    return await new_visitor(ADMIN)
