@@ -53,6 +53,7 @@ from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.page_streams import pool_streams
 from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.pool.coordinator.pool_notifier import PoolNotifier
 from gpushared.pool.coordinator.pool_page import PoolPage
@@ -141,6 +142,8 @@ class PoolDaemon:
         self._rooms = rooms
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._revisions = Revisions()
+        self._troubles.on_change = self._revisions.state_changed
         self._identities = AdminIdentities(config.coordinator.trusted_groups)
         self._runtime_dir = Path(config.coordinator.runtime_dir)
         self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
@@ -149,8 +152,6 @@ class PoolDaemon:
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._of_calls = CallAudit(self._audit.take)
         self._metrics = PoolMetrics(lambda: self._loop, self._troubles, self._audit, lambda: self._config)
-        self._revisions = Revisions()
-        self._troubles.on_change = self._revisions.state_changed
         self._json = JsonApi({})
         self._page: PoolPage | None = None
         self._told = ""
@@ -267,6 +268,7 @@ class PoolDaemon:
             *(epoch, state.revision, len(state.jobs), len(state.members)),
         )
         self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
+        self._loop.on_change = self._revisions.state_changed
         return self._loop
 
     def _make_notifier(self, loop: PoolLoop, pool: str, stack: AsyncExitStack) -> None:
@@ -381,8 +383,9 @@ class PoolDaemon:
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
         self._json = JsonApi(calls, self._of_calls, lambda: self._revisions)
-        self._page = PoolPage(coordinator, self._json, self._identities, self._shares, self._revisions)
-        stack.push_async_callback(self._page.streams.close)
+        streams = pool_streams(self._json, self._revisions, services)
+        stack.push_async_callback(streams.close)
+        self._page = PoolPage(coordinator, self._json, streams, self._identities, self._shares)
         server = ListenerServer(Listener.LOCAL, f"unix:{inner}", None)
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))

@@ -5,34 +5,27 @@ On the network a browser logs in with an API token, and its session is that toke
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from pathlib import Path
-from typing import cast
 
-from gpushared.api.v1 import jobs_pb2
 from gpushared.config.kinds import HOUR_SECONDS
-from gpushared.domain.model.errors import NotLoggedIn, PermissionRefused, RequestError
+from gpushared.domain.model.errors import NotLoggedIn, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.job_views import has_simulated
 from gpushared.net.http_server import Exchange
 from gpushared.net.identity import Identities
 from gpushared.net.limits import Shares
-from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.running_parts import CoordinatorParts
 from gpushared.pool.trust.callers import PersonCaller, unless
 from gpushared.storage.audit.line import NOBODY_HERE
-from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
+from gpushared.web.browser_server import take_over
+from gpushared.web.browser_site import BrowserSite, SiteFacts
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
-from gpushared.web.live_answers import FRESH, POLLED, Pace, usual_pace
 from gpushared.web.logins import Logins, User
 from gpushared.web.stream import EventStreams
-from gpushared.web.watches import CallWatch, LogWatch
 from gpushared.web.web_service import WebApi
 
 SESSIONS_NAME = "web-sessions.json"
-ASK_NODES = frozenset({"gpushare.v1.Leases/List", "gpushare.v1.Gpus/List"})
 
 
 class PoolPage:
@@ -42,14 +35,13 @@ class PoolPage:
         self,
         coordinator: CoordinatorParts,
         json: JsonApi,
+        streams: EventStreams,
         identities: Identities,
         shares: Shares,
-        revisions: Revisions,
     ) -> None:
         self._coordinator = coordinator
         self._identities = identities
-        coordinator.loop.on_change = revisions.state_changed
-        self.streams = EventStreams(json, revisions, _pace_of, self._logs)
+        self._streams = streams
         self._site = self._make_site(json, shares)
         self.listeners = BrowserListeners(
             lambda: coordinator.config().web,
@@ -105,24 +97,4 @@ class PoolPage:
         """Serve a stream until its user's token ends, as other streams of the pool."""
         callers = self._coordinator.trust.callers
         with callers.watching(callers.of_json(caller)) as gone:
-            await unless(gone, self.streams.serve(exchange, caller, query))
-
-    async def _logs(
-        self, watch: LogWatch, caller: Caller, tail: int
-    ) -> AsyncGenerator[jobs_pb2.LogChunk, None]:
-        if not watch.job_id:
-            raise RequestError("the coordinator has the logs of jobs only", hint="watch a job_id")
-        found = self._coordinator.trust.callers.of_json(caller)
-        message = jobs_pb2.LogsRequest(job_id=watch.job_id, follow=True, tail=tail)
-        chunks = cast("AsyncGenerator[jobs_pb2.LogChunk, None]", self._coordinator.job_logs(message, found))
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
-
-
-def _pace_of(watch: CallWatch) -> Pace:
-    """Return the pace of a call on a coordinator, which asks its nodes for their leases and GPUs."""
-    if watch.call in ASK_NODES:
-        return POLLED
-    # Nodes are known by their heartbeats, which change no job.
-    return FRESH if watch.call == "gpushare.v1.Jobs/Nodes" else usual_pace(watch)
+            await unless(gone, self._streams.serve(exchange, caller, query))

@@ -15,7 +15,6 @@ from google.protobuf.message_factory import GetMessageClass
 from gpushared.api.v1 import jobs_pb2
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.model.errors import NotFound
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
@@ -34,15 +33,6 @@ from gpushared.storage.history import SqliteHistory
 Handler = Callable[[Any, PoolCaller], Awaitable[Message]]
 
 
-JobLogs = Callable[[jobs_pb2.LogsRequest, PoolCaller], AsyncIterator[jobs_pb2.LogChunk]]
-
-
-async def no_logs(_: jobs_pb2.LogsRequest, __: PoolCaller) -> AsyncIterator[jobs_pb2.LogChunk]:
-    """Refuse to follow output, in a coordinator without the service of jobs."""
-    raise NotFound("there are no jobs here")
-    yield
-
-
 class Listener(StrEnum):
     """Name the listeners at which a call may come in."""
 
@@ -54,6 +44,9 @@ class Listener(StrEnum):
     """This listener is the unix socket, for administrators."""
 
 
+JobOutput = Callable[[jobs_pb2.LogsRequest, Caller], AsyncIterator[jobs_pb2.LogChunk]]
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """Describe a gRPC service. ``calls`` are the unary calls that the unix socket answers also as JSON."""
@@ -62,6 +55,8 @@ class Service:
     listeners: frozenset[Listener]
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
+    output: JobOutput | None = None
+    """Read the output of a job for a browser's user or one of the unix socket; only the service of jobs has it."""
 
 
 @dataclass(slots=True)
@@ -82,8 +77,6 @@ class CoordinatorParts:
     of_calls: CallAudit
     """This audit receives the calls that it must record."""
     nodes_port: Callable[[], int]
-    job_logs: JobLogs = no_logs
-    """Follow the output of a job for a caller."""
 
 
 Room = Callable[[CoordinatorParts], Sequence[Service]]

@@ -92,14 +92,13 @@ def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     tunnels = Tunnels(lambda: coordinator.link)
     coordinator.link.tunnels = tunnels
     room = _Room(coordinator, JobStreams(tunnels))
-    coordinator.job_logs = room.written
     unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Listener))
 
     def add(server: grpc.aio.Server) -> None:
         unary.add(server)
         server.add_generic_rpc_handlers((room.streams(),))
 
-    return (Service(unary.name, unary.listeners, add, unary.calls),)
+    return (Service(unary.name, unary.listeners, add, unary.calls, room.output),)
 
 
 class _Room:
@@ -197,13 +196,17 @@ class _Room:
     async def _logs(
         self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        async for chunk in self._callers.stream(self.written, message, context, "Jobs/Logs"):
+        async for chunk in self._callers.stream(self._written, message, context, "Jobs/Logs"):
             yield chunk
 
-    async def written(
+    async def output(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
+        """Yield a job's output for a browser's user or one of the unix socket. Raises errors of the tree."""
+        async for chunk in self._written(message, self._callers.of_json(caller)):
+            yield chunk
+
+    async def _written(
         self, message: jobs_pb2.LogsRequest, caller: PoolCaller
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        """Yield the output of a job of the caller's. Raises PermissionRefused, NotFound and others."""
         caller.require(Scope.LOGS)
         job = await self._service.find(message.job_id, caller.owner)
         async for chunk in self._streams.logs(job, message, caller.owner):

@@ -21,14 +21,14 @@ export function quoted(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
 
-/** @param {Action[]} actions @param {Context} context */
-export function buttons(actions, { draw }) {
+/** @param {Action[]} actions */
+export function buttons(actions) {
   /** @type {Map<string, string[]>} */
   const refusals = new Map();
   for (const { name, refusal } of actions) if (refusal) refusals.set(refusal, [...(refusals.get(refusal) ?? []), name]);
   return h("div", { class: "actions", role: "group", "aria-label": "Actions" },
     actions.map(({ name, refusal, question }) =>
-      h("button", { key: name, "aria-disabled": refusal ? "true" : null, title: refusal || null, onclick: () => refusal || ask(question, draw) }, name)),
+      h("button", { key: name, "aria-disabled": refusal ? "true" : null, title: refusal || null, onclick: () => refusal || ask(question) }, name)),
     [...refusals].map(([refusal, names]) => h("p", { class: "quiet" }, `${names.join(", ")}: not possible, ${refusal}.`)));
 }
 
