@@ -20,6 +20,7 @@ import { closeDialog } from "./dialog.js";
 
 const TICK_MS = 1000;
 const MAX_FETCHED = 200;
+const RELOAD_MS = 10_000;
 const LINKS = [
   { path: "", title: "GPUs" },
   { path: "queue", title: "Queue" },
@@ -79,6 +80,7 @@ async function visit() {
   } catch (error) {
     if (visitNumber !== visits) return;
     if (error instanceof Failure && error.status === 401) return ended(error);
+    if (!(error instanceof Failure) && reload()) return;
     page = await import("./pages/missing.js");
     failure = error instanceof Failure ? error : null;
   }
@@ -87,6 +89,15 @@ async function visit() {
     scrollTo(0, 0);
     place("main").focus({ preventScroll: true });
   }
+}
+
+/** Load the shell anew where a script is gone, as after an update of the daemon; not again and again. */
+function reload() {
+  const last = Number(sessionStorage.getItem("reloaded"));
+  if (Date.now() - last < RELOAD_MS) return false;
+  sessionStorage.setItem("reloaded", String(Date.now()));
+  location.reload();
+  return true;
 }
 
 function follow() {
