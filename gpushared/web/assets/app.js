@@ -19,6 +19,7 @@ import { closeDialog } from "./dialog.js";
  */
 
 const TICK_MS = 1000;
+const DRAW_MS = 5000; // without a change, for the ages that the page shows
 const MAX_FETCHED = 200;
 const RELOAD_MS = 10_000;
 const LINKS = [
@@ -45,6 +46,7 @@ let failure = null;
 let route = "";
 let visits = 0;
 let drawing = false;
+let drawnAt = 0;
 let clockAhead = 0;
 /** @type {Map<string, {version: string, answer: any}>} */
 const fetched = new Map();
@@ -197,6 +199,7 @@ function draw() {
   drawing = true;
   requestAnimationFrame(() => {
     drawing = false;
+    drawnAt = Date.now();
     const now = context();
     patch(place("header"), header(now));
     if (page) {
@@ -206,6 +209,12 @@ function draw() {
     }
     patch(place("footer"), footer());
   });
+}
+
+function tick() {
+  if (document.hidden) return;
+  if (Date.now() - drawnAt >= DRAW_MS) draw();
+  else patch(place("header"), header(context()));
 }
 
 /** @param {Context} now */
@@ -285,5 +294,5 @@ function footer() {
 showTheme();
 addEventListener("popstate", visit);
 document.addEventListener("click", followLink);
-setInterval(() => !document.hidden && draw(), TICK_MS);
+setInterval(tick, TICK_MS);
 visit();
