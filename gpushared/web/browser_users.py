@@ -44,11 +44,12 @@ class BrowserUsers:
         cookie, session = self.known(exchange)
         if session is None:
             raise NotLoggedIn("this browser is not logged in", hint=NEW_LINK_HINT)
-        caller = self._access.caller
-        if caller is None:
-            caller = await self._site.caller_of(session.user)
-        elif caller.uid != session.user.uid:
-            raise _OthersSession("this browser is logged in as another user", hint=NEW_LINK_HINT)
+        if not self._counts(session):
+            raise _OthersSession(
+                "this browser is logged in as another user, or at another address of the page",
+                hint=NEW_LINK_HINT,
+            )
+        caller = self._access.caller or await self._site.caller_of(session.user)
         if await self._site.logins.renew(session):
             exchange.added.append(self._cookie(cookie))
         return caller, session
@@ -58,12 +59,23 @@ class BrowserUsers:
         return self._cookie(self.known(exchange)[0])
 
     def known(self, exchange: Exchange) -> tuple[str, Session | None]:
-        found = (
+        """Return the cookie and its session, one that counts here if there is one.
+
+        Other programs on the host may have set cookies too, those of sessions of their own.
+        """
+        found = [
             (one, session)
             for one in cookies_of(exchange, self._site.cookie_name)
             if (session := self._site.logins.session_of(one)) is not None
-        )
-        return next(found, ("", None))
+        ]
+        counting = (one for one in found if self._counts(one[1]))
+        return next(counting, found[0] if found else ("", None))
+
+    def _counts(self, session: Session) -> bool:
+        caller = self._access.caller
+        if caller is None:
+            return session.network
+        return session.user.uid == caller.uid and not session.network
 
     async def log_in(self, exchange: Exchange) -> None:
         if self._access.identify is not None:
@@ -73,7 +85,7 @@ class BrowserUsers:
         user = await self._user_of_login(exchange)
         caller = self._access.caller or await self._site.caller_of(user)
         _, before = self.known(exchange)
-        cookie = await self._site.logins.begin(user, before)
+        cookie = await self._site.logins.begin(user, before, network=self._access.caller is None)
         self.tell(caller, CALL, LOGIN)
         await _answer_nothing(exchange, [self._cookie(cookie)])
 

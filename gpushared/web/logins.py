@@ -1,5 +1,9 @@
 """Let browsers in: one-time codes, and the sessions that codes become.
 
+A code lets a browser in by one way only, and so does its session: over the network, or over connections whose user
+the kernel tells. There they are worth nothing to other users, who may well see them: a code in the list of processes,
+a cookie at any port of the same host.
+
 A code lives for minutes in memory. A session lives in one small file too, so that it outlives a restart of the
 daemon. Only hashes of codes and cookies are kept: neither a dump of the memory nor the file lets anybody in.
 """
@@ -58,12 +62,15 @@ class Session:
     key: str
     user: User
     expires_at: float
+    network: bool
+    """The session itself tells the user; else it counts only on connections of its user."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Code:
     user: User
     expires_at: float
+    network: bool
 
 
 _Entry = TypeVar("_Entry", _Code, Session)
@@ -84,19 +91,19 @@ class Logins:
         self._ends: dict[str, set[Callable[[], None]]] = {}
         self._writing = asyncio.Lock()
 
-    def make_code(self, user: User) -> str:
-        """Return a new code, which logs one browser in as the user."""
+    def make_code(self, user: User, *, network: bool = False) -> str:
+        """Return a new code, which logs one browser in as the user, by the network or by `gpushare web`."""
         code = secrets.token_urlsafe(SECRET_BYTES)
         self._codes = _without_old(self._codes, self._now())
         for key in _crowding(self._codes, user, CODES_OF_A_USER, MAX_CODES):
             del self._codes[key]
-        self._codes[_hash(code)] = _Code(user, self._now() + CODE_SECONDS)
+        self._codes[_hash(code)] = _Code(user, self._now() + CODE_SECONDS, network)
         return code
 
     def use_code(self, code: str, uid: int | None) -> User:
         """Return the code's user. The code is used up, whatever becomes of it.
 
-        ``uid`` is the user that the connection belongs to, if that is known. Raises NotLoggedIn,
+        ``uid`` is the user that the connection belongs to; None on the network. Raises NotLoggedIn,
         PermissionRefused.
         """
         found = self._codes.pop(_hash(code), None)
@@ -104,9 +111,11 @@ class Logins:
             raise NotLoggedIn("this link was used already, or is older than 5 minutes", hint=NEW_LINK_HINT)
         if uid is not None and uid != found.user.uid:
             raise PermissionRefused("this link belongs to another user", hint=NEW_LINK_HINT)
+        if found.network != (uid is None):
+            raise PermissionRefused("this link leads to another address of the page", hint=NEW_LINK_HINT)
         return found.user
 
-    async def begin(self, user: User, before: Session | None = None) -> str:
+    async def begin(self, user: User, before: Session | None = None, *, network: bool = False) -> str:
         """Begin a session and return its cookie; ``before`` is the same browser's session, which ends."""
         if before is not None:
             self._drop(before.key)
@@ -114,7 +123,8 @@ class Logins:
         self._expire()
         for key in _crowding(self._sessions, user, SESSIONS_OF_A_USER, MAX_SESSIONS):
             self._drop(key)
-        self._sessions[_hash(cookie)] = Session(_hash(cookie), user, self._now() + self._seconds())
+        ends = self._now() + self._seconds()
+        self._sessions[_hash(cookie)] = Session(_hash(cookie), user, ends, network)
         await self._write()
         return cookie
 
@@ -215,4 +225,4 @@ def _read(path: Path) -> dict[str, Session]:
 def _session(told: Any) -> Session:
     user = told["user"]
     named = User(int(user["uid"]), int(user["gid"]), str(user["name"]), str(user.get("token", "")))
-    return Session(str(told["key"]), named, float(told["expires_at"]))
+    return Session(str(told["key"]), named, float(told["expires_at"]), bool(told["network"]))

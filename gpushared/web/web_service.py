@@ -25,5 +25,5 @@ class WebApi:
     async def link(self, message: web_pb2.WebLinkRequest, caller: Caller) -> web_pb2.WebLink:
         """Make a one-time code."""
         url = self._url() if message.network else ""
-        code = self._logins.make_code(User(caller.uid, caller.gid, caller.name))
+        code = self._logins.make_code(User(caller.uid, caller.gid, caller.name), network=message.network)
         return web_pb2.WebLink(code=code, valid_seconds=CODE_SECONDS, base_path=self._base_path(), url=url)

@@ -162,10 +162,9 @@ class Played:
 
     async def log_in(self, caller: Caller = ADA, access: Access | None = None, cookie: str = "") -> str:
         """Log a browser in; return its cookie."""
-        code = self.logins.make_code(User(caller.uid, caller.gid, caller.name))
-        answer = await self.ask(
-            posted("/login", {"code": code}, cookie=cookie), access or Access(caller=caller)
-        )
+        access = access or Access(caller=caller)
+        code = self.logins.make_code(User(caller.uid, caller.gid, caller.name), network=access.caller is None)
+        answer = await self.ask(posted("/login", {"code": code}, cookie=cookie), access)
         assert answer.status == 204, answer
         return answer.cookie
 

@@ -129,7 +129,7 @@ async def test_no_other_page_reads_a_session_or_opens_a_stream(
 async def test_behind_tls_the_pages_origin_is_https(play: Play) -> None:
     access = Access(secure=True)
     site = play()
-    code = site.logins.make_code(USER)
+    code = site.logins.make_code(USER, network=True)
     plain = await site.ask(posted("/login", {"code": code}), access)
     assert plain.status == 403
     answer = await site.ask(posted("/login", {"code": code}, Origin=f"https://{HOST}"), access)

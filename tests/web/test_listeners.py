@@ -93,7 +93,9 @@ class World:
             return await browser.ask(data)
 
     async def log_in(self) -> str:
-        answer = await self.ask(self.posted("/login", {"code": self.played.logins.make_code(USER)}))
+        answer = await self.ask(
+            self.posted("/login", {"code": self.played.logins.make_code(USER, network=True)})
+        )
         assert answer.status == 204, answer
         return answer.cookie
 
@@ -147,7 +149,7 @@ async def world(play: Play, tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_a_link_logs_a_browser_of_the_network_in(world: World) -> None:
-    code = world.played.logins.make_code(USER)
+    code = world.played.logins.make_code(USER, network=True)
     answer = await world.ask(world.posted("/login", {"code": code}))
     assert answer.status == 204
     assert {"Secure", "HttpOnly", "SameSite=Strict"} <= set(answer.headers["set-cookie"].split("; "))
@@ -157,7 +159,7 @@ async def test_a_link_logs_a_browser_of_the_network_in(world: World) -> None:
 
 
 async def test_a_link_ends_after_its_time(world: World) -> None:
-    code = world.played.logins.make_code(USER)
+    code = world.played.logins.make_code(USER, network=True)
     world.played.now += CODE_SECONDS
     answer = await world.ask(world.posted("/login", {"code": code}))
     assert (answer.status, answer.json["code"]) == (401, "unauthenticated")
@@ -167,7 +169,7 @@ async def test_tries_from_one_address_are_bounded(world: World) -> None:
     async with world.by_tls() as browser:
         answers = [await browser.ask(world.posted("/login", {"code": "x"})) for _ in range(TRIES_BURST + 1)]
     assert [one.status for one in answers] == [401] * TRIES_BURST + [429]
-    code = world.played.logins.make_code(USER)
+    code = world.played.logins.make_code(USER, network=True)
     async with world.by_tls(source="127.0.0.2") as other:
         assert (await other.ask(world.posted("/login", {"code": code}))).status == 204
 
@@ -284,7 +286,7 @@ async def test_a_header_that_names_nobody_lets_nobody_in(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_behind_a_proxy_nobody_logs_in(world: World, way: str) -> None:
-    code = world.played.logins.make_code(USER)
+    code = world.played.logins.make_code(USER, network=True)
     async with proxy_of(world, way) as proxy:
         answer = await proxy.ask(with_lines(world.posted("/login", {"code": code}), HEADER + "eve"))
     assert (answer.status, answer.json["message"]) == (400, "behind this proxy nobody logs in")
@@ -392,6 +394,6 @@ async def test_a_page_that_is_not_on_the_network_has_no_address(world: World) ->
 
 
 async def test_a_user_of_a_code_is_kept_with_the_name(world: World) -> None:
-    code = world.played.logins.make_code(User(0, 0, "root"))
+    code = world.played.logins.make_code(User(0, 0, "root"), network=True)
     answer = await world.ask(world.posted("/login", {"code": code}))
     assert answer.status == 401, "root has no account in this world"

@@ -1,0 +1,5 @@
+"""Sites that are attacked."""
+
+from tests.web.conftest import play
+
+__all__ = ["play"]

@@ -1,0 +1,58 @@
+"""A code or a session that leaks on the way in by which it was made is worth nothing on another way.
+
+Eve sees the list of processes, where a browser's link may stand, and runs a program at another port of the host that
+Ada's browser visits: browsers send it all cookies of that host, and let it set more of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gpushared.web.browser_site import Access
+from gpushared.web.logins import User
+from tests.web.raw_browser import ADA, EVE, USER, Play, posted, request
+
+CALL = "/gpushare.v1.Leases/List"
+LOCAL, EVES, NETWORK = Access(caller=ADA), Access(caller=EVE), Access()
+EVE_USER = User(EVE.uid, EVE.gid, EVE.name)
+
+
+@pytest.mark.parametrize(("way", "network"), [(NETWORK, False), (LOCAL, True), (EVES, False), (EVES, True)])
+async def test_a_code_lets_nobody_in_by_another_way_and_is_used_up(
+    play: Play, way: Access, network: bool
+) -> None:
+    site = play()
+    login = posted("/login", {"code": site.logins.make_code(USER, network=network)})
+    stolen = await site.ask(login, way)
+    assert stolen.status == 403
+    assert "set-cookie" not in stolen.headers
+    assert (await site.ask(login, NETWORK if network else LOCAL)).status == 401
+    assert [endpoint for _, endpoint, _ in site.told(refused=True)] == ["Web/Login"] * 2
+
+
+@pytest.mark.parametrize(
+    ("begun", "used"), [(LOCAL, NETWORK), (LOCAL, EVES), (NETWORK, LOCAL), (NETWORK, EVES)]
+)
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_session_is_refused_on_another_way(
+    play: Play, begun: Access, used: Access, restarts: bool
+) -> None:
+    site = play()
+    cookie = await site.log_in(access=begun)
+    if restarts:
+        site.restart()
+    for data in (request("GET", "/session", cookie=cookie), posted(CALL, cookie=cookie)):
+        assert (await site.ask(data, used)).status == 401
+    assert site.calls == []
+    assert len(site.told(refused=True)) == 2, "the audit has each try"
+    assert (await site.ask(request("GET", "/session", cookie=cookie), begun)).status == 200
+
+
+@pytest.mark.parametrize("eves_way", [EVES, NETWORK])
+async def test_a_cookie_that_another_program_has_set_locks_nobody_out(play: Play, eves_way: Access) -> None:
+    site = play()
+    eves, own = await site.log_in(EVE, eves_way), await site.log_in()
+    for cookies in (f"{eves}; {own}", f"{own}; {eves}"):
+        answer = await site.ask(request("GET", "/session", cookie=cookies))
+        assert (answer.status, answer.json.get("user")) == (200, "ada")
+    assert (await site.ask(request("GET", "/session", cookie=eves))).status == 401
