@@ -7,6 +7,7 @@ import { PERIODS, readBounds } from "./period.js";
 const USUAL_SINCE = "7d";
 const SHORTCUTS = ["today", "7d", "30d", "this-month", "last-month"];
 export const CLASSES = ["build", "train", "infer"];
+const OPTIONS = new Set(["by", "since", "until", "user", "project", "class", "outcome", "job", "limit", "container"]);
 /** @type {Filter[]} */
 export const TIME = [{ label: "From", name: "since", usual: USUAL_SINCE, hint: "7d, 2026-11-01, last-month" }, { label: "To", name: "until", usual: "now" }];
 /** @type {Filter[]} */
@@ -100,9 +101,9 @@ export function shortcuts(path, { parameters }) {
     SHORTCUTS.map((since) => h("a", { href: address(path, { ...words, since }), "aria-current": since === shown ? "true" : null }, since.replace("-", " "))));
 }
 
-/** Show the command that answers the same. @param {string} command @param {Words} words @param {boolean} [pool] */
+/** Show the command that answers the same: of the words, which an address may make up, only options. @param {string} command @param {Words} words @param {boolean} [pool] */
 export function inTerminal(command, words, pool) {
-  const options = Object.entries(words).flatMap(([name, word]) => (word ? [`--${name}`, quoted(word)] : []));
+  const options = Object.entries(words).flatMap(([name, word]) => (word && OPTIONS.has(name) ? [`--${name}`, quoted(word)] : []));
   return h("p", { class: "quiet command" }, "In a terminal: ", h("code", null, ["gpushare", command, ...options, pool && "--pool"].filter(Boolean).join(" ")));
 }
 
