@@ -104,13 +104,18 @@ def _call_watch(name: str, what: str, request: Mapping[str, Any], calls: Mapping
 
 def _log_watch(name: str, request: Mapping[str, Any]) -> LogWatch:
     match request:
-        case {"lease_id": str(lease)} if lease and len(request) == 1:
+        case {"lease_id": str(lease)} if _is_id(lease) and len(request) == 1:
             return LogWatch(name, lease_id=lease)
-        case {"job_id": str(job)} if job and len(request) == 1:
+        case {"job_id": str(job)} if _is_id(job) and len(request) == 1:
             return LogWatch(name, job_id=job)
     raise RequestError(
         "it is not clear whose log is watched", hint='give either {"lease_id": ...} or {"job_id": ...}'
     )
+
+
+def _is_id(text: str) -> bool:
+    # JSON may hold half of a pair of surrogates, which no message can.
+    return bool(text) and text.isprintable()
 
 
 def _unreadable() -> RequestError:
