@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpushared.config.web_settings import WebConfig
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError, LimitReached
 from gpushared.domain.model.request import Caller
 from gpushared.net.front import listen
 from gpushared.net.identity import Peer, peer_of
+from gpushared.net.limits import Rates
 from gpushared.net.moving_listener import MovingListener, Place
 from gpushared.net.socket_wire import Wire
 from gpushared.web.arrivals import Arrival, ServeArrival
@@ -25,6 +28,8 @@ SOCKET_MODE = 0o666
 """The kernel tells who connects, as at the daemon's own socket."""
 MAX_CONNECTIONS = 1024
 PROXY = "a proxy"
+WARNINGS_BURST = 5
+WARNINGS_PER_SECOND = 1 / 60
 
 AccountOf = Callable[[int | str], Awaitable[Caller]]
 
@@ -45,6 +50,7 @@ class ProxySocket:
         place = Place(PART, "the page", self._path, _listen, str)
         self._listener = MovingListener(place, self._arrived, troubles, _log_path)
         self._tasks = TaskSet("a proxy's connection failed")
+        self._warnings = Rates(time.monotonic, burst=WARNINGS_BURST, per_second=WARNINGS_PER_SECOND)
 
     def reload(self) -> None:
         """Look at the settings again."""
@@ -72,7 +78,7 @@ class ProxySocket:
             peer = peer_of(sock)
             account = await self._proxy_of(peer)
             if account is None:
-                log.warning("not served at the socket of proxies: uid=%d pid=%d", peer.uid, peer.pid)
+                self._warn(peer)
                 return
             arrival = Arrival(
                 PROXY, is_secure=False, is_proxy=lambda: account in self._settings().proxy_users
@@ -80,6 +86,12 @@ class ProxySocket:
             await self._serve(Wire(sock), arrival)
         except OSError as error:
             log.debug("proxy lost: %s", error)
+
+    def _warn(self, peer: Peer) -> None:
+        # Everybody may connect, as often as they like.
+        with contextlib.suppress(LimitReached):
+            self._warnings.spend(str(peer.uid))
+            log.warning("not served at the socket of proxies: uid=%d pid=%d", peer.uid, peer.pid)
 
     async def _proxy_of(self, peer: Peer) -> str | None:
         """Return the name of the account of ``proxy_users`` that the peer has; None if it has none."""
