@@ -126,6 +126,8 @@ class _Browser:
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer one request. Raises errors of the tree, which become the answer."""
+        if self._access.caller is None:
+            await self._site.turns.turn()
         target, _, query = exchange.target.decode("ascii", "replace").partition("?")
         try:
             host = host_of(exchange, self._access.hosts)

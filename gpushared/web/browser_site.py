@@ -11,7 +11,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.error_answers import RequestRefusal, forget
 from gpushared.net.http_server import Exchange, JsonHandler
 from gpushared.net.intake import CallsUnderWay
-from gpushared.net.limits import Rates, Shares
+from gpushared.net.limits import Rates, Shares, UserLimits, UserShare
 from gpushared.storage.audit.line import UNKNOWN, Origin, Sink, ignore
 from gpushared.web.assets import Assets
 from gpushared.web.browser_checks import LOOPBACK_NAMES
@@ -82,6 +82,9 @@ class BrowserSite:
     """Receive requests that break HTTP or a bound."""
     assets: Assets = field(default_factory=Assets)
     streams: CallsUnderWay = field(default_factory=lambda: CallsUnderWay(STREAMS_OF_A_USER))
+    turns: UserShare = field(default_factory=lambda: UserShare(UserLimits()))
+    """All connections whose user the kernel does not tell take turns with their requests, one in a pass of the
+    event loop: anybody on the network may have many, and send on each without waiting for answers."""
     tries: Rates = field(
         default_factory=lambda: Rates(time.monotonic, burst=TRIES_BURST, per_second=TRIES_PER_SECOND)
     )

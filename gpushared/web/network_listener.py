@@ -18,6 +18,7 @@ from functools import partial
 from gpushared.config.web_settings import WebConfig
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
+from gpushared.net.limits import UserLimits, UserShare
 from gpushared.net.moving_listener import MovingListener, Place, listen_tcp, tcp_words
 from gpushared.net.socket_wire import Wire
 from gpushared.web.arrivals import Arrival, ServeArrival
@@ -54,6 +55,7 @@ class NetworkListener:
         self._files = CertificateFiles(self._tls_files, troubles, now, changed=self._listener.reload)
         self._tasks = TaskSet("a browser's connection failed")
         self._open = OpenConnections()
+        self._turns = UserShare(UserLimits())
 
     @property
     def certificate(self) -> ServerCertificate | None:
@@ -112,6 +114,8 @@ class NetworkListener:
                     return  # the certificate was just taken out of the settings
                 await self._serve(Wire(sock), Arrival(address, is_secure=False))
             else:
+                # A flood of connections, each with work for TLS, must leave the loop to others in between.
+                await self._turns.turn()
                 await self._behind_tls(await _handshake(sock, certificate.context), address)
         except (OSError, ssl.SSLError, TimeoutError) as error:
             log.debug("browser lost: %s", error)
