@@ -54,6 +54,11 @@ class User:
     name: str
     token: str = ""
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """Return what counts as one user: in a user namespace a user has thousands of groups."""
+        return self.uid, self.token
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -203,7 +208,7 @@ def _without_old(entries: Mapping[str, _Entry], now: float) -> dict[str, _Entry]
 def _crowding(entries: Mapping[str, _Entry], user: User, of_user: int, most: int) -> list[str]:
     """Return the entries that must go before one more of the user may come."""
     in_order = sorted(entries, key=lambda key: entries[key].expires_at)
-    own = [key for key in in_order if entries[key].user == user]
+    own = [key for key in in_order if entries[key].user.key == user.key]
     if len(own) >= of_user:
         return own[: len(own) - of_user + 1]
     return in_order[: max(0, len(in_order) - most + 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from gpushared.web.browser_site import Access
-from gpushared.web.logins import User
+from gpushared.web.logins import CODES_OF_A_USER, MAX_CODES, MAX_SESSIONS, SESSIONS_OF_A_USER, Logins, User
 from tests.web.raw_browser import ADA, EVE, USER, Play, posted, request
 
 CALL = "/gpushare.v1.Leases/List"
@@ -56,3 +56,27 @@ async def test_a_cookie_that_another_program_has_set_locks_nobody_out(play: Play
         answer = await site.ask(request("GET", "/session", cookie=cookies))
         assert (answer.status, answer.json.get("user")) == (200, "ada")
     assert (await site.ask(request("GET", "/session", cookie=eves))).status == 401
+
+
+@pytest.mark.parametrize("call", ["Web/Link", "PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"])
+@pytest.mark.parametrize("way", [LOCAL, NETWORK])
+async def test_a_page_makes_nothing_that_outlives_its_session(play: Play, way: Access, call: str) -> None:
+    site = play()
+    cookie = await site.log_in(access=way)
+    assert (await site.ask(posted(f"/gpushare.v1.{call}", cookie=cookie), way)).status == 404
+    assert site.calls == []
+
+
+async def test_a_user_of_many_groups_crowds_out_nobody() -> None:
+    """In a user namespace with ``newgidmap`` a user has the account's uid, and any of thousands of groups."""
+    logins = Logins(None, lambda: 3600.0)
+    code, cookie = logins.make_code(USER), await logins.begin(USER)
+    eves = [User(EVE.uid, gid, EVE.name) for gid in range(MAX_CODES // CODES_OF_A_USER + 1)]
+    for one in eves:
+        for _ in range(CODES_OF_A_USER):
+            logins.make_code(one)
+    for one in eves[: MAX_SESSIONS // SESSIONS_OF_A_USER + 1]:
+        for _ in range(SESSIONS_OF_A_USER):
+            await logins.begin(one)
+    assert logins.session_of(cookie) is not None
+    assert logins.use_code(code, ADA.uid) == USER
