@@ -49,12 +49,12 @@ STREAM_SECONDS = 600.0
 """A browser opens its stream anew after this time, and its user's rights are looked at again."""
 LIMITS = Limits(head_bytes=32 * 1024, idle_seconds=120.0)
 """Other programs on the same host name send their cookies along; a browser opens another connection at will."""
-_CALL = re.compile(r"gpushare\.v1\.([A-Za-z]+)/[A-Za-z]+")
+_CALL = re.compile(r"gpushare\.v1\.([A-Za-z]+/[A-Za-z]+)")
 _PAGE = re.compile(
     r"(?:queue|history|use|nodes|idle|audit|submit|login|(?:lease|job)/[A-Za-z0-9_.:@+~-]{1,128})?"
 )
-_NO_CALLS = frozenset({"Web"})
-"""A page that was broken into must not be able to make logins that outlive its session."""
+_NO_CALLS = frozenset({"Web/Link", "PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
+"""A page that was broken into must not be able to make logins or tokens that outlive its session."""
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     b"font-src 'self'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
