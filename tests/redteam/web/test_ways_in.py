@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpushared.api.v1 import web_pb2
 from gpushared.web.browser_site import Access
 from gpushared.web.logins import CODES_OF_A_USER, MAX_CODES, MAX_SESSIONS, SESSIONS_OF_A_USER, Logins, User
+from gpushared.web.web_service import WebApi
 from tests.web.raw_browser import ADA, EVE, USER, Play, posted, request
 
 CALL = "/gpushare.v1.Leases/List"
@@ -22,7 +24,9 @@ async def test_a_code_lets_nobody_in_by_another_way_and_is_used_up(
     play: Play, way: Access, network: bool
 ) -> None:
     site = play()
-    login = posted("/login", {"code": site.logins.make_code(USER, network=network)})
+    web = WebApi(site.logins, lambda: "/", lambda: "https://gpu1/")
+    link = await web.link(web_pb2.WebLinkRequest(network=network), ADA)
+    login = posted("/login", {"code": link.code})
     stolen = await site.ask(login, way)
     assert stolen.status == 403
     assert "set-cookie" not in stolen.headers
