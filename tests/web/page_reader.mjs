@@ -37,8 +37,9 @@ const asked = {
     return { calls, watched, ...read((await load("dom.js")).h("main", null, view(state, context))) };
   },
   async life({ report }) {
-    const { useOverLife } = await load("use_over_life.js");
-    return read((await load("dom.js")).h("main", null, useOverLife(report)));
+    const { useOverLife, chartsOf } = await load("use_over_life.js");
+    const { tableOf } = await load("charts.js");
+    return read((await load("dom.js")).h("main", null, useOverLife(report), chartsOf(report).map(tableOf)));
   },
 };
 

@@ -1,11 +1,11 @@
 // Describe charts over time and strips. Behind each chart stands its table.
-import { h } from "./dom.js";
+import { h, patch } from "./dom.js";
 import { key, plot, point } from "./plot.js";
 import { figures, names, table } from "./table.js";
 
 /** Return the chart, its legend and its table. @param {Chart} chart */
 export function timeChart(chart) {
-  const { title, times, series, write, writeTime } = chart;
+  const { title, times, series } = chart;
   return h("figure", { class: "chart", key: title },
     h("figcaption", null, title),
     legend(series),
@@ -13,13 +13,23 @@ export function timeChart(chart) {
       onkeydown: (/** @type {KeyboardEvent} */ event) => key(event, chart),
       onpointermove: (/** @type {PointerEvent} */ event) => point(event, chart),
       own: (/** @type {Element} */ element) => plot(element, chart) }),
-    h("details", null, h("summary", null, "As a table"),
-      table({
-        caption: `${title}: table`,
-        rows: times.map((at, index) => ({ time: writeTime(at, index), index })),
-        key: (row) => String(row.index),
-        columns: [names("time", (row) => row.time), ...series.map((one) => figures(one.name, (/** @type {{index: number}} */ row) => one.values[row.index], write))],
-      })));
+    details(chart));
+}
+
+/** Offer the chart's table, which is made once somebody opens it. @param {Chart} chart */
+function details(chart) {
+  const fill = (/** @type {HTMLDetailsElement} */ element) => patch(element, h("summary", null, "As a table"), element.open && tableOf(chart));
+  return h("details", { own: fill, ontoggle: (/** @type {any} */ event) => fill(event.currentTarget) });
+}
+
+/** @param {Chart} chart */
+export function tableOf({ title, times, series, write, writeTime }) {
+  return table({
+    caption: `${title}: table`,
+    rows: times.map((at, index) => ({ time: writeTime(at, index), index })),
+    key: (row) => String(row.index),
+    columns: [names("time", (row) => row.time), ...series.map((one) => figures(one.name, (/** @type {{index: number}} */ row) => one.values[row.index], write))],
+  });
 }
 
 /** @param {{name: string, tone: Tone}[]} parts */
