@@ -18,6 +18,7 @@ from gpushared.domain.model.errors import Code, GpushareError, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.http_server import WebReply, WebRequest
+from gpushared.net.message_json import json_text
 from gpushared.storage.audit.line import Origin
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class JsonApi:
         except GpushareError as error:
             return failure(error)
         headers = [(REVISION, revision.encode())] if revision else []
-        return WebReply(200, json.dumps(as_json(answer)).encode(), headers=headers)
+        return WebReply(200, json_text(answer).encode(), headers=headers)
 
     async def make(self, unary: Unary, message: Message, caller: Caller, origin: Origin) -> Message:
         """Make a call as this caller. Raises errors of the tree."""

@@ -22,7 +22,7 @@ SHELL = "index.html"
 DIGEST_LENGTH = 16
 GZIP_LEVEL = 9
 VENDORED = "vendor/"
-_COMMENT = re.compile(rb"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(rb"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$|/\*\* [^\n]*?\*/ ?", re.MULTILINE | re.DOTALL)
 _INDENTATION = re.compile(rb"^[ \t]+", re.MULTILINE)
 TYPES = {
     ".css": b"text/css; charset=utf-8",
@@ -92,9 +92,9 @@ def _body(name: str, source: bytes) -> bytes:
 
 
 def without_comments(source: bytes) -> bytes:
-    """Return a script or a style without comments on lines of their own, and without indentation.
+    """Return a script or a style without indentation, comments on lines of their own, and types.
 
-    No text of ours spans lines (a test looks), so only comments and spaces between words of code are lost.
+    No text of ours spans lines (a test looks) or has such comments, so nothing but them is lost.
     """
     bare = _COMMENT.sub(lambda comment: b"\n" * comment[0].count(b"\n"), source)
     return _INDENTATION.sub(b"", bare)

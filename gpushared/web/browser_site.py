@@ -203,6 +203,10 @@ async def serve_browser(wire: Wire, early: bytes, site: BrowserSite, access: Acc
     )
 
 
+class _OthersSession(NotLoggedIn):
+    """The session belongs to another user than the connection."""
+
+
 class _Browser:
     """Answer the requests of one connection."""
 
@@ -279,7 +283,7 @@ class _Browser:
 
     async def _call(self, exchange: Exchange, path: str) -> None:
         caller, _ = await self._user(exchange)
-        async with self._site.shares.of(_counted_as(caller)).request():
+        async with self._site.shares.of_caller(caller).request():
             body = await exchange.read(LIMITS.json_body_bytes)
             call = WebRequest("POST", f"/{path}", exchange.headers, body, caller, self._access.origin)
             reply = await self._site.json(call)
@@ -346,7 +350,7 @@ class _Browser:
         if caller is None:
             caller = await self._site.caller_of(session.user)
         elif caller.uid != session.user.uid:
-            raise PermissionRefused("this browser is logged in as another user", hint=NEW_LINK_HINT)
+            raise _OthersSession("this browser is logged in as another user", hint=NEW_LINK_HINT)
         if await self._site.logins.renew(session):
             exchange.added.append(self._cookie(cookie))
         return caller, session
@@ -414,18 +418,13 @@ class _Browser:
     def _tell_refusal(self, exchange: Exchange, path: str, error: GpushareError) -> None:
         """Write the line of a refusal, but for browsers that only have no session."""
         is_login = path == f"{self._site.base_path()}login"
-        if is_login or isinstance(error, PermissionRefused | LimitReached):
+        if is_login or isinstance(error, PermissionRefused | LimitReached | _OthersSession):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
             self._tell(self._access.caller or NOBODY, method, endpoint, error)
 
     def _tell(self, caller: Caller, method: str, endpoint: str, error: GpushareError | None = None) -> None:
         origin = self._access.origin
         self._site.audit(line_now(caller.uid, caller.name, method, endpoint, origin=origin, error=error))
-
-
-def _counted_as(caller: Caller) -> int | str:
-    """Return the key of the caller's share: persons of a pool have no uid here."""
-    return caller.name if caller.uid == NOBODY_HERE else caller.uid
 
 
 def _no_such_path() -> NotFound:

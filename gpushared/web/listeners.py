@@ -56,6 +56,8 @@ class BrowserListeners:
 
     async def run(self) -> None:
         """Serve for ever."""
+        # The names by which proxies' users may call the page may be those of the certificate.
+        await self._network.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._network.run())
             group.create_task(self._proxies.run())

@@ -144,7 +144,7 @@ class LiveAnswers:
     def _turn(self, live: LiveAnswer, caller: Caller) -> AbstractAsyncContextManager[None]:
         """Return the turn of the work: reading the state makes everybody wait, asking others only its user."""
         if not self._pace_of(live.watch).asks_others:
-            return self._shares.of(caller.uid).long_work()
+            return self._shares.of_caller(caller).long_work()
         return self._others.setdefault(caller, asyncio.Lock())
 
     async def _make(self, live: LiveAnswer, caller: Caller, origin: Origin) -> bool:

@@ -64,6 +64,10 @@ class NetworkListener:
         self._files.reload()
         self._listener.reload()
 
+    async def look(self) -> None:
+        """Read the certificate, if there is one."""
+        await self._files.look()
+
     async def run(self) -> None:
         """Serve for ever."""
         try:

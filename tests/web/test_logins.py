@@ -129,7 +129,7 @@ async def test_a_stolen_cookie_is_refused_on_another_users_connection(play: Play
     site = play()
     cookie = await site.log_in()
     answer = await site.ask(posted(CALL, cookie=cookie), Access(caller=EVE))
-    assert answer.status == 403
+    assert answer.status == 401
     assert site.calls == []
     assert site.told(refused=True) == [("eve", CALL, "this browser is logged in as another user")]
 

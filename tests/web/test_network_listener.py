@@ -90,11 +90,12 @@ async def serving(web: WebConfig) -> AsyncIterator[Site]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def settings(pair: Pair | None = None, **words: str) -> WebConfig:
+def settings(pair: Pair | None = None, proxy_ca: str = "") -> WebConfig:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
-    files = {} if pair is None else {"certificate": str(pair.certificate), "key": str(pair.key)}
-    return WebConfig(listen=listen, **files, **words)
+    if pair is None:
+        return WebConfig(listen=listen)
+    return WebConfig(listen=listen, certificate=str(pair.certificate), key=str(pair.key), proxy_ca=proxy_ca)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:

@@ -222,9 +222,16 @@ def _panel(
     if not panel.rows:
         return lines[:height]
     cells = [row.cells for row in panel.rows]
-    names, *rows = table.segments(panel.columns, cells, headers=True, width=width - 1, drops=panel.drops)
+    names, *rows = table.segments(
+        panel.columns,
+        cells,
+        headers=True,
+        width=width - 1,
+        drops=panel.drops,
+        shown=slice(first, first + room),
+    )
     lines.append([Segment(" "), *names])
-    for number, row in enumerate(rows[first : first + room], start=first):
+    for number, row in enumerate(rows, start=first):
         if number == chosen and is_focused:
             plain_row = "".join(one.text for one in row)
             lines.append([Segment(f">{plain_row}".ljust(width), CHOSEN)])
@@ -281,8 +288,14 @@ def _wrapped(line: str, width: int, indent: int, look: str = "") -> list[Line]:
 
 def clean(line: Iterable[Segment], *, plain: bool) -> list[Segment]:
     """Return the line without characters that could do something to a terminal; in ASCII where it must be."""
-    found = [one._replace(text=text.printable(one.text)) for one in line]
-    return [one._replace(text=_ascii(one.text)) for one in found] if plain else found
+    return [_cleaned(one, plain=plain) for one in line]
+
+
+def _cleaned(one: Segment, *, plain: bool) -> Segment:
+    if one.text.isprintable() and (one.text.isascii() or not plain):
+        return one
+    shown = text.printable(one.text)
+    return Segment(_ascii(shown) if plain else shown, one.look)
 
 
 def _ascii(shown: str) -> str:

@@ -69,14 +69,16 @@ async function visit() {
   fetched.clear();
   closeDialog();
   try {
+    const loading = import(`./pages/${route === "" ? "machine" : /^[a-z]+$/.test(route) ? route : "missing"}.js`);
+    loading.catch(() => {}); // what fails first is told below
     if (route !== "login") await learnSession();
-    const module = await import(`./pages/${/^[a-z]+$/.test(route) ? route : route === "" ? "machine" : "missing"}.js`);
+    const module = await loading;
     if (visitNumber !== visits) return;
     page = module;
     follow();
   } catch (error) {
     if (visitNumber !== visits) return;
-    if (error instanceof Failure && error.status === 401) return toLogin(error.message);
+    if (error instanceof Failure && error.status === 401) return ended(error);
     page = await import("./pages/missing.js");
     failure = error instanceof Failure ? error : null;
   }
@@ -89,7 +91,7 @@ async function visit() {
 
 function follow() {
   stream?.close();
-  stream = page && new Stream(page.watch(parameters, context()), draw, (error) => toLogin(error.message));
+  stream = page && new Stream(page.watch(parameters, context()), draw, ended);
 }
 
 async function learnSession() {
@@ -100,8 +102,14 @@ async function learnSession() {
   session = await answer.json();
 }
 
+/** @param {Failure} error */
+function ended(error) {
+  toLogin(`${session.user ? "Your session ended: " : ""}${error.message}`);
+}
+
 /** @param {string} why */
 function toLogin(why) {
+  session = { ...session, user: "" };
   const back = route === "login" ? "" : location.href;
   history.replaceState({ why, back }, "", new URL("login", document.baseURI));
   visit();
@@ -129,12 +137,16 @@ function followLink(event) {
 
 // --- what is shown
 
+function isPool() {
+  return Boolean(session.pool) && (!session.node || localStorage.getItem("pool") === "1");
+}
+
 /** @returns {Context} */
 function context() {
   return {
     session,
     parameters,
-    pool: Boolean(session.pool) && localStorage.getItem("pool") === "1",
+    pool: isPool(),
     now: (Date.now() + clockAhead) / 1000,
     troubles: stream?.troubles ?? {},
     logs: stream?.logs ?? {},
@@ -208,7 +220,7 @@ function header(now) {
           h("a", { href: link.path || ".", "aria-current": link.path === route ? "page" : null }, link.path || !now.pool ? link.title : "Pool"))),
     badge(),
     themeSwitch(),
-    session.user && h("span", { class: "who" }, "you are ", name(session.user), session.trusted && " (admin)", " ", h("button", { class: "plain", onclick: leave }, "Log out")),
+    session.user && h("span", { class: "who", title: "you" }, name(session.user), session.trusted && " (admin)", " ", h("button", { class: "plain", onclick: leave }, "Log out")),
   );
 }
 
@@ -240,7 +252,7 @@ function themeSwitch() {
     showTheme();
     draw();
   };
-  return h("button", { class: "plain theme", title: `change to ${next}`, onclick: choose }, `Theme: ${theme}`);
+  return h("button", { class: "plain theme", "aria-label": `Theme: ${theme}; change to ${next}`, title: `Theme: ${theme}; change to ${next}`, onclick: choose }, { system: "◐", dark: "☾", light: "☀" }[theme]);
 }
 
 function showTheme() {
@@ -252,7 +264,6 @@ function showTheme() {
 
 async function leave() {
   await logout().catch(() => {});
-  session = { ...session, user: "" };
   toLogin("You logged out.");
 }
 

@@ -9,12 +9,17 @@ const DAY = 86400;
 const STEPS = [MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY];
 /** @type {WeakMap<Element, number>} the time whose figures are read out, by its number */
 const chosen = new WeakMap();
+/** @type {WeakMap<Element, string>} what is drawn, so that the same is not drawn again each second */
+const drawn = new WeakMap();
 
 /** Fill an element with a chart. @param {Element} element @param {Chart} chart */
 export function plot(element, chart) {
   const last = chart.times.length - 1;
   const at = Math.min(chosen.get(element) ?? last, last);
   const words = last < 0 ? "nothing" : `${chart.writeTime(chart.times[at], at)}: ${chart.series.map((one) => `${one.name} ${chart.write(one.values[at]) || "-"}`).join(", ")}`;
+  const looks = `${words} ${at} ${JSON.stringify([chart.times, chart.series])}`;
+  if (drawn.get(element) === looks) return;
+  drawn.set(element, looks);
   element.setAttribute("aria-valuenow", String(Math.max(0, at)));
   element.setAttribute("aria-valuetext", words);
   patch(element, picture(chart, chosen.has(element) ? at : -1), h("p", { class: "readout" }, words));
@@ -57,7 +62,7 @@ function picture(chart, at) {
     h("div", { class: "area" },
       chart.form === "bars" ? bars(chart, top) : lines(chart, left, top),
       at >= 0 && h("span", { class: "cursor", style: { left: `${left(chart.times[at])}%` } })),
-    h("div", { class: "marks" }, marksOf(range).map(([time, words]) => h("span", { style: { left: `${left(time)}%` } }, words))));
+    h("div", { class: "marks" }, marksOf(range, chart.form === "bars" ? DAY : MINUTE).map(([time, words]) => h("span", { style: { left: `${left(time)}%` } }, words))));
 }
 
 /** @param {Chart} chart @param {number} top */
@@ -108,9 +113,12 @@ function ticksOf({ form, series, unit }) {
   return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, number) => Number((number * step).toPrecision(6)));
 }
 
-/** Return round times with their words: days, or times of day with the day where it changes. @param {[number, number]} range @returns {[number, string][]} */
-function marksOf([first, last]) {
-  const step = STEPS.find((one) => (last - first) / one <= MARKS) ?? (last - first) / MARKS;
+/**
+ * Return round times with their words: days, or times of day with the day where it changes.
+ * @param {[number, number]} range @param {number} least the shortest step @returns {[number, string][]}
+ */
+function marksOf([first, last], least) {
+  const step = STEPS.find((one) => one >= least && (last - first) / one <= MARKS) ?? (last - first) / MARKS;
   const begin = new Date(first * 1000);
   const midnight = +new Date(begin.getFullYear(), begin.getMonth(), begin.getDate()) / 1000;
   const times = Array.from({ length: MARKS + Math.ceil(DAY / step) + 2 }, (_, number) => midnight + number * step).filter((time) => time >= first && time <= last);

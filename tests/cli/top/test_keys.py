@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from gpushared.api.v1.history_messages import RecentUse
 from gpushared.cli.top.actions import ACTIONS, Target, story, target_of
 from gpushared.cli.top.answers import Answers, Scope, UseByMinute, narrowed
 from gpushared.cli.top.keys import (
@@ -282,7 +283,7 @@ def test_only_one_node_of_the_pool_is_shown() -> None:
 
 def test_minutes_come_from_the_history_then_from_what_is_seen() -> None:
     uses = UseByMinute()
-    uses.take_history(machines.RecentUse(machines.recent()))
+    uses.take_history(RecentUse(machines.recent()))
     answers = machines.empty()
     (gpu,) = answers.gpus.gpus
     for ratio in (0.5, 1.0):

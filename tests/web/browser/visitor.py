@@ -52,6 +52,7 @@ class Visitor:
     async def log_in(self, link: str = "") -> None:
         """Open a link of ``gpushare web``, and wait until the page shows something."""
         await self.page.goto(link or self.forwarder.link())
+        await expect(self.page).not_to_have_url(re.compile("/login"))
         await self.wait_live()
 
     async def go(self, path: str = "") -> Page:
@@ -101,7 +102,7 @@ class Visitor:
         await dialog.dismiss()
 
     def _note_request(self, request: Request) -> None:
-        if not request.url.startswith((self.forwarder.origin, "data:", "about:")):
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "about:")):
             self._note(f"a request left the machine: {request.url}")
         if "/stream?" in request.url:
             self.streams.append(request)
@@ -121,3 +122,17 @@ async def violations(page: Page, axe: Path) -> list[str]:
         for rule in found["violations"]
         for node in rule["nodes"]
     ]
+
+
+async def too_wide(page: Page) -> list[str]:
+    """What makes the page wider than its window, if anything does: the elements that stand out to the right."""
+    found: list[str] = await page.evaluate(
+        """
+        () => document.documentElement.scrollWidth <= innerWidth ? [] :
+          [...document.body.querySelectorAll("*")]
+            .filter((one) => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 1)
+            .filter((one) => ![...one.children].some((child) => child.getBoundingClientRect().right > innerWidth + 1))
+            .map((one) => one.outerHTML.slice(0, 300))
+        """
+    )
+    return found
