@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpushared.web.assets import FOLDER, Assets, without_comments
-from gpushared.web.browser_site import accepts_gzip
+from gpushared.web.browser_server import accepts_gzip
 from tests.web.raw_browser import Play, Played, request
 
 SCRIPT = b"export const it = 1;\n" * 20

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpushared.net.limits import Shares, UserLimits
-from gpushared.web import browser_site
+from gpushared.web import browser_server
 from tests.web.raw_browser import HOST, USER, Play, posted, request
 
 CALL = "/gpushare.v1.Leases/List"
@@ -18,8 +18,8 @@ CALL = "/gpushare.v1.Leases/List"
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give clients little time."""
-    soon = replace(browser_site.LIMITS, head_seconds=0.2, body_seconds=0.2, idle_seconds=0.2)
-    monkeypatch.setattr(browser_site, "LIMITS", soon)
+    soon = replace(browser_server.LIMITS, head_seconds=0.2, body_seconds=0.2, idle_seconds=0.2)
+    monkeypatch.setattr(browser_server, "LIMITS", soon)
 
 
 @pytest.mark.usefixtures("_soon")
@@ -61,7 +61,7 @@ async def test_a_client_that_asks_nothing_is_not_kept(play: Play, data: bytes) -
 async def test_a_long_body_is_refused_before_it_is_kept(play: Play) -> None:
     site = play()
     cookie = await site.log_in()
-    body = json.dumps({"a": "x" * browser_site.LIMITS.json_body_bytes}).encode()
+    body = json.dumps({"a": "x" * browser_server.LIMITS.json_body_bytes}).encode()
     answer = await site.ask(request("POST", CALL, body, cookie=cookie))
     assert answer.status == 413
     assert site.calls == []

@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.pool.coordinator.app import SOCKET_NAME
+from tests.node.daemon import GPUSHARE
 from tests.pool.test_doors import House, served
 from tests.web.certificates import CertificateMaker
 from tests.web.raw_browser import SECONDS, Answer, Connection, posted, request
@@ -31,7 +33,7 @@ class Site:
     def __init__(self, house: House, folder: Path, port: int, trusted: Path) -> None:
         self.admin = pool_pb2_grpc.PoolAdminStub(house.local)
         self.port = port
-        self._folder = folder
+        self.folder = folder
         self._trusted = trusted
 
     @property
@@ -66,7 +68,7 @@ class Site:
 
     @asynccontextmanager
     async def by_socket(self, name: str) -> AsyncIterator[Connection]:
-        reader, writer = await asyncio.open_unix_connection(str(self._folder / "run" / name))
+        reader, writer = await asyncio.open_unix_connection(str(self.folder / "run" / name))
         try:
             yield Connection(reader, writer)
         finally:
@@ -185,13 +187,28 @@ async def test_an_administrator_of_the_machine_logs_in_by_a_link(site: Site) -> 
     assert (await site.posted(STATUS, cookie=answer.cookie)).json["pool"] == "lab"
 
 
+async def test_the_command_makes_links_to_the_page_of_the_pool(site: Site) -> None:
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [str(GPUSHARE), "web", "--pool", "--link"],
+        env={**os.environ, "GPUSHARE_POOL_SOCKET": str(site.folder / "run" / SOCKET_NAME)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    url, _, code = done.stdout.strip().partition("login#")
+    assert url == f"https://{NAME}:{site.port}/", done.stderr
+    assert (await site.posted("/login", {"code": code})).status == 204
+
+
 async def test_the_socket_serves_its_own_callers_sessions_only(site: Site) -> None:
     cookie = await site.log_in((await site.token("eve"))[0])
     async with site.by_socket(SOCKET_NAME) as browser:
         await browser.send(UPGRADE)
         assert b"101" in await browser.reader.readuntil(b"\r\n\r\n")
         answer = await browser.ask(request("GET", "/session", cookie=cookie))
-        assert (answer.status, answer.json["message"]) == (403, "this browser is logged in as another user")
+        assert (answer.status, answer.json["message"]) == (401, "this browser is logged in as another user")
 
 
 # --- proxies -----------------------------------------------------------------------------------------------

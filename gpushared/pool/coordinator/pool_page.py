@@ -18,7 +18,8 @@ from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.running_parts import CoordinatorParts
 from gpushared.pool.trust.callers import PersonCaller, unless
 from gpushared.storage.audit.line import NOBODY_HERE
-from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
+from gpushared.web.browser_server import take_over
+from gpushared.web.browser_site import BrowserSite, SiteFacts
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
 from gpushared.web.logins import Logins, User
 from gpushared.web.stream import EventStreams
