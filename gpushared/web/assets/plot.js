@@ -85,7 +85,7 @@ function lines({ times, series, unit }, left, top) {
 }
 
 /** Return the first and the last number of each piece: a time without a sample is a gap. @param {(number | null)[]} values */
-function piecesOf(values) {
+export function piecesOf(values) {
   /** @type {[number, number][]} */
   const pieces = [];
   values.forEach((value, at) => {
