@@ -159,6 +159,7 @@ class _Browser:
             await _send_asset(exchange, asset, [FOR_EVER])
         elif _PAGE.fullmatch(path):
             if self._access.identify is not None and (error := await self._unknown(exchange)) is not None:
+                self._users.tell_refusal(exchange, f"{self._site.base_path()}{path}", error)
                 await exchange.respond(http_status(error), _page_of(error), content_type=HTML)
                 return
             await _send_asset(exchange, self._site.assets.shell(self._site.base_path()), [])

@@ -45,7 +45,10 @@ class Access:
     identify: Callable[[Exchange], Awaitable[Caller]] | None = None
     origin: Origin = UNKNOWN
     address: str = ""
-    """Tries to log in are counted by this text; empty: they need no count, because the kernel tells the user."""
+    """This text names the other end in the audit, and tries to log in are counted by it.
+
+    It is empty where the kernel tells the user, and tries need no count.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -111,11 +112,15 @@ class BrowserUsers:
         is_login = path == f"{self._site.base_path()}login"
         if is_login or isinstance(error, PermissionRefused | LimitReached | _OthersSession):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
-            self.tell(self._access.caller or NOBODY, method, endpoint, error)
+            stranger = replace(NOBODY, name=self._access.address)
+            self.tell(self._access.caller or stranger, method, endpoint, error)
 
     def tell(self, caller: Caller, method: str, endpoint: str, error: GpushareError | None = None) -> None:
-        origin = self._access.origin
-        self._site.audit(line_now(caller.uid, caller.name, method, endpoint, origin=origin, error=error))
+        origin, address = self._access.origin, self._access.address
+        text = f"from {address}" if address and error is None else ""
+        self._site.audit(
+            line_now(caller.uid, caller.name, method, endpoint, origin=origin, text=text, error=error)
+        )
 
 
 async def _answer_nothing(exchange: Exchange, headers: HeaderList) -> None:

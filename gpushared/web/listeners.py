@@ -106,7 +106,9 @@ class BrowserListeners:
                 )
             return await identified(exchange.headers, self._settings().proxy_header, self._users.named)
 
-        await serve_browser(wire, b"", self._site, Access(self.hosts(), identify=identify))
+        await serve_browser(
+            wire, b"", self._site, Access(self.hosts(), identify=identify, address=arrival.address)
+        )
 
 
 async def caller_of_account(account: AccountOf, user: User) -> Caller:

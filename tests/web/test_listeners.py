@@ -187,6 +187,19 @@ async def test_a_session_has_the_rights_that_the_account_has_now(world: World) -
         assert (reused.status, reused.json["message"]) == (401, f"uid {ADA.uid} was ada's and is bob's now")
 
 
+async def test_the_audit_names_the_address_of_a_login(world: World) -> None:
+    await world.ask(world.posted("/login", {"code": "wrong"}))
+    await world.log_in()
+    async with world.by_socket() as proxy:
+        await proxy.ask(with_lines(world.got("/queue"), HEADER + "mallory"))
+    assert [(one.user, one.endpoint, one.refused) for one in world.played.lines] == [
+        ("127.0.0.1", "Web/Login", True),
+        ("ada", "Web/Login", False),
+        ("a proxy", "/queue", True),
+    ]
+    assert world.played.lines[1].text == "from 127.0.0.1"
+
+
 @pytest.mark.parametrize("origin", ["http://{host}", "https://evil.example", "https://gpu.example"])
 async def test_posts_of_other_pages_are_refused(world: World, origin: str) -> None:
     cookie = await world.log_in()

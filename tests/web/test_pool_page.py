@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.pool.coordinator.app import SOCKET_NAME
+from tests.node.daemon import GPUSHARE
 from tests.pool.test_doors import House, served
 from tests.web.certificates import CertificateMaker
 from tests.web.raw_browser import SECONDS, Answer, Connection, posted, request
@@ -31,7 +33,7 @@ class Site:
     def __init__(self, house: House, folder: Path, port: int, trusted: Path) -> None:
         self.admin = pool_pb2_grpc.PoolAdminStub(house.local)
         self.port = port
-        self._folder = folder
+        self.folder = folder
         self._trusted = trusted
 
     @property
@@ -66,7 +68,7 @@ class Site:
 
     @asynccontextmanager
     async def by_socket(self, name: str) -> AsyncIterator[Connection]:
-        reader, writer = await asyncio.open_unix_connection(str(self._folder / "run" / name))
+        reader, writer = await asyncio.open_unix_connection(str(self.folder / "run" / name))
         try:
             yield Connection(reader, writer)
         finally:
@@ -183,6 +185,21 @@ async def test_an_administrator_of_the_machine_logs_in_by_a_link(site: Site) -> 
     answer = await site.posted("/login", {"code": link["code"]})
     assert answer.status == 204
     assert (await site.posted(STATUS, cookie=answer.cookie)).json["pool"] == "lab"
+
+
+async def test_the_command_makes_links_to_the_page_of_the_pool(site: Site) -> None:
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [str(GPUSHARE), "web", "--pool", "--link"],
+        env={**os.environ, "GPUSHARE_POOL_SOCKET": str(site.folder / "run" / SOCKET_NAME)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    url, _, code = done.stdout.strip().partition("login#")
+    assert url == f"https://{NAME}:{site.port}/", done.stderr
+    assert (await site.posted("/login", {"code": code})).status == 204
 
 
 async def test_the_socket_serves_its_own_callers_sessions_only(site: Site) -> None:

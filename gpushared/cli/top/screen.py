@@ -21,7 +21,7 @@ from contextlib import suppress
 from gpushared.cli.top.actions import story
 from gpushared.cli.top.answers import Scope
 from gpushared.cli.top.feed import Feed
-from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, TEXT, Do, Effect, Explain, Leave, Ui, press
+from gpushared.cli.top.keys import GRID, TEXT, Do, Effect, Explain, Leave, Ui, press
 from gpushared.cli.top.panels import Panel, panels
 from gpushared.cli.top.view import News, Size, picture
 from gpushared.client import Client
@@ -203,8 +203,6 @@ class Program:
             self._feed.wants_hour = True
             self._feed.refresh()
         self._feed.wants_hour = self._ui.screen == GRID
-        if self._ui.screen == HELP and not self._ui.lines:
-            self._ui = self._ui._replace(lines=HELP_LINES)
 
     def _carry_out(self, effect: Effect, screen: curses.window) -> None:
         if isinstance(effect, Do) and effect.action.do is None:

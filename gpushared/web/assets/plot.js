@@ -4,6 +4,7 @@ const HEIGHT = 190;
 const AXIS_WIDTH = 58;
 const AXIS_HEIGHT = 40;
 const DAY_SECONDS = 86400;
+const BAR_STEPS = [1, 2, 7, 14, 28, 91, 364].map((days) => days * DAY_SECONDS);
 const TILE = 8;
 /** @type {Partial<Record<Tone, number[]>>} */
 const DASHES = { held: [10, 4], peak: [2, 3], past: [6, 4] };
@@ -138,7 +139,7 @@ export class Plot {
         y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.06 : 1] },
       },
       axes: [
-        { ...axis, size: AXIS_HEIGHT, values: timesBelow },
+        { ...axis, size: AXIS_HEIGHT, values: timesBelow, ...(bars ? { incrs: BAR_STEPS } : {}) },
         { ...axis, size: AXIS_WIDTH, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map((value) => value + suffix) },
       ],
       series: [{}, ...(bars ? shown.reverse() : shown)],
