@@ -23,14 +23,13 @@ const plots = new WeakMap();
 /** @type {Promise<any> | undefined} */
 let library;
 
-/** Load uPlot, which is no module: it sets a global name. */
+/** Load uPlot and its styles. It is no module: it sets a global name. */
 function load() {
+  const at = (/** @type {string} */ name) => new URL(`vendor/uPlot.${name}`, import.meta.url).href;
   library ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = new URL("vendor/uPlot.iife.min.js", import.meta.url).href;
-    script.onload = () => resolve(/** @type {any} */ (window).uPlot);
-    script.onerror = reject;
-    document.head.append(script);
+    const loaded = () => resolve(/** @type {any} */ (window).uPlot);
+    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: at("min.css") });
+    document.head.append(style, Object.assign(document.createElement("script"), { src: at("iife.min.js"), onload: loaded, onerror: reject }));
   });
   return library;
 }
