@@ -38,6 +38,12 @@ PAINTED = """
   look();
 })
 """
+LOADED = """
+() => {
+  const assets = performance.getEntriesByType("resource").filter((one) => one.name.includes("/assets/"));
+  return [assets.length, assets.reduce((sum, one) => sum + one.encodedBodySize, 0)];
+}
+"""
 DRAWN = """
 async ([count, points, source]) => {
   const uPlot = window.uPlot ?? (await load(source));
@@ -114,6 +120,7 @@ def measure_picture(browser: Browser, context: BrowserContext, address: str, rou
         page = fresh.new_page()
         page.goto(address)
         cold.append(page.evaluate(PAINTED) / 1000)
+        loaded = page.evaluate(LOADED)
         fresh.close()
     print(f"first useful picture, {LEASES} leases, {rounds} times (aim {ms(PICTURE_SECONDS)})")
     for name, values in (
@@ -124,6 +131,7 @@ def measure_picture(browser: Browser, context: BrowserContext, address: str, rou
         print(
             f"  {name:24} min {ms(min(values))}  median {ms(median(values))}  p90 {ms(percentile(values, 90))}"
         )
+    print(f"  the first page loads     {loaded[0]} files, {loaded[1]} bytes gzipped")
     print(f"  ratio cached / nothing cached  {median(warm) / median(cold):.2f}")
 
 
@@ -141,9 +149,9 @@ def measure_charts(page: Page, rounds: int) -> None:
 def measure_change(page: Page, client: Client, rounds: int) -> None:
     """From before the call that asks for a lease to the frame that has it, beside the call alone."""
     shown, called = [], []
-    for _ in range(rounds):
+    for number in range(rounds):
         began = time.perf_counter()
-        lease = client.request(gpu="0.01")
+        lease = client.request(request_id=f"change-{number}", gpu="0.01")
         called.append(time.perf_counter() - began)
         page.wait_for_function(
             "(id) => document.querySelector('main').textContent.includes(id)", arg=lease.id
@@ -167,8 +175,8 @@ def main() -> None:
     show_size()
     with daemon() as bench, forwarding(bench) as (address, code), sync_playwright() as playwright:
         client = Client(f"unix://{bench.socket}")
-        for _ in range(LEASES):
-            client.request(gpu="0.1")
+        for number in range(LEASES):
+            client.request(request_id=f"bench-{number}", gpu="0.1")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         context = browser.new_context()
         page = context.new_page()
