@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from gpushared.net.unary_json import as_json
+from gpushared.net.message_json import as_json
 from gpushared.web.changes import change_of
 
 DIGEST_BYTES = 6

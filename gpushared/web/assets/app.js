@@ -9,7 +9,7 @@ import { closeDialog } from "./dialog.js";
 /** @typedef {Record<string, string>} Parameters of the path and the query: `id`, `user`... */
 /**
  * @typedef {{session: Session, parameters: Parameters, pool: boolean, now: number, troubles: Record<string, Failure>,
- *   logs: Record<string, string[]>, draw: () => void, go: (path: string) => void,
+ *   logs: Record<string, import("./stream.js").Log>, draw: () => void, go: (path: string) => void,
  *   memo: (version: string, name: string, body: object) => any}} Context
  */
 /**
@@ -19,7 +19,9 @@ import { closeDialog } from "./dialog.js";
  */
 
 const TICK_MS = 1000;
+const DRAW_MS = 5000; // without a change, for the ages that the page shows
 const MAX_FETCHED = 200;
+const RELOAD_MS = 10_000;
 const LINKS = [
   { path: "", title: "GPUs" },
   { path: "queue", title: "Queue" },
@@ -44,6 +46,7 @@ let failure = null;
 let route = "";
 let visits = 0;
 let drawing = false;
+let drawnAt = 0;
 let clockAhead = 0;
 /** @type {Map<string, {version: string, answer: any}>} */
 const fetched = new Map();
@@ -79,6 +82,7 @@ async function visit() {
   } catch (error) {
     if (visitNumber !== visits) return;
     if (error instanceof Failure && error.status === 401) return ended(error);
+    if (!(error instanceof Failure) && reload()) return;
     page = await import("./pages/missing.js");
     failure = error instanceof Failure ? error : null;
   }
@@ -87,6 +91,15 @@ async function visit() {
     scrollTo(0, 0);
     place("main").focus({ preventScroll: true });
   }
+}
+
+/** Load the shell anew where a script is gone, as after an update of the daemon; not again and again. */
+function reload() {
+  const last = Number(sessionStorage.getItem("reloaded"));
+  if (Date.now() - last < RELOAD_MS) return false;
+  sessionStorage.setItem("reloaded", String(Date.now()));
+  location.reload();
+  return true;
 }
 
 function follow() {
@@ -186,6 +199,7 @@ function draw() {
   drawing = true;
   requestAnimationFrame(() => {
     drawing = false;
+    drawnAt = Date.now();
     const now = context();
     patch(place("header"), header(now));
     if (page) {
@@ -195,6 +209,12 @@ function draw() {
     }
     patch(place("footer"), footer());
   });
+}
+
+function tick() {
+  if (document.hidden) return;
+  if (Date.now() - drawnAt >= DRAW_MS) draw();
+  else patch(place("header"), header(context()));
 }
 
 /** @param {Context} now */
@@ -274,5 +294,5 @@ function footer() {
 showTheme();
 addEventListener("popstate", visit);
 document.addEventListener("click", followLink);
-setInterval(() => !document.hidden && draw(), TICK_MS);
+setInterval(tick, TICK_MS);
 visit();
