@@ -7,6 +7,7 @@ All figures are of one run, each with pages beside the same without.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,22 +17,33 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from urllib.parse import quote
 
 import psutil
 from common import BIN, Bench, daemon, ms, need, percentile, print_conditions
 from lease_cycle import Connection
+from metrics import figures
+
+from gpushared.api.v1.leases_pb2 import ListLeasesRequest, ListLeasesResponse
+from gpushared.domain.model.request import Caller
+from gpushared.node.runtime.loop import Loop
+from gpushared.node.services.views import Views
+from gpushared.web.answers import AnswerVersions
 
 HOST = "127.0.0.1:8642"
 UPGRADE = b"GET /gpushare.web/browser HTTP/1.1\r\nHost: x\r\nUpgrade: gpushare-browser\r\nConnection: Upgrade\r\n\r\n"
 FRONT_PAGE = {"leases": ["Leases/List", {}], "gpus": ["Gpus/List", {}], "node": ["Node/Status", {}]}
 """The front page of a machine watches this."""
 FIRST_UID = 61100
-GPUS = 8
+GPUS, ROUNDS = 8, 50
 MIB = 1024**2
 
 
@@ -206,6 +218,32 @@ def fill(bench: Bench, image: str, leases: int) -> list[str]:
     return names
 
 
+def measure_answers(users: int) -> None:
+    """CPU of making one list of leases whose figures have all changed: for one user, and for several."""
+    known = figures()
+    views = Views(cast("Loop", SimpleNamespace(state=known.state, now=lambda: 1000.0)), simulated=True)
+    callers = [Caller(1000 + number, 1000, f"user{number}") for number in range(users)]
+    versions = [AnswerVersions("Leases/List", ListLeasesRequest()) for _ in callers]
+    sizes = itertools.count()
+
+    def make(count: int) -> None:
+        used = {lease: next(sizes) for lease in known.state.leases}
+        sample = replace(known.sample, used_bytes=used)
+        for caller, one in zip(callers[:count], versions, strict=False):
+            leases = [views.lease(lease, caller, sample) for lease in known.state.leases.values()]
+            one.take(ListLeasesResponse(leases=leases), "")
+
+    took = {count: min(_cpu_seconds(partial(make, count)) for _ in range(ROUNDS)) for count in (1, users)}
+    figure = ", ".join(f"{ms(seconds).strip()} for {count} users" for count, seconds in took.items())
+    print(f"a list of leases with other figures: {figure} (CPU, best of {ROUNDS})")
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image", default="gpushared-test/busybox")
@@ -216,6 +254,7 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=60)
     words = parser.parse_args()
     print_conditions()
+    measure_answers(20)
     with daemon(f"h100:{GPUS}") as bench:
         Path(bench.socket).parent.parent.chmod(0o755)  # other users have pages, too
         names = fill(bench, words.image, words.leases)

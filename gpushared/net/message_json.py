@@ -29,15 +29,20 @@ _AS_THEY_ARE = {
 
 
 def json_text(message: Message) -> str:
-    """Return the text of ``json_format.MessageToJson`` with names of the proto file and without spaces at all.
+    """Return the text of a message as an answer shows it."""
+    return json.dumps(as_json(message))
 
-    Fields without presence are there always. Of kinds that this module does not know, protobuf writes it.
+
+def as_json(message: Message) -> dict[str, Any]:
+    """Return a message as an answer shows it: all fields but absent messages and absent optional fields.
+
+    A message of a kind that this module does not know is written by protobuf itself.
     """
     if (shape := _shape(message.DESCRIPTOR)) is None:
-        return json_format.MessageToJson(
-            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
+        return json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-    return json.dumps(shape.fields_of(message))
+    return shape.fields_of(message)
 
 
 class _Shape:
@@ -45,11 +50,15 @@ class _Shape:
 
     def __init__(self) -> None:
         self.pattern: dict[str, Any] = {}
+        """Each field that is always there, with the value that it has if it is not set."""
+        self.lists: list[str] = []
         self.writers: dict[int, tuple[str, Write]] = {}
 
     # Any: JSON.
     def fields_of(self, message: Message) -> dict[str, Any]:
         written = self.pattern.copy()
+        for name in self.lists:
+            written[name] = []
         for field, value in message.ListFields():
             name, write = self.writers[field.number]
             written[name] = write(value)
@@ -72,7 +81,8 @@ def _shape(descriptor: AnyDescriptor) -> _Shape | None:
                 break
             made.writers[field.number] = (field.name, _each(writer) if field.is_repeated else writer)
             if field.is_repeated:
-                made.pattern[field.name] = ()
+                made.pattern[field.name] = None
+                made.lists.append(field.name)
             elif not field.has_presence:
                 made.pattern[field.name] = writer(field.default_value)
     return _shapes[name]

@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -90,13 +89,6 @@ class JsonApi:
     async def make(self, unary: Unary, message: Message, caller: Caller, origin: Origin) -> Message:
         """Make a call as this caller. Raises errors of the tree."""
         return await self._audit.make(unary.call, message, caller, origin)
-
-
-def as_json(message: Message) -> dict[str, Any]:
-    """Return a message as an answer shows it: all fields but absent messages and absent optional fields."""
-    return json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
 
 
 def parsed(body: bytes, unary: Unary) -> Message:

@@ -421,7 +421,6 @@ class Daemon:
         return EventStreams(
             json,
             self._revisions,
-            self._shares,
             node_pace(lambda: jobs.pool is not None),
             NodeLogs(self._api, jobs, self._jobs.loopback_gate).follow,
         )

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushared.api.v1 import history_pb2, jobs_pb2, leases_pb2
-from gpushared.net.message_json import _shape, json_text
+from gpushared.net.message_json import _shape, as_json, json_text
 from tests.docs.test_commands import MODULES
 
 VALUES = {
@@ -86,6 +86,12 @@ def test_no_answer_needs_protobufs_own_writer(call: str) -> None:
 def test_each_number_has_the_same_text(value: float) -> None:
     message = leases_pb2.Lease(created_at=value)
     assert json.loads(json_text(message)) == json.loads(own_text(message))
+
+
+def test_the_lists_of_two_messages_are_two() -> None:
+    one, other = (as_json(leases_pb2.Lease()) for _ in range(2))
+    one["grants"].append("what a caller adds")
+    assert other["grants"] == as_json(leases_pb2.Lease())["grants"] == []
 
 
 def test_no_number_is_told_as_protobuf_tells_it() -> None:

@@ -383,7 +383,7 @@ class PoolDaemon:
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
         self._json = JsonApi(calls, self._of_calls, lambda: self._revisions)
-        streams = pool_streams(self._json, self._revisions, self._shares, services)
+        streams = pool_streams(self._json, self._revisions, services)
         stack.push_async_callback(streams.close)
         self._page = PoolPage(coordinator, self._json, streams, self._identities, self._shares)
         server = ListenerServer(Listener.LOCAL, f"unix:{inner}", None)

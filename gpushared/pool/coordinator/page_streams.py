@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.request import Caller
-from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.pool.coordinator.running_parts import JobOutput, Service
@@ -27,12 +26,10 @@ def pool_pace(watch: CallWatch) -> Pace:
     return FRESH if watch.call == NODES else usual_pace(watch)
 
 
-def pool_streams(
-    calls: JsonApi, revisions: Revisions, shares: Shares, services: Sequence[Service]
-) -> EventStreams:
+def pool_streams(calls: JsonApi, revisions: Revisions, services: Sequence[Service]) -> EventStreams:
     """Return the streams of pages over a coordinator's calls."""
     output = next((one.output for one in services if one.output is not None), None)
-    return EventStreams(calls, revisions, shares, pool_pace, None if output is None else _logs(output))
+    return EventStreams(calls, revisions, pool_pace, None if output is None else _logs(output))
 
 
 def _logs(output: JobOutput) -> LogSource:

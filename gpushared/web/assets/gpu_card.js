@@ -8,18 +8,20 @@ import { table } from "./table.js";
 /** @typedef {{lease: Lease, grant: Grant}} Holding */
 
 const WHOLE = 1000;
+const UNHEARD = "unknown"; // the mode of the GPUs of a node that is silent
 
 /** @param {Gpu} gpu @param {Lease[]} leases all of the answer @param {import("./app.js").Context} context */
 export function gpuCard(gpu, leases, context) {
   const holdings = leases.flatMap((lease) => lease.grants.filter((grant) => grant.gpu_uuid === gpu.uuid).map((grant) => ({ lease, grant })));
   const where = context.pool && gpu.node ? `${gpu.node} · ` : "";
   const split = gpu.mode === "mig";
+  const isUnheard = gpu.mode === UNHEARD;
   return h("section", { class: "card", key: `${gpu.node} ${gpu.uuid}`, "aria-label": `${where}GPU ${gpuName(gpu)}` },
     h("div", { class: "head" },
       h("h2", null, h("bdi", null, where), `GPU ${gpuName(gpu)}`),
       name(gpu.name, "quiet"),
-      h("span", { class: gpu.drained ? "tag bad" : "tag" }, gpu.mode)),
-    split ? h("p", { class: "quiet" }, "Its MIG instances are leased, each by itself.") : h("p", { class: "free" }, "Free: ", h("strong", null, freeSize(gpu))),
+      h("span", { class: gpu.drained || isUnheard ? "tag bad" : "tag" }, gpu.mode)),
+    split ? h("p", { class: "quiet" }, "Its MIG instances are leased, each by itself.") : h("p", { class: "free" }, isUnheard ? "When last heard of, free: " : "Free: ", h("strong", null, freeSize(gpu))),
     !split && strips(gpu, holdings),
     h("p", { class: "quiet" }, readings(gpu)),
     !split && h("details", null, h("summary", null, "As a table"), holders(gpu, holdings, context)));
@@ -31,7 +33,7 @@ function readings({ temperature_celsius, power_watts, memory_used_bytes, memory_
     temperature_celsius !== undefined && `${temperature_celsius} C`,
     power_watts !== undefined && `${Math.round(power_watts)} W`,
     `${memoryPair(memory_used_bytes, memory_total_bytes)} used`,
-    sharing !== "none" && `sharing by ${sharing}`,
+    sharing && sharing !== "none" && `sharing by ${sharing}`,
   ].filter(Boolean).join(" · ");
 }
 
@@ -85,7 +87,7 @@ function strip(title, parts, whole, free) {
 /** @param {Gpu} gpu @param {Holding[]} holdings @param {import("./app.js").Context} context */
 function holders(gpu, holdings, context) {
   return table({
-    caption: `Leases on GPU ${gpuName(gpu)}`,
+    caption: `Leases on GPU ${gpuName(gpu)}${gpu.node && ` of ${gpu.node}`}`,
     rows: holdings,
     key: ({ lease }) => lease.id,
     empty: "No lease is here.",

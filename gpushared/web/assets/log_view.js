@@ -6,10 +6,11 @@ const NEAR_END = 40;
 /** @type {WeakSet<Element>} logs that somebody scrolled up in, so that new lines do not move them */
 const scrolledUp = new WeakSet();
 
-/** @param {string[] | undefined} lines @param {import("./api.js").Failure | undefined} trouble @param {string} command */
-export function logView(lines, trouble, command) {
+/** @param {import("./stream.js").Log | undefined} log @param {import("./api.js").Failure | undefined} trouble @param {string} command */
+export function logView(log, trouble, command) {
+  const lines = log ? [...log.lines, ...(log.begun ? [log.begun] : [])] : [];
   const end = (/** @type {HTMLElement} */ element) => {
-    const text = printable((lines ?? []).join("\n"));
+    const text = printable(lines.join("\n"));
     if (element.textContent !== text) element.textContent = text;
     if (!scrolledUp.has(element)) element.scrollTop = element.scrollHeight;
   };
@@ -22,8 +23,8 @@ export function logView(lines, trouble, command) {
     h("h2", { id: "log" }, "Last lines of its log"),
     trouble
       ? h("p", { class: "quiet" }, trouble.message, trouble.hint && ` (${trouble.hint})`)
-      : lines?.length
+      : lines.length
         ? h("pre", { class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-labelledby": "log", own: end, onscroll: scroll })
         : h("p", { class: "quiet" }, "No line was written yet."),
-    h("p", { class: "quiet" }, "In a terminal: ", h("code", null, command)));
+    h("p", { class: "quiet" }, log?.isOver && "It has ended. ", "In a terminal: ", h("code", null, command)));
 }

@@ -7,30 +7,44 @@ import { SPLIT, split } from "./past.js";
 const GIB = 2 ** 30;
 const PERCENT = 0.01;
 
-/** @param {LeaseReport} report */
-export function useOverLife({ lease, curve }) {
+/** Show the charts with what the command line says about them. @param {LeaseReport} report */
+export function useOverLife(report) {
+  const { lease } = report;
   const account = lease?.account;
   if (!lease?.started_at || !account) return h("p", { class: "quiet" }, "It has held nothing yet.");
-  const held = Number(lease.held_bytes ?? 0);
+  const { use_of_held_ratio: use, memory_of_held_ratio: memoryUse } = account;
+  const [memoryChart, computeChart] = chartsOf(report).map(timeChart);
+  return [
+    memoryChart,
+    h("p", null, memoryUse === undefined ? "Nobody has seen its memory." : `${percent(memoryUse)} of the held memory was used on average, peak ${memoryPair(lease.peak_bytes, lease.held_bytes)}.`),
+    computeChart,
+    h("p", null, use === undefined ? "Nobody has seen its use." : `Kernels ran in ${percent(use)} of the held time on average${lease.use_max_ratio === undefined ? "" : `, at most ${percent(lease.use_max_ratio)}`}.`),
+    h("p", null, h("strong", null, "GPU hours: "), `${hours(account.held_gpu_ms)} held: ${SPLIT.map(({ name, field }) => `${hours(account[field])} ${name}`).join(", ")}`),
+    split(account),
+    legend(SPLIT),
+  ];
+}
+
+/** @param {LeaseReport} report @returns {Chart[]} */
+export function chartsOf({ lease, curve }) {
+  const held = Number(lease?.held_bytes ?? 0);
   const times = curve.map((point) => point.at);
   const always = (/** @type {any} */ value) => times.map(() => (value === undefined ? null : Number(value)));
   const common = { form: /** @type {const} */ ("lines"), times, writeTime: (/** @type {number} */ at) => dayAndClock(at, Date.now() / 1000) };
-  const { use_of_held_ratio: use, memory_of_held_ratio: memoryUse } = account;
   return [
-    timeChart({
+    {
       ...common,
       title: "Memory",
       series: [
         { name: "used", tone: "used", values: curve.map((point) => (point.memory_ratio === undefined ? null : point.memory_ratio * held)) },
         { name: "held", tone: "held", values: always(held) },
-        { name: "peak", tone: "peak", values: always(lease.peak_bytes) },
+        { name: "peak", tone: "peak", values: always(lease?.peak_bytes) },
       ],
       unit: GIB,
       suffix: " GiB",
       write: (value) => memory(value === null ? null : Math.round(value)),
-    }),
-    h("p", null, memoryUse === undefined ? "Nobody has seen its memory." : `${percent(memoryUse)} of the held memory was used on average, peak ${memoryPair(lease.peak_bytes, held)}.`),
-    timeChart({
+    },
+    {
       ...common,
       title: "Compute",
       series: [
@@ -41,10 +55,6 @@ export function useOverLife({ lease, curve }) {
       unit: PERCENT,
       suffix: "%",
       write: percent,
-    }),
-    h("p", null, use === undefined ? "Nobody has seen its use." : `Kernels ran in ${percent(use)} of the held time on average${lease.use_max_ratio === undefined ? "" : `, at most ${percent(lease.use_max_ratio)}`}.`),
-    h("p", null, h("strong", null, "GPU hours: "), `${hours(account.held_gpu_ms)} held: ${SPLIT.map(({ name, field }) => `${hours(account[field])} ${name}`).join(", ")}`),
-    split(account),
-    legend(SPLIT),
+    },
   ];
 }

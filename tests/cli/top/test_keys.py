@@ -202,6 +202,20 @@ def test_in_a_pool_the_job_of_a_lease_is_named() -> None:
     assert (waiting.name, waiting.is_job) == ("k3m9x0p2qb", True)
 
 
+def test_before_the_first_answer_only_leaving_and_reading_is_possible() -> None:
+    for key in ("up", "end", "tab", "s", "k", "enter", "w", "/", "esc", "x"):
+        assert press(Ui(), key, {}) == (Ui(), None)
+    assert isinstance(press(Ui(), "q", {})[1], Leave)
+    for key in ("?", "g"):
+        ui, _ = press(Ui(), key, {})
+        assert press(press(ui, "down", {})[0], "q", {})[0].screen == PANELS
+
+
+def test_the_hour_is_moved_within_its_gpus() -> None:
+    ui, _ = pressed(Ui(), "g", "end")
+    assert ui.scroll == 7
+
+
 def test_no_rows_means_no_target() -> None:
     for key in ("down", "k", "enter", "s"):
         _, effect = pressed(Ui(), key, answers=machines.empty())

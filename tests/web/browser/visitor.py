@@ -25,6 +25,15 @@ expect.set_options(PATIENCE_MS)
 WAITING: Final = re.compile("Connecting|Reconnecting")
 
 
+ROWS: Final = """
+(table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
+  const plain = cell.cloneNode(true);
+  plain.querySelectorAll("[aria-hidden=true]").forEach((one) => one.remove());
+  return plain.textContent.trim();
+}))
+"""
+
+
 class Visitor:
     """A browser context of one user. Whatever went wrong in its pages is kept in ``troubles``."""
 
@@ -76,9 +85,12 @@ class Visitor:
         """The text of the page's content."""
         return await self.main.inner_text()
 
-    async def row(self, word: str) -> str:
-        """The text of the first row of a table that has this word, its cells separated by tabs."""
-        return await self.main.get_by_role("row").filter(has_text=word).first.inner_text()
+    async def table(self, name: str) -> list[dict[str, str]]:
+        """The rows of a table, each as its cells by the columns' titles, without marks that are only seen."""
+        table = self.main.get_by_role("table", name=name)
+        rows: list[list[str]] = await table.evaluate(ROWS)
+        titles, *rest = rows
+        return [dict(zip(titles, row, strict=True)) for row in rest]
 
     def forgive(self, pattern: str) -> None:
         """Expect a message like this on the console: a browser tells of each refused request there."""

@@ -36,7 +36,7 @@ export function view({ why, leases, report }, context) {
     lease?.outcome && h("p", { class: "banner" }, h("strong", null, leaseState(lease)), lease.outcome.text && `: ${lease.outcome.text}`),
     lease?.notice && h("p", { class: "banner" }, lease.notice.text, lease.notice.ends_at > 0 && ` (${clock(lease.notice.ends_at, context.now)})`),
     lease?.fault && h("p", { class: "banner bad" }, h("strong", null, "Fault: "), lease.fault),
-    lease && (why ? buttons(leaseActions(lease, context)) : h("p", { class: "quiet" }, "It is on another node: its page there, and `gpushare` there, can change it.")),
+    lease && (why ? buttons(leaseActions(lease, context)) : h("p", { class: "quiet" }, "It is on node ", name(lease.node), ": only the page and the commands there can change it.")),
     h("div", { class: "cards" },
       h("section", { class: "card" }, h("h2", null, "What it has"), facts([...(lease ? present(lease, context) : was ? past(was) : []), ...(why ? explanationFacts(why, context) : [])])),
       h("section", { class: "card" }, h("h2", null, "Use of what it holds"), seen ? useOverLife(seen) : h("p", { class: "quiet" }, "Nothing was seen yet."), seen && notes(seen))),

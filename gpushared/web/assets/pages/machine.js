@@ -10,6 +10,7 @@ import { waitingCard } from "./queue.js";
 
 const WHOLE = 1000;
 const WAITING_SHOWN = 4;
+const MODES = ["free", "shared", "exclusive"]; // of GPUs that take leases
 
 export const title = "GPUs";
 
@@ -47,9 +48,9 @@ export function view({ gpus, leases }, context) {
 
 /** Say for what size there is room now. @param {Gpu[]} gpus */
 function room(gpus) {
-  const usable = gpus.filter((gpu) => !gpu.drained && gpu.mode !== "mig" && gpu.compute_free_permille && Number(gpu.memory_free_bytes));
+  const usable = gpus.filter((gpu) => MODES.includes(gpu.mode) && gpu.compute_free_permille && Number(gpu.memory_free_bytes));
   const whole = usable.filter((gpu) => !gpu.leases && gpu.compute_free_permille === WHOLE && !Number(gpu.memory_unmanaged_bytes));
-  if (whole.length) return `Free now: ${count(whole.length, "whole GPU")}, ${memory(whole[0].memory_free_bytes)} each`;
+  if (whole.length) return `Free now: ${count(whole.length, "whole GPU")}, ${memory(whole[0].memory_free_bytes)}${whole.length > 1 ? " each" : ""}`;
   const [best] = usable.sort((one, other) => other.compute_free_permille - one.compute_free_permille || Number(other.memory_free_bytes) - Number(one.memory_free_bytes));
   if (!best) return "No GPU has room now";
   return `Free now: up to ${share(best.compute_free_permille)} with ${memory(best.memory_free_bytes)} on GPU ${gpuName(best)}${best.node && ` of ${best.node}`}`;

@@ -1,6 +1,6 @@
 // Show who held how much, how much of it was used, and who waited meanwhile.
 import { legend, timeChart } from "../charts.js";
-import { facts, h } from "../dom.js";
+import { h } from "../dom.js";
 import { hours, lasted, percent } from "../format.js";
 import { Asked, OWNERS, SPLIT, TIME, filterForm, inTerminal, ofOthers, shortcuts, split, windowOf } from "../past.js";
 import { beginOf } from "../period.js";
@@ -59,7 +59,7 @@ function usage(window, by) {
 function totals({ total, waited_requests: requests, waited_ms }) {
   const idle = `${hours(total?.account?.idle_gpu_ms)} GPU hours lay idle`;
   const meanwhile = requests ? ` while ${requests === 1 ? "1 request" : `${requests} requests`} waited ${lasted(waited_ms)}.` : ", and nobody waited.";
-  return [h("div", { class: "figures" }, facts(figuresOf(total))), h("p", null, idle + meanwhile)];
+  return [h("dl", { class: "figures" }, figuresOf(total).map(([name, figure]) => h("div", null, h("dt", null, name), h("dd", null, figure)))), h("p", null, idle + meanwhile)];
 }
 
 /** @param {UsageRow | undefined} total @returns {[string, string][]} */
