@@ -45,30 +45,23 @@ LOADED = """
 }
 """
 DRAWN = """
-async ([count, points, source]) => {
-  const uPlot = window.uPlot ?? (await load(source));
-  const times = Float64Array.from({length: points}, (_, at) => at);
-  const lines = [1, 2, 3].map((line) => Float64Array.from(times, (at) => Math.sin(at / 100 / line)));
+async ([count, points]) => {
+  const source = document.querySelector("script[type=module]").src;
+  const {plot} = await import(new URL("plot.js", source).href);
+  const times = Array.from({length: points}, (_, at) => 1.7e9 + at);
+  const series = ["held", "used", "peak"].map((tone, line) =>
+    ({name: tone, tone, values: times.map((_, at) => 1 + Math.sin(at / 100 / (line + 1)))}));
   const place = document.body.appendChild(document.createElement("div"));
   const began = performance.now();
   for (let at = 0; at < count; at++) {
-    const series = [{}, ...lines.map((_, line) => ({stroke: `hsl(${line * 90} 60% 40%)`}))];
-    new uPlot({width: 400, height: 160, series, legend: {show: false}}, [times, ...lines], place);
+    const chart = {form: "lines", times, series, unit: 1, write: String, writeTime: String};
+    plot(place.appendChild(document.createElement("div")), chart);
   }
   await new Promise(requestAnimationFrame);
   place.getBoundingClientRect();
   const seconds = (performance.now() - began) / 1000;
   place.remove();
   return seconds;
-
-  function load(path) {
-    return new Promise((done) => {
-      const script = document.createElement("script");
-      script.src = path;
-      script.onload = () => done(window.uPlot);
-      document.head.append(script);
-    });
-  }
 }
 """
 
@@ -93,10 +86,9 @@ def show_size() -> None:
     files = Assets().files
     raw = sum(len(one.body) for one in files.values())
     packed = sum(len(one.gzipped) for one in files.values())
-    vendored = sum(len(one.gzipped) for name, one in files.items() if name.startswith("vendor/"))
     whole = len(gzip.compress(b"".join(one.body for one in files.values()), 9))
     print(f"assets: {len(files)} files, {raw} bytes of {ASSET_BYTES}, gzipped {packed} of {GZIPPED_BYTES}")
-    print(f"  of it vendored, gzipped  {vendored}; all in one stream {whole}")
+    print(f"  all in one stream, gzipped  {whole}")
 
 
 def measure_picture(browser: Browser, context: BrowserContext, address: str, rounds: int) -> None:
@@ -136,11 +128,8 @@ def measure_picture(browser: Browser, context: BrowserContext, address: str, rou
 
 
 def measure_charts(page: Page, rounds: int) -> None:
-    source = page.evaluate(
-        "new URL('vendor/uPlot.iife.min.js', document.querySelector('script[type=module]').src).href"
-    )
-    values = [page.evaluate(DRAWN, [CHARTS, POINTS, source]) for _ in range(rounds)]
-    one = [page.evaluate(DRAWN, [1, POINTS, source]) for _ in range(rounds)]
+    values = [page.evaluate(DRAWN, [CHARTS, POINTS]) for _ in range(rounds)]
+    one = [page.evaluate(DRAWN, [1, POINTS]) for _ in range(rounds)]
     print(f"{CHARTS} charts of three lines with {POINTS} points, {rounds} times (aim {ms(CHARTS_SECONDS)})")
     print(f"  min {ms(min(values))}  median {ms(median(values))}  p90 {ms(percentile(values, 90))}")
     print(f"  ratio to one chart       {median(values) / median(one):.1f}")
