@@ -128,7 +128,11 @@ class NetworkListener:
         try:
             near, far = socket.socketpair()
             near.setblocking(False)
-            page = await asyncio.open_unix_connection(sock=far)
+            try:
+                page = await asyncio.open_unix_connection(sock=far)
+            except BaseException:
+                near.close()
+                raise
             served = asyncio.create_task(_as_task(self._serve(Wire(near), arrival)))
             copying = asyncio.create_task(_splice(browser, page))
             try:
