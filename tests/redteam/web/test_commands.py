@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ TRIED = {
     "a value that ends its quotes": {"user": f"'{EVIL}", "project": "$(sh)`sh`"},
     "a value of two lines": {"user": "ada\nsh"},
 }
-ANSWERS = {"leases": {"leases": [], "notices": []}}
+ANSWERS: dict[str, Any] = {"leases": {"leases": [], "notices": []}}
 """Nothing is answered for the pages of the past, which show their command meanwhile."""
 
 
