@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +79,8 @@ class World:
             yield Connection(reader, writer)
         finally:
             writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     @asynccontextmanager
     async def by_socket(self) -> AsyncIterator[Connection]:
@@ -87,6 +89,8 @@ class World:
             yield Connection(reader, writer)
         finally:
             writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     async def ask(self, data: bytes) -> Answer:
         async with self.by_tls() as browser:
