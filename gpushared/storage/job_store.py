@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from gpushared.ports.job_store import (
     Conflict,
@@ -315,6 +316,11 @@ class SqliteStore(Calls):
 
     async def lead(self, above: int = 0) -> int:
         return await self._call(lambda: self._file.lead(above))
+
+    async def lost(self) -> NoReturn:
+        """Wait for ever: the kernel keeps the lock as long as the process lives."""
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing completes the future")
 
     async def epoch(self) -> int:
         return await self._read(self._file.epoch)
