@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gpushared.api.etcd import kv_pb2, rpc_pb2
 from gpushared.domain.model.errors import ConfigError
@@ -128,3 +129,35 @@ def only(response: rpc_pb2.ResponseOp) -> kv_pb2.KeyValue | None:
 
 def record_of(found: kv_pb2.KeyValue, offset: int) -> Record:
     return Record(found.value, found.mod_revision + offset)
+
+
+class KeyHalves:
+    """Halve a range of keys again and again, by the bytes after what both its ends begin with."""
+
+    WIDTH = 40
+
+    def __init__(self, first: bytes, end: bytes) -> None:
+        self.first = first
+        """The first key of the part that is left."""
+        same = (a == b for a, b in zip(first, end, strict=False))
+        self._shared = first[: len(list(takewhile(bool, same)))]
+        self._low, self._high = self._number(first), self._number(end)
+
+    def middle(self) -> bytes | None:
+        """Return the key in the middle of the part that is left, or None if the part is too small."""
+        middle = (self._low + self._high) // 2
+        if middle == self._low:
+            return None
+        return self._shared + middle.to_bytes(self.WIDTH, "big").rstrip(b"\0")
+
+    def go_on(self, *, after: bool) -> None:
+        """Keep the part after the middle, or the part before it."""
+        middle = self.middle()
+        assert middle is not None, "a part that is too small is not halved"
+        if after:
+            self.first, self._low = middle, (self._low + self._high) // 2
+        else:
+            self._high = (self._low + self._high) // 2
+
+    def _number(self, key: bytes) -> int:
+        return int.from_bytes(key[len(self._shared) :][: self.WIDTH].ljust(self.WIDTH, b"\0"), "big")

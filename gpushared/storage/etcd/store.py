@@ -19,10 +19,10 @@ from gpushared.ports.job_store import (
 from gpushared.storage.etcd.access import EtcdAccess
 from gpushared.storage.etcd.client import CALL_SECONDS, EtcdClient, Member, Metadata, closed, unknown
 from gpushared.storage.etcd.failures import EtcdFailure, FailureKind, no_space
-from gpushared.storage.etcd.keys import Keys, StoreFormat, delete, get, is_at, only, put, record_of
+from gpushared.storage.etcd.keys import KeyHalves, Keys, StoreFormat, delete, get, is_at, only, put, record_of
 from gpushared.storage.etcd.leadership import TTL_SECONDS, Leadership, StoreHead, read_head
 
-FIRST_PAGE = 128
+FIRST_PAGE = 512
 LAST_PAGE = 4096
 PAGE_BYTES = 2 * 1024 * 1024
 """Ask for more keys at once while answers are smaller than this, and for fewer when they are much larger."""
@@ -103,13 +103,16 @@ class EtcdStore:
             first = max(first, self.keys.record(after) + b"\0")
         if limit <= 0 or first >= end:
             return ()
-        found, _ = await self._pages(first, end, limit, reverse=reverse)
+        if reverse:
+            found = await self._last(first, end, limit)
+        else:
+            found, _ = await self._pages(first, end, limit)
         return tuple((self.keys.text(one.key), record_of(one, offset)) for one in found)
 
     async def count(self, prefix: str = "") -> int:
         await self._offset()
         first, end = self.keys.below(prefix)
-        return (await self._range(rpc_pb2.RangeRequest(key=first, range_end=end, count_only=True))).count
+        return await self._count(first, end, 0)
 
     async def commit(self, transaction: Transaction) -> int:
         transaction.check()
@@ -201,12 +204,42 @@ class EtcdStore:
         self._newest = max(self._newest, answer.header.revision)
         return answer
 
+    async def _count(self, first: bytes, end: bytes, revision: int) -> int:
+        request = rpc_pb2.RangeRequest(key=first, range_end=end, revision=revision, count_only=True)
+        return (await self._range(request)).count
+
+    async def _last(self, first: bytes, end: bytes, limit: int) -> list[kv_pb2.KeyValue]:
+        """Return the last keys of a range, the very last first.
+
+        etcd reads and sorts a whole range before it returns the last keys. Counting is much cheaper, so that
+        this method first looks for a later beginning.
+        """
+        lowest = await self._range(rpc_pb2.RangeRequest(key=first, range_end=end, limit=1, keys_only=True))
+        if not lowest.kvs:
+            return []
+        enough, revision = limit * 2 + FIRST_PAGE, lowest.header.revision
+        halves = KeyHalves(lowest.kvs[0].key, end)
+        left = lowest.count
+        while left > enough and (middle := halves.middle()) is not None:
+            count = await self._count(middle, end, revision)
+            if count >= limit:
+                left = count
+            halves.go_on(after=count >= limit)
+        found, _ = await self._pages(halves.first, end, limit, reverse=True, revision=revision)
+        return found
+
     async def _pages(
-        self, first: bytes, end: bytes, limit: int | None = None, *, reverse: bool = False
+        self,
+        first: bytes,
+        end: bytes,
+        limit: int | None = None,
+        *,
+        reverse: bool = False,
+        revision: int = 0,
     ) -> tuple[list[kv_pb2.KeyValue], int]:
         """Return the keys of a range at one revision, read in pages that fit messages."""
         found: list[kv_pb2.KeyValue] = []
-        size, revision = FIRST_PAGE, 0
+        size = limit if limit is not None and reverse else FIRST_PAGE
         while True:
             wanted = size if limit is None else min(size, limit - len(found))
             request = rpc_pb2.RangeRequest(
