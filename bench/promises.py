@@ -47,7 +47,8 @@ def _fairness() -> None:
     """Two projects of equal weight, one with small and short leases, one with large and long ones."""
     chance = random.Random(42)
     small = [
-        _job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4)) for n in range(SMALL_JOBS)
+        _job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4))
+        for n in range(SMALL_JOBS)
     ]
     large = [
         _job(SMALL_JOBS + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12))

@@ -158,6 +158,15 @@ class StoreFile(SqliteFile):
         self._epoch_to_write = 0
         return revision, changes_of(transaction.puts, deleted, revision)
 
+    def fill(self, contents: Contents, epoch: int) -> None:
+        """Replace all records in one transaction, with their revisions."""
+        rows = ((key, one.revision, one.value) for key, one in contents.records.items())
+        with self._writing() as db:
+            db.execute("DELETE FROM record")
+            db.executemany(_PUT, rows)
+            db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (contents.revision,))
+            _write_epoch(db, epoch)
+
     def close(self) -> None:
         """Release file and lock; errors do not matter any more, because every commit is durable."""
         super().close()

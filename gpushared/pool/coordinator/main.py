@@ -22,6 +22,7 @@ from gpushared.daemon.process import (
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
+from gpushared.pool.coordinator.store_commands import store_commands
 from gpushared.pool.trust.people import people_of
 
 PROGRAM = "gpushared-pool"
@@ -86,6 +87,9 @@ def install(prefix: Path) -> None:
     except GpushareError as error:
         complain(PROGRAM, error)
         sys.exit(error.exit_code)
+
+
+main.add_command(store_commands)
 
 
 def read_config(path: Path | None, flags: Mapping[str, str]) -> CoordinatorConfig:

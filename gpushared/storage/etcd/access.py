@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
 
+from gpushared.config.store_settings import ETCD_SCHEME, is_etcd_url
 from gpushared.domain.model.errors import ConfigError
-
-SCHEME = "etcd://"
-_ENDPOINT = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}")
 
 FileStamp = tuple[str, int, int, int]
 """Hold a file's path, time of change in nanoseconds, size and inode number."""
@@ -73,12 +70,7 @@ def endpoints_of(url: str) -> tuple[str, ...]:
         raise ConfigError(
             f"'{url}' does not name members of etcd", hint="write etcd://host1:2379,host2:2379,host3:2379"
         )
-    return tuple(url.removeprefix(SCHEME).rstrip("/").split(","))
-
-
-def is_etcd_url(url: str) -> bool:
-    members = url.removeprefix(SCHEME).rstrip("/").split(",")
-    return url.startswith(SCHEME) and all(_ENDPOINT.fullmatch(one) for one in members)
+    return tuple(url.removeprefix(ETCD_SCHEME).rstrip("/").split(","))
 
 
 def is_loopback(endpoint: str) -> bool:

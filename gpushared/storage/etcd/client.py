@@ -36,13 +36,11 @@ PAUSE_SECONDS = 0.2
 FAREWELL_SECONDS = 10.0
 """Calls on channels with replaced certificates may go on for this long."""
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
-PING_SECONDS = 6
-"""etcd refuses clients that ping more often than every 5 s (``--grpc-keepalive-min-time``)."""
+QUIET_SECONDS = 5.0
+"""Ask a member how far it is after so long without a change: gRPC's own pings did not find a stopped member in
+30 s."""
 OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.keepalive_time_ms", PING_SECONDS * 1000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -57,6 +55,7 @@ LOSING_DATA = frozenset({(3, 5, 0), (3, 5, 1), (3, 5, 2)})
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 Metadata = tuple[tuple[str, str], ...]
+WatchCall = grpc.aio.StreamStreamCall[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse]
 
 
 class Member:
@@ -120,8 +119,16 @@ class EtcdClient:
         self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def call(self, ask: Ask[T], *, repeatable: bool = True, seconds: float | None = None) -> T:
-        """Ask one member after the other until one answers."""
+    async def call(
+        self,
+        ask: Ask[T],
+        *,
+        repeatable: bool = True,
+        seconds: float | None = None,
+        member_seconds: float | None = None,
+    ) -> T:
+        """Ask one member after the other until one answers, each for ``member_seconds``."""
+        member_seconds = member_seconds or (MEMBER_SECONDS if repeatable else WRITE_SECONDS)
         clock = asyncio.get_running_loop().time
         ends_at = clock() + (seconds or self._call_seconds)
         failures = 0
@@ -129,9 +136,7 @@ class EtcdClient:
             member = await self._present_member()
             left = ends_at - clock()
             try:
-                return await self._ask(
-                    member, ask, min(MEMBER_SECONDS if repeatable else WRITE_SECONDS, left)
-                )
+                return await self._ask(member, ask, min(member_seconds, left))
             except EtcdFailure as failure:
                 failure.nothing_happened |= repeatable
                 if failure.kind is FailureKind.MEMBER:
@@ -291,8 +296,7 @@ class EtcdClient:
             created = False
             while True:
                 with translated():
-                    async with asyncio.timeout(None if created else MEMBER_SECONDS):
-                        response = await call.read()
+                    response = await _next(call, QUIET_SECONDS if created else 0)
                 if not isinstance(response, rpc_pb2.WatchResponse):  # the end of the stream
                     with translated():
                         raise EtcdFailure.of(await call.code(), await call.details())
@@ -302,6 +306,21 @@ class EtcdClient:
                 yield response
         finally:
             call.cancel()
+
+
+async def _next(call: WatchCall, quiet_seconds: float) -> object:
+    """Read the next answer; a member that is quiet must answer a question. Raises EtcdFailure and gRPC's."""
+    # A read that is cancelled would end the call: grpc/aio/_call.py.
+    reading = asyncio.ensure_future(call.read())
+    try:
+        if quiet_seconds and not (await asyncio.wait({reading}, timeout=quiet_seconds))[0]:
+            async with asyncio.timeout(MEMBER_SECONDS):
+                await call.write(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
+        if not (await asyncio.wait({reading}, timeout=MEMBER_SECONDS))[0]:
+            raise EtcdFailure.of(grpc.StatusCode.DEADLINE_EXCEEDED, "")
+        return reading.result()
+    finally:
+        reading.cancel()
 
 
 @contextmanager

@@ -221,7 +221,8 @@ class Leadership:
             finally:
                 call.cancel()
 
-        return await self._client.call(ask)
+        # Another member is asked in time if one does not answer.
+        return await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
 
     async def _revoke(self, member: Member, metadata: Metadata, seconds: float) -> None:
         request = rpc_pb2.LeaseRevokeRequest(ID=self._lease)

@@ -11,6 +11,7 @@ from gpushared.domain.model.errors import GpushareError, RequestError
 from gpushared.ports.job_store import (
     Conflict,
     Contents,
+    Deposed,
     Record,
     StoreChange,
     StoreUnavailable,
@@ -166,6 +167,27 @@ class EtcdStore:
                 seen.add(event.kv.key)
                 value = None if event.type == kv_pb2.Event.DELETE else event.kv.value
                 yield StoreChange(self.keys.text(event.kv.key), value, revision + offset)
+
+    async def own_revision(self) -> int:
+        """Return etcd's own revision, without the store's offset."""
+        return (await self._range(rpc_pb2.RangeRequest(key=self.keys.epoch))).header.revision
+
+    async def write_format(self, epoch: int, new: StoreFormat, *, clears: bool = False) -> None:
+        """Change how the store is kept; with ``clears`` remove all records in the same transaction."""
+        request = rpc_pb2.TxnRequest(
+            compare=self._leadership.compares(epoch),
+            success=[
+                put(self.keys.format, new.to_bytes()),
+                *([delete(*self.keys.below(""))] if clears else []),
+            ],
+        )
+
+        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
+            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
+
+        if not (await self.client.call(ask, repeatable=False)).succeeded:
+            raise Deposed("another coordinator leads now", hint="stop it, and begin again")
+        self._format = new
 
     async def close(self) -> None:
         """End the leadership, so that another coordinator can lead at once, and all calls."""

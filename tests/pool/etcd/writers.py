@@ -13,7 +13,7 @@ from gpushared.storage.etcd.store import EtcdStore
 
 PREFIX = "/gpushare/lab/"
 SECONDS = 40
-TTL_SECONDS = 2
+TTL_SECONDS = 3
 """The time of a lease in tests; etcd's least is one and a half of its elections."""
 
 
