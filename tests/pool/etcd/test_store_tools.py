@@ -10,13 +10,14 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.bed.etcd import EtcdCluster
+from tests.node import fork_server
 from tests.node.daemon import make_directory
 from tests.pool.processes import GPUSHARED_POOL, CoordinatorProcess
 
@@ -70,10 +71,10 @@ class Pool:
         """What ``gpushared-pool store`` prints, or its complaint."""
         config = str(self.process.directory / "pool.toml")
         command = [str(GPUSHARED_POOL), "--config", config, "store", *words]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, env=os.environ, check=False
-        )
-        return done.stdout + done.stderr
+        with tempfile.TemporaryFile("a+b") as output:
+            fork_server.start(command, os.environ, output).wait(SECONDS)
+            output.seek(0)
+            return output.read().decode()
 
     def position(self) -> tuple[int, int]:
         """Epoch and revision, of a store without a problem."""
