@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TextIO
+
+from gpushared.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 LEVELS = "▁▂▃▄▅▆▇█"
 ASCII_LEVELS = "_.:-=+*#"

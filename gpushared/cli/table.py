@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gpushared.cli.text import MISSING, printable
 from gpushared.light import TYPE_CHECKING, NamedTuple
@@ -22,6 +22,7 @@ _COLOURS = {
     "reserved": "36",
     "queued": "33",
     "paused": "33",
+    "suspended": "33",
     "draining": "2",
     "unmanaged": "31",
     "ok": "32",
@@ -107,30 +108,36 @@ def segments(
     headers: bool,
     width: int | None = None,
     drops: Sequence[str] = (),
+    shown: slice = slice(None),
 ) -> list[list[Segment]]:
     """Return the table's lines, the titles first if there are ``headers``.
 
     ``width`` is that of the terminal: long cells are cut to fit it, and where cutting is not enough columns
-    are dropped, in the order of ``drops``.
+    are dropped, in the order of ``drops``. Of the rows only those ``shown`` are written, as wide as all.
     """
+    cells = {
+        column.key: [printable(row.get(column.key, "")) or MISSING for row in rows] for column in columns
+    }
+    widths = {key: max(map(text_width, found), default=0) for key, found in cells.items()}
     if width is not None:
-        columns = _fitting(columns, rows, width, drops)
-    cells = [[printable(row.get(column.key, "")) or MISSING for column in columns] for row in rows]
-    if width is not None:
-        _cut(columns, cells, width)
-    titles = [column.title for column in columns]
-    shown = [titles, *cells] if headers else cells
-    widths = [max(map(text_width, place), default=0) for place in zip(*shown, strict=True)] or [0] * len(
-        columns
-    )
-    return [_line(columns, line, widths, title=headers and number == 0) for number, line in enumerate(shown)]
+        needed = {column.key: max(len(column.title), widths[column.key]) for column in columns}
+        columns = _fitting(columns, needed, width, drops)
+        for key, most in _cut(columns, needed, width).items():
+            if most < widths[key]:
+                cells[key] = [shortened(cell, most) for cell in cells[key]]
+                widths[key] = max(map(text_width, cells[key]))
+    if headers:
+        widths = {column.key: max(len(column.title), widths[column.key]) for column in columns}
+    titles = [_line(columns, [column.title for column in columns], widths, title=True)] if headers else []
+    written = (cells[column.key][shown] for column in columns)
+    return titles + [_line(columns, line, widths, title=False) for line in zip(*written, strict=True)]
 
 
 def _fitting(
-    columns: Sequence[Column], rows: Sequence[Row], width: int, drops: Sequence[str]
+    columns: Sequence[Column], needed: Mapping[str, int], width: int, drops: Sequence[str]
 ) -> Sequence[Column]:
     """Return the columns with which the table fits when its cells are cut as far as they may be."""
-    least = {column.key: _least(column, rows) for column in columns}
+    least = {column.key: _least(column, needed[column.key]) for column in columns}
     for key in drops:
         if _table_width(least.values()) <= width:
             break
@@ -138,30 +145,23 @@ def _fitting(
     return [column for column in columns if column.key in least]
 
 
-def _least(column: Column, rows: Sequence[Row]) -> int:
-    needed = _needed(column, (printable(row.get(column.key, "")) or MISSING for row in rows))
+def _least(column: Column, needed: int) -> int:
     return min(needed, max(column.least, len(column.title))) if column.least else needed
-
-
-def _needed(column: Column, cells: Iterable[str]) -> int:
-    return max([len(column.title), *map(text_width, cells)])
 
 
 def _table_width(widths: Collection[int]) -> int:
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
-def _cut(columns: Sequence[Column], cells: list[list[str]], width: int) -> None:
-    """Cut the widest of the columns that may be cut, until the lines fit."""
-    widths = [_needed(column, (line[at] for line in cells)) for at, column in enumerate(columns)]
-    while _table_width(widths) > width:
-        cuttable = [at for at, column in enumerate(columns) if column.least and widths[at] > column.least]
+def _cut(columns: Sequence[Column], needed: Mapping[str, int], width: int) -> dict[str, int]:
+    """Return the widths to cut the columns to: the widest that may be cut lose most, until the lines fit."""
+    widths = {column.key: needed[column.key] for column in columns}
+    while _table_width(widths.values()) > width:
+        cuttable = [column.key for column in columns if column.least and widths[column.key] > column.least]
         if not cuttable:
             break
         widths[max(cuttable, key=widths.__getitem__)] -= 1
-    for line in cells:
-        for at, room in enumerate(widths):
-            line[at] = shortened(line[at], room)
+    return widths
 
 
 def shortened(cell: str, room: int) -> str:
@@ -174,15 +174,21 @@ def shortened(cell: str, room: int) -> str:
 
 
 def _line(
-    columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], *, title: bool
+    columns: Sequence[Column], cells: Sequence[str], widths: Mapping[str, int], *, title: bool
 ) -> list[Segment]:
     placed: list[Segment] = []
-    for column, cell, width in zip(columns, cells, widths, strict=True):
-        space = Segment(" " * (width - text_width(cell)))
-        shown = Segment(cell, _BOLD if title else _colour(column, cell))
-        placed += [Segment(_GAP)] if placed else []
-        placed += [space, shown] if column.right else [shown, space]
-    return placed
+    plain = ""
+    for number, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+        gap = _GAP if number else ""
+        space = " " * (widths[column.key] - text_width(cell))
+        before, after = (gap + space, "") if column.right else (gap, space)
+        look = _BOLD if title else _colour(column, cell)
+        if not look:
+            plain += before + cell + after
+            continue
+        placed += [Segment(plain + before), Segment(cell, look)]
+        plain = after
+    return [*placed, Segment(plain)]
 
 
 def _colour(column: Column, cell: str) -> str:

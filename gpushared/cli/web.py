@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import webbrowser
 from contextlib import suppress
 
 import click
 
 from gpushared.cli import text
-from gpushared.cli.errors import UsageError, report, say
+from gpushared.cli.errors import UsageError, say
 from gpushared.cli.web_forwarder import LOOPBACK, Forwarder
 from gpushared.client import Client
 from gpushared.client.pool_calls import pool_socket
-from gpushared.domain.model.errors import GpushareError
 
 SSH_PORT = "22"
 SSH_WORDS = 4
@@ -45,7 +43,7 @@ def web(*, port: int | None, no_browser: bool, hosts: tuple[str, ...], only_link
 
     The link works once, for five minutes; the browser stays logged in. The page works as long as this
     command runs. In an ssh session the command also prints the line that makes the page reachable from your
-    own machine. Enter prints another link, for another browser.
+    own machine.
 
     Where the administrators serve the page to the network (web.listen), --link prints a link to it, and the
     command ends.
@@ -86,22 +84,10 @@ async def _serve(client: Client, port: int | None, hosts: tuple[str, ...], *, op
     say("the link works once, within 5 minutes; the page works until you end this command")
     if opens and _has_browser():
         await asyncio.to_thread(webbrowser.open, address + link.code)
-    async with server:
-        await asyncio.gather(server.serve_forever(), _print_more(client, address))
-
-
-async def _print_more(client: Client, address: str) -> None:
-    """Print another link for each line that the user enters, until the end of the input."""
-    if not sys.stdin.isatty():
-        return
-    say("Enter prints another link")
-    lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while await lines.readline():
-        try:
-            _print(address + (await asyncio.to_thread(client.web_link)).code)
-        except GpushareError as error:
-            report(error)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        server.close()  # later versions of Python would wait for all connections, and streams do not end
 
 
 def _print(link: str) -> None:

@@ -1,8 +1,8 @@
 """Forward a port of this machine's loopback to the daemon's socket, for browsers of one user.
 
 The daemon sees this process's user behind each connection. Any process of the machine can connect to the port,
-so the forwarder accepts the connections of its own user and of root only. The kernel tells whose the other end
-is (``/proc/net/tcp``). The daemon makes all other checks.
+so the forwarder accepts the connections of its own user and of root only (``_users``). The kernel tells whose
+the other end is (``/proc/net/tcp``). The daemon makes all other checks.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Forwarder:
         self._socket_path = socket_path
         self._hosts = hosts
         self._tell = tell
+        self._users = _users()
         self._open = 0
         self._refused: set[int | None] = set()
 
@@ -74,7 +75,7 @@ class Forwarder:
     async def _is_own(self, writer: asyncio.StreamWriter) -> bool:
         ends = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
         uid = await asyncio.to_thread(owner_of, ends)
-        if uid in {os.geteuid(), ROOT}:
+        if uid in self._users:
             return True
         if uid is not None and uid not in self._refused:
             self._refused.add(uid)
@@ -138,6 +139,13 @@ def _no_daemon(why: str) -> bytes:
         f"Cache-Control: no-store\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
+
+
+def _users() -> frozenset[int]:
+    """Return whose browsers may connect: root's too, and with ``sudo`` those of the user who became root."""
+    own = os.geteuid()
+    sudoer = os.environ.get("SUDO_UID", "") if own == ROOT else ""
+    return frozenset({own, ROOT, *([int(sudoer)] if sudoer.isdecimal() else [])})
 
 
 def owner_of(ends: Addresses) -> int | None:

@@ -34,17 +34,21 @@ def read_past(text: str, now: datetime) -> float:
     if ago is not None:
         return now.timestamp() - ago
     moment = read_moment(text, now)
-    yesterday = (datetime.fromtimestamp(moment).astimezone() - timedelta(days=1)).timestamp()
-    return yesterday if moment > now.timestamp() else moment
+    if moment <= now.timestamp():
+        return moment
+    # Without a zone, because a day on which clocks change has 23 or 25 hours.
+    clock = datetime.fromtimestamp(moment).astimezone().replace(tzinfo=None)
+    return (clock - timedelta(days=1)).timestamp()
 
 
 def _time_of_day(text: str, now: datetime) -> datetime:
+    """Return the next such time, by the local clock and without a zone."""
     try:
         at = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - only its hour and minute are used
     except ValueError:
         raise _no_time(text) from None
-    today = now.replace(hour=at.hour, minute=at.minute, second=0, microsecond=0)
-    return today if today > now else today + timedelta(days=1)
+    today = now.replace(tzinfo=None, hour=at.hour, minute=at.minute, second=0, microsecond=0)
+    return today if today.timestamp() > now.timestamp() else today + timedelta(days=1)
 
 
 def _no_time(text: str) -> RequestError:

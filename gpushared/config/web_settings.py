@@ -33,7 +33,10 @@ def _is_header(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """[The page](web.md), also [on the network](../how-to/page-on-the-network.md)."""
+    """[The web page](web.md), which browsers of this machine open by `gpushare web`.
+
+    `listen` serves it [to the network](../how-to/page-on-the-network.md).
+    """
 
     base_path: str = setting(
         "/", _PATH, "The path of the page, such as `/gpus/` behind a proxy that serves other pages too."

@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.request import Caller
+from gpushared.storage.audit.line import NOBODY_HERE
 
 RESTS = 8
 """Rest this many times the duration of long work; the steps after the work take about as long as it."""
@@ -224,6 +226,10 @@ class Shares:
             self._forget_idle()
             share = self._shares[uid] = UserShare(self._limits)
         return share
+
+    def of_caller(self, caller: Caller) -> UserShare:
+        """Return a caller's share. Persons of a pool have no uid on this machine, and count by their names."""
+        return self.of(caller.name if caller.uid == NOBODY_HERE else caller.uid)
 
     def _forget_idle(self) -> None:
         for uid in [uid for uid, share in self._shares.items() if share.idle]:

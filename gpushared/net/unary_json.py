@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -18,6 +17,7 @@ from gpushared.domain.model.errors import Code, GpushareError, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.http_server import WebReply, WebRequest
+from gpushared.net.message_json import json_text
 from gpushared.storage.audit.line import Origin
 
 log = logging.getLogger(__name__)
@@ -84,18 +84,11 @@ class JsonApi:
         except GpushareError as error:
             return failure(error)
         headers = [(REVISION, revision.encode())] if revision else []
-        return WebReply(200, json.dumps(as_json(answer)).encode(), headers=headers)
+        return WebReply(200, json_text(answer).encode(), headers=headers)
 
     async def make(self, unary: Unary, message: Message, caller: Caller, origin: Origin) -> Message:
         """Make a call as this caller. Raises errors of the tree."""
         return await self._audit.make(unary.call, message, caller, origin)
-
-
-def as_json(message: Message) -> dict[str, Any]:
-    """Return a message as an answer shows it: all fields but absent messages and absent optional fields."""
-    return json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
 
 
 def parsed(body: bytes, unary: Unary) -> Message:

@@ -72,7 +72,8 @@ from gpushared.notify.payload import Origin
 from gpushared.pool.member.node_ports import Answerer
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
-from gpushared.web.browser_site import BrowserSite, SiteFacts, take_over
+from gpushared.web.browser_server import take_over
+from gpushared.web.browser_site import BrowserSite, SiteFacts
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
 from gpushared.web.logins import Logins
 from gpushared.web.stream import EventStreams
@@ -420,7 +421,6 @@ class Daemon:
         return EventStreams(
             json,
             self._revisions,
-            self._shares,
             node_pace(lambda: jobs.pool is not None),
             NodeLogs(self._api, jobs, self._jobs.loopback_gate).follow,
         )

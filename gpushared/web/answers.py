@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
 from google.protobuf.message import Message
 
-from gpushared.net.unary_json import as_json
+from gpushared.net.message_json import as_json
 from gpushared.web.changes import change_of
 
 DIGEST_BYTES = 6
+ITEMS_KEPT = 2048
+"""Keep this many items of lists as JSON, for all users: most of them see the same of most leases."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,6 @@ class AnswerVersions:
         self.newest: Answer | None = None
         self._salt = call.encode() + b"\0" + _bytes(request) + b"\0"
         self._written = b""
-        self._items: dict[str, dict[bytes, Mapping[str, Any]]] = {}
 
     def take(self, message: Message, revision: str) -> bool:
         """Take a new answer; return False if it is the same as the newest version."""
@@ -73,7 +74,6 @@ class AnswerVersions:
         return True
 
     def _content(self, message: Message) -> dict[str, Any]:
-        """Return the answer as JSON; the items of its lists are the objects of the last version if equal."""
         lists = [one for one in message.DESCRIPTOR.fields if _is_list(one)]
         rest = type(message)()
         rest.CopyFrom(message)
@@ -81,19 +81,19 @@ class AnswerVersions:
             rest.ClearField(one.name)
         content = as_json(rest)
         for one in lists:
-            content[one.name] = self._list(one.name, getattr(message, one.name))
+            items: Sequence[Message] = getattr(message, one.name)
+            content[one.name] = [
+                # typeshed's Message.__hash__ hides that the class itself can be hashed
+                _item(type(item), _bytes(item))  # type: ignore[arg-type]
+                for item in items
+            ]
         return content
 
-    def _list(self, name: str, messages: Any) -> list[Mapping[str, Any]]:
-        known, seen = self._items.get(name, {}), {}
-        items = []
-        for message in messages:
-            written = _bytes(message)
-            item = known.get(written) or as_json(message)
-            seen[written] = item
-            items.append(item)
-        self._items[name] = seen
-        return items
+
+@lru_cache(maxsize=ITEMS_KEPT)
+def _item(kind: type[Message], written: bytes) -> Mapping[str, Any]:
+    """Return an item as JSON. The same object for the same item makes the comparison of lists cheap."""
+    return as_json(kind.FromString(written))
 
 
 def _members(change: Mapping[str, Any]) -> str:

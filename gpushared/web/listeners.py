@@ -17,7 +17,8 @@ from gpushared.net.http_server import Exchange
 from gpushared.net.socket_wire import Wire
 from gpushared.web.arrivals import Arrival
 from gpushared.web.browser_checks import LOOPBACK_NAMES
-from gpushared.web.browser_site import Access, BrowserSite, serve_browser
+from gpushared.web.browser_server import serve_browser
+from gpushared.web.browser_site import Access, BrowserSite
 from gpushared.web.logins import NEW_LINK_HINT, User
 from gpushared.web.named_users import NameUser, identified
 from gpushared.web.network_listener import NetworkListener
@@ -56,6 +57,8 @@ class BrowserListeners:
 
     async def run(self) -> None:
         """Serve for ever."""
+        # The names by which proxies' users may call the page may be those of the certificate.
+        await self._network.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._network.run())
             group.create_task(self._proxies.run())
@@ -103,7 +106,9 @@ class BrowserListeners:
                 )
             return await identified(exchange.headers, self._settings().proxy_header, self._users.named)
 
-        await serve_browser(wire, b"", self._site, Access(self.hosts(), identify=identify))
+        await serve_browser(
+            wire, b"", self._site, Access(self.hosts(), identify=identify, address=arrival.address)
+        )
 
 
 async def caller_of_account(account: AccountOf, user: User) -> Caller:

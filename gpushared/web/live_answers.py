@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, TimedOut
 from gpushared.domain.model.request import Caller
-from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.storage.audit.line import Origin
@@ -56,6 +55,8 @@ LONG_SECONDS = 60.0
 """Look at least this often if the answer is due, whatever its pace."""
 NEXT_SAMPLE_SECONDS = 1.0
 """Look this often for a sample that is overdue: an idle machine takes few."""
+RESTS = 4
+"""Rest this many times the duration of work that makes everybody wait: a user may watch much."""
 KEPT_IN_FILES = frozenset({"gpushare.v1.Audit", "gpushare.v1.History"})
 WITH_AGES = frozenset({"gpushare.v1.Gpus/List", "gpushare.v1.Projects/List"})
 OF_OTHERS = frozenset({"gpushare.v1.Jobs/Nodes"})
@@ -96,15 +97,13 @@ class LiveAnswer:
 class LiveAnswers:
     """Hold the answers of all users that pages watch now."""
 
-    def __init__(self, calls: JsonApi, revisions: Revisions, shares: Shares, pace_of: PaceOf) -> None:
+    def __init__(self, calls: JsonApi, revisions: Revisions, pace_of: PaceOf) -> None:
         self.calls = calls
         self.revisions = revisions
-        self._shares = shares
         self._pace_of = pace_of
         self._live: dict[_Key, LiveAnswer] = {}
         self._tasks = TaskSet("a page's answer failed")
-        self._others: dict[Caller, asyncio.Lock] = {}
-        """Each user's answers that ask others are made one at a time."""
+        self._turns: dict[tuple[Caller, bool], asyncio.Lock] = {}
 
     def watch(self, watch: CallWatch, caller: Caller, origin: Origin, page: asyncio.Event) -> LiveAnswer:
         """Return the answer, which sets ``page`` whenever it has changed, until ``unwatch``."""
@@ -125,7 +124,8 @@ class LiveAnswers:
         if live.task is not None:
             live.task.cancel()
         if not any(other == caller for other, _, _ in self._live):
-            self._others.pop(caller, None)
+            self._turns.pop((caller, True), None)
+            self._turns.pop((caller, False), None)
 
     async def close(self) -> None:
         """End all work on answers."""
@@ -135,17 +135,25 @@ class LiveAnswers:
         while True:
             seen = self.revisions.states, self.revisions.samples
             async with self._turn(live, caller):
+                made_at = time.monotonic()
                 if await self._make(live, caller, origin):
                     live.wake_pages()
-            made_at = time.monotonic()
-            while (wait := self._wait_seconds(self._pace_now(live), seen, time.monotonic() - made_at)) > 0:
+            while (wait := self._wait_seconds(self._pace_now(live), seen, made_at)) > 0:
                 await self.revisions.changed(wait)
 
-    def _turn(self, live: LiveAnswer, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """Return the turn of the work: reading the state makes everybody wait, asking others only its user."""
-        if not self._pace_of(live.watch).asks_others:
-            return self._shares.of(caller.uid).long_work()
-        return self._others.setdefault(caller, asyncio.Lock())
+    @asynccontextmanager
+    async def _turn(self, live: LiveAnswer, caller: Caller) -> AsyncIterator[None]:
+        """Make a user's answers one after the other, with a rest after work that makes everybody wait.
+
+        Answers that ask others take turns of their own, because they wait for long and work little.
+        """
+        asks_others = self._pace_of(live.watch).asks_others
+        async with self._turns.setdefault((caller, asks_others), asyncio.Lock()):
+            # The time of the processor: on a busy machine the rest would else grow with others' work.
+            begun = time.thread_time()
+            yield
+            if not asks_others:
+                await asyncio.sleep(RESTS * (time.thread_time() - begun))
 
     async def _make(self, live: LiveAnswer, caller: Caller, origin: Origin) -> bool:
         """Make the answer; return True if the pages must hear of it."""
@@ -171,20 +179,21 @@ class LiveAnswers:
             case _:
                 return AFTER_ERROR
 
-    def _wait_seconds(self, pace: Pace, seen: tuple[int, int], passed: float) -> float:
+    def _wait_seconds(self, pace: Pace, seen: tuple[int, int], made_at: float) -> float:
         """Return the time until the answer may be due, 0 or less if it is due now.
 
-        ``seen`` are the numbers of state and sample from which it was made, ``passed`` seconds ago.
+        ``seen`` are the numbers of the state and of the sample from which it was made.
         """
-        states, samples = seen
+        (states, samples), passed = seen, time.monotonic() - made_at
         waits = [LONG_SECONDS]
         if pace.poll_seconds is not None:
             waits.append(pace.poll_seconds - passed)
         if pace.state_seconds is not None and states != self.revisions.states:
             waits.append(pace.state_seconds - passed)
         if pace.sample_seconds is not None:
-            is_new = samples != self.revisions.samples
-            waits.append(max(pace.sample_seconds - passed, 0.0 if is_new else NEXT_SAMPLE_SECONDS))
+            # All users' answers fall due together, so that they share what they have in common.
+            left = pace.sample_seconds - made_at % pace.sample_seconds - passed
+            waits.append(max(left, 0.0 if samples != self.revisions.samples else NEXT_SAMPLE_SECONDS))
         return min(waits)
 
 

@@ -30,6 +30,7 @@ PART = "web listen"
 BACKLOG = 128
 HANDSHAKE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 2.0
+LAST_SECONDS = 10.0
 COPY_BYTES = 64 * 1024
 BUFFER_BYTES = 64 * 1024
 
@@ -59,10 +60,19 @@ class NetworkListener:
         """Return the certificate that new connections get; None without TLS."""
         return self._files.current
 
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections."""
+        return len(self._tasks)
+
     def reload(self) -> None:
         """Look at the settings and at the files again."""
         self._files.reload()
         self._listener.reload()
+
+    async def look(self) -> None:
+        """Read the certificate, if there is one."""
+        await self._files.look()
 
     async def run(self) -> None:
         """Serve for ever."""
@@ -98,6 +108,8 @@ class NetworkListener:
         certificate = self.certificate
         try:
             if certificate is None:
+                if _is_remote(sock):
+                    return  # the certificate was just taken out of the settings
                 await self._serve(Wire(sock), Arrival(address, is_secure=False))
             else:
                 await self._behind_tls(await _handshake(sock, certificate.context), address)
@@ -118,9 +130,14 @@ class NetworkListener:
             near.setblocking(False)
             page = await asyncio.open_unix_connection(sock=far)
             served = asyncio.create_task(_as_task(self._serve(Wire(near), arrival)))
+            copying = asyncio.create_task(_splice(browser, page))
             try:
-                await _splice(browser, page)
+                await asyncio.wait({served, copying}, return_when=asyncio.FIRST_COMPLETED)
+                # Once the server has ended, the browser gets what is still on the way, if it reads.
+                await asyncio.wait({copying}, timeout=LAST_SECONDS)
             finally:
+                copying.cancel()
+                await asyncio.gather(copying, return_exceptions=True)
                 page[1].close()
                 await _ended(served)
         finally:
@@ -173,6 +190,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(COPY_BYTES):
             writer.write(data)
             await writer.drain()
+
+
+def _is_remote(sock: socket.socket) -> bool:
+    return not ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _address_of(sock: socket.socket) -> str:

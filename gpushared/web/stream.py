@@ -20,7 +20,6 @@ from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.model.errors import GpushareError, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_server import ClientGoneError, Exchange
-from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.web.answers import Answer
@@ -41,8 +40,6 @@ HEADERS = (
     (b"X-Accel-Buffering", b"no"),
 )
 MARK = re.compile(r"[0-9a-f.]{1,64}~([0-9a-f,]{0,256})")
-LOOKS = {"lease_id": "gpushare.v1.Leases/Get", "job_id": "gpushare.v1.Jobs/Get"}
-"""A log begins again when the answer of its call looks different."""
 
 
 class EventStreams:
@@ -52,18 +49,20 @@ class EventStreams:
         self,
         calls: JsonApi,
         revisions: Revisions,
-        shares: Shares,
         pace_of: PaceOf = usual_pace,
         logs: LogSource | None = None,
     ) -> None:
-        self.live = LiveAnswers(calls, revisions, shares, pace_of)
+        self.live = LiveAnswers(calls, revisions, pace_of)
         self._logs = logs
 
     async def serve(self, exchange: Exchange, caller: Caller, query: str) -> None:
         """Answer one ``GET stream``, until the client goes away. Raises errors of the tree before it starts."""
         asked = read_query(query, self.live.calls.calls)
-        if self._logs is None and any(isinstance(one, LogWatch) for one in asked.watches):
-            raise RequestError("this daemon has no logs")
+        for one in asked.watches:
+            if isinstance(one, LogWatch) and (
+                self._logs is None or _look(one)[0] not in self.live.calls.calls
+            ):
+                raise RequestError("such a log is not here", hint="a lease's log is on its node")
         mark = (exchange.header(b"last-event-id") or b"").decode("latin-1") or asked.mark
         stream = _Stream(exchange, caller, self.live, self._logs)
         try:
@@ -107,11 +106,11 @@ class _Stream:
     def _log(self, watch: LogWatch) -> _LogPart:
         logs, calls = self._logs, self._live.calls
         assert logs is not None, "such a watch was refused"
-        name, reference = next((name, value) for name in LOOKS if (value := getattr(watch, name)))
-        unary = calls.calls[LOOKS[name]]
+        call, request = _look(watch)
+        unary = calls.calls[call]
 
         async def look() -> str:
-            message = unary.request(**{name: reference})
+            message = unary.request(**request)
             answer: Any = await calls.make(unary, message, self._caller, self._exchange.origin)
             return str(answer.token)
 
@@ -223,6 +222,13 @@ class _LogPart:
         if trouble and trouble != self._told:
             yield "trouble", trouble
         self._told = trouble
+
+
+def _look(watch: LogWatch) -> tuple[str, dict[str, str]]:
+    """Return a call and its request: the log may begin again when their answer looks different."""
+    if watch.lease_id:
+        return "gpushare.v1.Leases/Get", {"lease_id": watch.lease_id}
+    return "gpushare.v1.Jobs/Get", {"job_id": watch.job_id}
 
 
 def _trouble_members(error: GpushareError | None) -> str:

@@ -280,6 +280,8 @@ start_pool() {
   make_credentials
   printf '\n$ gpushare nodes\n'
   on a nodes
+  GPUSHARE_HOST=unix://$POOL_RUN/a/gpushared.sock start_page
+  tell_page
   explain_pool
 }
 

@@ -99,7 +99,8 @@ async def test_who_held_is_shown_as_the_site_says(
 
     rights = Rights(lambda: others)
     api = HistoryApi(history, flush, rights, simulated=lambda: True, recent=InMemory())
-    answer = await api.calls()["gpushare.v1.History/Recent"].call(history_pb2.RecentRequest(), caller)
+    assert "gpushare.v1.History/Recent" in api.calls()
+    answer = await api.recent(history_pb2.RecentRequest(), caller)
     assert {one.owner for gpu in answer.gpus for one in gpu.holdings} == owners
     assert answer.gpus[0].steps, "the use of a GPU is everybody's, as in gpushare gpus"
     assert (answer.step_seconds, answer.until, answer.simulated) == (60, NOW, True)

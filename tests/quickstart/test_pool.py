@@ -299,6 +299,7 @@ def test_what_was_killed_is_started_again_and_no_job_suffers(machines: Machines)
     machines.kill("c/gpushared.pid")
     shown = machines.started()
     assert "node join" not in shown
+    assert "/login#" in shown
     assert machines.nodes() == dict.fromkeys(NODES, "ready")
     machines.printed(f"gpushare wait {array}")
     assert machines.done_parts() == Counter(f"part {number}" for number in range(20))

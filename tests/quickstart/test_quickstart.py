@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,16 +74,20 @@ class Quickstart:
             assert time.time() < until, now
 
     def processes(self) -> list[str]:
-        """Command lines of everything that belongs to it: the daemon, MPS daemons, the client that waits."""
+        """Command lines of everything of it: the daemon, MPS daemons, the client that waits, the page's port."""
         found = []
         for process in psutil.process_iter():
             try:
-                pipe = process.environ().get("CUDA_MPS_PIPE_DIRECTORY", "")
-                words = process.cmdline()
+                environ, words = process.environ(), process.cmdline()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
+            pipe, host = environ.get("CUDA_MPS_PIPE_DIRECTORY", ""), environ.get("GPUSHARE_HOST", "")
             # Processes inside containers have the engine's, not the script's name.
-            if pipe.startswith(f"{self.runtime_dir}/") or any(self.name in word for word in words):
+            if (
+                pipe.startswith(f"{self.runtime_dir}/")
+                or host.startswith(f"unix://{self.runtime_dir}/")
+                or any(self.name in word for word in words)
+            ):
                 found.append(" ".join(words))
         return found
 
@@ -127,6 +133,17 @@ def can_be_run_by_others() -> bool:
     return done.returncode == 0
 
 
+def assert_the_link_lets_a_browser_in(shown: str) -> None:
+    link = re.search(r"^  (http://127\.0\.0\.1:\d+)/login#(\S+)$", shown, re.MULTILINE)
+    assert link, shown
+    body = json.dumps({"code": link[2]}).encode()
+    headers = {"Content-Type": "application/json", "Origin": link[1]}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{link[1]}/login", body, headers), timeout=PATIENCE_SECONDS
+    ) as answer:
+        assert answer.status == 204
+
+
 def test_it_works_twice_in_a_row_and_stop_leaves_nothing(quickstart: Quickstart) -> None:
     """Both times four leases share one GPU and a fifth waits; afterwards nothing of it stays."""
     for _ in range(2):
@@ -141,6 +158,7 @@ def test_it_works_twice_in_a_row_and_stop_leaves_nothing(quickstart: Quickstart)
         leases = quickstart.listed("ps")
         assert sorted(str(lease["state"]) for lease in leases) == ["active"] * 4 + ["queued"]
         assert len(quickstart.engine.check("ps", "--quiet").split()) == 4
+        assert_the_link_lets_a_browser_in(shown.stdout)
     stopped = quickstart.run("--stop")
     assert stopped.returncode == 0, stopped.stderr
     quickstart.assert_nothing_is_left()

@@ -14,7 +14,6 @@ from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.request import Caller
 from gpushared.net.http_server import Exchange, Routes
-from gpushared.net.limits import Shares
 from gpushared.net.loopback import LoopbackGate
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
@@ -135,7 +134,6 @@ class Site:
         self.streams = EventStreams(
             JsonApi(calls, revision=lambda: self.revisions),
             self.revisions,
-            Shares(),
             self._pace_of,
             self.logs,
         )

@@ -15,7 +15,8 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.http_server import WebReply, WebRequest
 from gpushared.net.socket_wire import Wire
 from gpushared.storage.audit.line import AuditLine
-from gpushared.web.browser_site import Access, BrowserSite, SiteFacts, StreamHandler, serve_browser
+from gpushared.web.browser_server import serve_browser
+from gpushared.web.browser_site import Access, BrowserSite, SiteFacts, StreamHandler
 from gpushared.web.logins import Logins, User
 
 SECONDS = 20

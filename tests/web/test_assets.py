@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpushared.web.assets import Assets
-from gpushared.web.browser_site import accepts_gzip
+from gpushared.web.assets import FOLDER, Assets, without_comments
+from gpushared.web.browser_server import accepts_gzip
 from tests.web.raw_browser import Play, Played, request
 
 SCRIPT = b"export const it = 1;\n" * 20
@@ -145,3 +146,40 @@ def test_the_page_that_is_shipped_has_its_shell_and_its_script() -> None:
     assets = Assets()
     assert f"assets/{assets.digest}/app.js".encode() in assets.shell("/").body
     assert {"app.js", "index.html"} <= set(assets.files)
+
+
+@pytest.mark.parametrize(
+    ("source", "served"),
+    [
+        (b"// Why.\nlet a = 1; // b\n  f(a);\n", b"\nlet a = 1; // b\nf(a);\n"),
+        (b"/** @type {A} */\nlet a;\n/**\n * Two\n */\nlet b;\n", b"\nlet a;\n\n\n\nlet b;\n"),
+        (b'let a = "/* kept */";\nlet b = "http://x";\n', b'let a = "/* kept */";\nlet b = "http://x";\n'),
+        (b"const f = (/** @type {A} */ a, b /* c */) => a;\n", b"const f = (a, b /* c */) => a;\n"),
+    ],
+)
+def test_scripts_are_served_without_their_comments_and_each_line_keeps_its_number(
+    source: bytes, served: bytes
+) -> None:
+    assert without_comments(source) == served
+
+
+def test_no_text_of_a_script_spans_lines() -> None:
+    """What is between such lines would be taken for code, and its indentation away."""
+    scripts = [path for path in FOLDER.rglob("*.js") if "vendor" not in path.parts]
+    spanning = [
+        f"{path.name}:{number}"
+        for path in scripts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if not line.lstrip().startswith(("//", "*", "/*")) and line.count("`") % 2
+    ]
+    assert scripts
+    assert spanning == []
+
+
+def test_each_script_is_one_as_it_is_served(tsc: Path, tmp_path: Path) -> None:
+    assert tsc, "its interpreter reads them"
+    for name, asset in Assets().files.items():
+        if name.endswith(".js"):
+            script = tmp_path / f"{Path(name).stem}.mjs"
+            script.write_bytes(asset.body)
+            subprocess.run(["node", "--check", script], check=True, timeout=60)

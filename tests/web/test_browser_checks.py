@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ async def test_a_post_comes_from_the_page_itself(
 )
 @pytest.mark.parametrize("path", ["/session", "/stream?watch=%7B%7D"])
 async def test_no_other_page_reads_a_session_or_opens_a_stream(
-    play: Play, path: str, headers: dict[str, str | None], is_ours: bool
+    play: Play, path: str, headers: dict[str, Any], is_ours: bool
 ) -> None:
     async def stream(exchange, caller, query):
         await exchange.respond(200, b"{}")

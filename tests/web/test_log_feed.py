@@ -134,3 +134,7 @@ async def test_a_page_that_goes_away_closes_its_log(site: Site, logs: Logs) -> N
     async with asyncio.timeout(30):
         while logs.open_now:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0.05)
+
+
+async def test_a_log_whose_lease_this_daemon_does_not_know_of_is_refused(site: Site) -> None:
+    assert (await site.open({"log": ["logs", {"lease_id": "l-1"}]})).status == 400

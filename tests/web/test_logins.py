@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.web import browser_site, logins
+from gpushared.web import browser_server, browser_site, logins
 from gpushared.web.browser_site import Access
 from gpushared.web.logins import CODES_OF_A_USER, SESSIONS_OF_A_USER, Logins, User
 from tests.web.raw_browser import EVE, SECONDS, USER, Play, Played, posted, request
@@ -129,7 +129,7 @@ async def test_a_stolen_cookie_is_refused_on_another_users_connection(play: Play
     site = play()
     cookie = await site.log_in()
     answer = await site.ask(posted(CALL, cookie=cookie), Access(caller=EVE))
-    assert answer.status == 403
+    assert answer.status == 401
     assert site.calls == []
     assert site.told(refused=True) == [("eve", CALL, "this browser is logged in as another user")]
 
@@ -262,7 +262,7 @@ async def test_a_stream_ends_with_its_session(play: Play) -> None:
 async def test_a_stream_ends_after_a_time_so_that_rights_are_looked_at_again(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(browser_site, "STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(browser_server, "STREAM_SECONDS", 0.05)
     site = play(stream=endless)
     cookie = await site.log_in()
     async with site.connected() as browser:

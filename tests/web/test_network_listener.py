@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import socket
 import ssl
@@ -37,6 +38,7 @@ class Site:
         self.web = web
         self.troubles = Troubles()
         self.ended = asyncio.Event()
+        self.answer = b""
         self.listener = NetworkListener(lambda: self.web, self._serve, self.troubles, time.time)
 
     async def _serve(self, wire: Wire, arrival: Arrival) -> None:
@@ -44,6 +46,9 @@ class Site:
             pending = b""
             while data := await wire.read():
                 *lines, pending = (pending + data).split(b"\n")
+                if self.answer:
+                    await self._give_up(wire)
+                    return
                 for line in lines:
                     is_proxy = arrival.is_proxy is not None and arrival.is_proxy()
                     words = f"{arrival.address} {arrival.is_secure} {is_proxy}"
@@ -53,6 +58,12 @@ class Site:
         finally:
             wire.close()
             self.ended.set()
+
+    async def _give_up(self, wire: Wire) -> None:
+        """Answer much, and end as the HTTP server does with a reader that is too slow."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await wire.write([self.answer])
 
     @property
     def port(self) -> int:
@@ -90,11 +101,12 @@ async def serving(web: WebConfig) -> AsyncIterator[Site]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def settings(pair: Pair | None = None, **words: str) -> WebConfig:
+def settings(pair: Pair | None = None, proxy_ca: str = "") -> WebConfig:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
-    files = {} if pair is None else {"certificate": str(pair.certificate), "key": str(pair.key)}
-    return WebConfig(listen=listen, **files, **words)
+    if pair is None:
+        return WebConfig(listen=listen)
+    return WebConfig(listen=listen, certificate=str(pair.certificate), key=str(pair.key), proxy_ca=proxy_ca)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
@@ -198,6 +210,22 @@ async def test_a_silent_handshake_ends(maker: CertificateMaker, monkeypatch: pyt
         async with asyncio.timeout(SECONDS):
             assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_browser_that_does_not_read_is_not_waited_for_after_its_server(
+    maker: CertificateMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_listener, "LAST_SECONDS", 0.2)
+    async with serving(settings(maker.server("server"))) as site:
+        _, writer = await site.connect(site.context(maker.path))
+        transport = writer.transport
+        assert isinstance(transport, asyncio.ReadTransport)
+        transport.pause_reading()
+        site.answer = bytes(LARGE)
+        writer.write(b"line\n")
+        await asyncio.wait_for(site.ended.wait(), SECONDS)
+        await until(lambda: not site.listener.connections)
+        transport.abort()
 
 
 # --- proxies by their certificates -----------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpushared.cli.top.actions import ACTIONS, Action, Target, target_of
-from gpushared.cli.top.panels import LEASES, ORDERS, Panel, PanelRow
+from gpushared.cli.top.panels import GPUS, LEASES, ORDERS, Panel, PanelRow
 from gpushared.light import NamedTuple
 
 PAGE_ROWS = 10
@@ -30,7 +30,6 @@ HELP_LINES = (
     "TREND: the GPU's use in each of the last twenty minutes.",
     "The line at the bottom names the command that a key stands for.",
 )
-PLAIN_HELP = {"█": "#", "▒": "=", "·": "."}
 
 
 class Prompt(NamedTuple):
@@ -102,9 +101,15 @@ def press(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | N
     if key == "q" and ui.screen == PANELS:
         return ui, Leave()
     if ui.screen != PANELS:
-        return _read(ui, key), None
+        return _read(ui, key, panels), None
     if key in _OPEN:
-        return ui._replace(screen=_OPEN[key], scroll=0), None
+        return _opened(ui, key), None
+    if not panels:
+        return ui, None  # the daemon has not answered yet
+    return _press_on_panels(ui, key, panels)
+
+
+def _press_on_panels(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | None]:
     if key in _MOVES:
         return _moved(ui, panels[ui.focus], key), None
     if key in {"tab", "btab"}:
@@ -141,12 +146,18 @@ def _moved(ui: Ui, panel: Panel, key: str) -> Ui:
     return ui._replace(chosen=chosen, places={**ui.places, panel.name: number})
 
 
-def _read(ui: Ui, key: str) -> Ui:
+def _opened(ui: Ui, key: str) -> Ui:
+    screen = _OPEN[key]
+    return ui._replace(screen=screen, lines=HELP_LINES if screen == HELP else (), scroll=0)
+
+
+def _read(ui: Ui, key: str, panels: Mapping[str, Panel]) -> Ui:
     """Move in a text, the help or the grid, or leave it."""
     if key in _MOVES:
-        return ui._replace(scroll=max(0, min(ui.scroll + _MOVES[key], max(0, len(ui.lines) - 1))))
+        rows = len(panels[GPUS].rows) if ui.screen == GRID and panels else len(ui.lines)
+        return ui._replace(scroll=max(0, min(ui.scroll + _MOVES[key], rows - 1)))
     if key in _OPEN and _OPEN[key] != ui.screen:
-        return ui._replace(screen=_OPEN[key], scroll=0)
+        return _opened(ui, key)
     return ui._replace(screen=PANELS, lines=(), scroll=0)
 
 

@@ -214,7 +214,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         _IDLE,
         *_chosen(ps.LISTING.columns, "wall", "age", "left", "image", "name"),
     ),
-    QUEUE: [column for column in queue.LISTING.columns if not column.wide],
+    QUEUE: [column for column in queue.LISTING.columns if not column.wide and column.key != "image"],
     NODES: [column for column in nodes.LISTING.columns if not column.wide],
 }
 DROPS: Mapping[str, Sequence[str]] = {

@@ -21,7 +21,7 @@ from contextlib import suppress
 from gpushared.cli.top.actions import story
 from gpushared.cli.top.answers import Scope
 from gpushared.cli.top.feed import Feed
-from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, TEXT, Do, Effect, Explain, Leave, Ui, press
+from gpushared.cli.top.keys import GRID, TEXT, Do, Effect, Explain, Leave, Ui, press
 from gpushared.cli.top.panels import Panel, panels
 from gpushared.cli.top.view import News, Size, picture
 from gpushared.client import Client
@@ -36,6 +36,8 @@ AGING_SECONDS = 1.0
 """While answers are late, their age is drawn anew this often."""
 LATE_INTERVALS = 2
 ENDED_BY_SIGNAL = 128
+MAX_EMPTY_READS = 100
+"""A terminal that so often has something to read and gives no key is gone."""
 
 _KEYS: Mapping[int, str] = {
     curses.KEY_UP: "up",
@@ -81,6 +83,7 @@ class Program:
         self._panels: dict[str, Panel] = {}
         self._results: queue.SimpleQueue[Callable[[Ui], Ui]] = queue.SimpleQueue()
         self._is_working = False
+        self._empty_reads = 0
         self._looks: dict[str, int] = {"": curses.A_NORMAL}
 
     def run(self) -> int:
@@ -108,10 +111,14 @@ class Program:
     def _loop(self, screen: curses.window) -> None:
         while True:
             self._draw(screen)
-            self._sleep()
+            may_read = self._sleep()
             while not self._results.empty():
                 self._ui = self._results.get()(self._ui)
-            for key in _pressed(screen):
+            keys = _pressed(screen)
+            self._empty_reads = self._empty_reads + 1 if may_read and not keys else 0
+            if self._empty_reads == MAX_EMPTY_READS:
+                return
+            for key in keys:
                 self._ui, effect = press(self._ui, key, self._panels or self._made(time.time()))
                 self._prepare_screen()
                 if isinstance(effect, Leave):
@@ -119,14 +126,18 @@ class Program:
                 if effect is not None:
                     self._carry_out(effect, screen)
 
-    def _sleep(self) -> None:
-        """Wait for a key, an answer or a signal; while answers are late, until the age changes."""
+    def _sleep(self) -> bool:
+        """Wait for a key, an answer or a signal; while answers are late, until the age changes.
+
+        Return True if there is something to read from the terminal.
+        """
         answers = self._feed.news.answers
         is_late = answers is None or time.time() - answers.at > LATE_INTERVALS * self._interval_seconds
         timeout = AGING_SECONDS if is_late else LATE_INTERVALS * self._interval_seconds
         ready, _, _ = select.select([sys.stdin.fileno(), self._woken], [], [], timeout)
         if self._woken in ready:
             os.read(self._woken, 4096)
+        return sys.stdin.fileno() in ready
 
     def _wake(self) -> None:
         with suppress(BlockingIOError):  # it is awake already
@@ -192,8 +203,6 @@ class Program:
             self._feed.wants_hour = True
             self._feed.refresh()
         self._feed.wants_hour = self._ui.screen == GRID
-        if self._ui.screen == HELP and not self._ui.lines:
-            self._ui = self._ui._replace(lines=HELP_LINES)
 
     def _carry_out(self, effect: Effect, screen: curses.window) -> None:
         if isinstance(effect, Do) and effect.action.do is None:

@@ -13,7 +13,7 @@ from gpushared.cli.table import Segment, text_width
 from gpushared.cli.top.actions import ACTIONS, target_of
 from gpushared.cli.top.answers import Answers
 from gpushared.cli.top.grid import LEGEND, grid
-from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, PANELS, Prompt, Ui, chosen_row, place
+from gpushared.cli.top.keys import GRID, HELP, PANELS, Prompt, Ui, chosen_row, place
 from gpushared.cli.top.panels import LEASES, QUEUE, Panel, notes
 from gpushared.light import NamedTuple
 
@@ -55,12 +55,12 @@ def picture(news: News, ui: Ui, panels: Mapping[str, Panel], size: Size, now: fl
     above = _header(news, size, now)
     below = _footer(ui, panels, size)
     room = size.height - len(above) - len(below)
-    if news.answers is None:
-        middle: list[Line] = [[Segment("asking the daemon" if not news.trouble else "trying again")]]
-    elif ui.screen == PANELS:
-        middle = _panels(ui, panels, size.width, room)
-    else:
+    if ui.screen != PANELS:
         middle = _other_screen(news.answers, ui, size.width)
+    elif news.answers is None:
+        middle = [[Segment("trying again" if news.trouble else "asking the daemon")]]
+    else:
+        middle = _panels(ui, panels, size.width, room)
     middle = [*middle[: max(0, room)], *([[]] * max(0, room - len(middle)))]
     lines = [*above, *middle, *below][: size.height]
     return [cut(clean(line, plain=size.plain), size.width) for line in lines]
@@ -222,9 +222,16 @@ def _panel(
     if not panel.rows:
         return lines[:height]
     cells = [row.cells for row in panel.rows]
-    names, *rows = table.segments(panel.columns, cells, headers=True, width=width - 1, drops=panel.drops)
+    names, *rows = table.segments(
+        panel.columns,
+        cells,
+        headers=True,
+        width=width - 1,
+        drops=panel.drops,
+        shown=slice(first, first + room),
+    )
     lines.append([Segment(" "), *names])
-    for number, row in enumerate(rows[first : first + room], start=first):
+    for number, row in enumerate(rows, start=first):
         if number == chosen and is_focused:
             plain_row = "".join(one.text for one in row)
             lines.append([Segment(f">{plain_row}".ljust(width), CHOSEN)])
@@ -246,15 +253,16 @@ def _title(panel: Panel, first: int, room: int, words: str) -> str:
 # --- other screens ---------------------------------------------------------------------------------------
 
 
-def _other_screen(answers: Answers, ui: Ui, width: int) -> list[Line]:
+def _other_screen(answers: Answers | None, ui: Ui, width: int) -> list[Line]:
     lines: list[Line]
     if ui.screen == HELP:
-        lines = [[Segment(line)] for line in HELP_LINES]
+        lines = [[Segment(line)] for line in ui.lines]
         title = "KEYS"
     elif ui.screen == GRID:
         title = "THE LAST HOUR"
-        if answers.recent is None:
-            lines = [[Segment(answers.recent_trouble or "asking the daemon")]]
+        if answers is None or answers.recent is None:
+            trouble = "" if answers is None else answers.recent_trouble
+            lines = [[Segment(trouble or "asking the daemon")]]
         else:
             lines = [*grid(answers.recent, width), [], *_wrapped(LEGEND, width, indent=2, look=QUIET)]
     else:
@@ -281,8 +289,14 @@ def _wrapped(line: str, width: int, indent: int, look: str = "") -> list[Line]:
 
 def clean(line: Iterable[Segment], *, plain: bool) -> list[Segment]:
     """Return the line without characters that could do something to a terminal; in ASCII where it must be."""
-    found = [one._replace(text=text.printable(one.text)) for one in line]
-    return [one._replace(text=_ascii(one.text)) for one in found] if plain else found
+    return [_cleaned(one, plain=plain) for one in line]
+
+
+def _cleaned(one: Segment, *, plain: bool) -> Segment:
+    if one.text.isprintable() and (one.text.isascii() or not plain):
+        return one
+    shown = text.printable(one.text)
+    return Segment(_ascii(shown) if plain else shown, one.look)
 
 
 def _ascii(shown: str) -> str:

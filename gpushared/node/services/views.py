@@ -25,6 +25,7 @@ from gpushared.domain.model.lease import (
     Grant,
     Idle,
     Lease,
+    LeaseId,
     NeverClaimed,
     Notice,
     Outcome,
@@ -55,14 +56,28 @@ class Views:
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop
         self.simulated = simulated
+        self._made: dict[tuple[LeaseId, bool], tuple[Lease, leases_pb2.Lease]] = {}
+        self._made_of: tuple[NodeState, Sample] | None = None
 
     def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
-        """Show one lease as this caller may see it.
+        """Show one lease as this caller may see it; callers with the same rights get the same message.
 
         Containers, and the words on an outcome, which may name an image, are shown to the lease's owner and to
         trusted callers.
         """
         with_names = caller.trusted or caller.uid == lease.owner_uid
+        state = self._loop.state
+        if lease.id not in state.leases or isinstance(lease.state, Queued | Requeued | Suspended):
+            return self._lease(lease, sample, with_names=with_names)
+        if self._made_of is None or self._made_of[0] is not state or self._made_of[1] is not sample:
+            self._made, self._made_of = {}, (state, sample)
+        made = self._made.get((lease.id, with_names))
+        if made is None or made[0] is not lease:
+            made = lease, self._lease(lease, sample, with_names=with_names)
+            self._made[lease.id, with_names] = made
+        return made[1]
+
+    def _lease(self, lease: Lease, sample: Sample, *, with_names: bool) -> leases_pb2.Lease:
         view = _asked(lease.request)
         view.id, view.state = lease.id, state_name(lease.state)
         view.simulated = self.simulated

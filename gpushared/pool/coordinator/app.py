@@ -44,6 +44,7 @@ from gpushared.net.front import Front, listen
 from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, Peer
 from gpushared.net.intake import Intake
+from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi
 from gpushared.notify.outbox import NotificationOutbox
 from gpushared.notify.payload import Origin
@@ -52,8 +53,10 @@ from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
+from gpushared.pool.coordinator.page_streams import pool_streams
 from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.pool.coordinator.pool_notifier import PoolNotifier
+from gpushared.pool.coordinator.pool_page import PoolPage
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Room, Service
 from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
@@ -139,6 +142,8 @@ class PoolDaemon:
         self._rooms = rooms
         self._stop = asyncio.Event()
         self._troubles = Troubles()
+        self._revisions = Revisions()
+        self._troubles.on_change = self._revisions.state_changed
         self._identities = AdminIdentities(config.coordinator.trusted_groups)
         self._runtime_dir = Path(config.coordinator.runtime_dir)
         self._mark_path = mark_path(config)
@@ -148,6 +153,7 @@ class PoolDaemon:
         self._of_calls = CallAudit(self._audit.take)
         self._metrics = PoolMetrics(lambda: self._loop, self._troubles, self._audit, lambda: self._config)
         self._json = JsonApi({})
+        self._page: PoolPage | None = None
         self._told = ""
         self.users_port = 0
         self.nodes_port = 0
@@ -167,6 +173,9 @@ class PoolDaemon:
             self._outbox.reload()
         self._told = ""  # the next tick logs the status again, after the messages about the reload
         self._metrics.reload()
+        self._revisions.state_changed()
+        if self._page is not None:
+            self._page.listeners.reload()
         self._audit.config = config.audit
         self._audit.told_of_reload()
         log.info("configuration reloaded")
@@ -259,6 +268,7 @@ class PoolDaemon:
             *(epoch, state.revision, len(state.jobs), len(state.members)),
         )
         self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
+        self._loop.on_change = self._revisions.state_changed
         return self._loop
 
     def _make_notifier(self, loop: PoolLoop, pool: str, stack: AsyncExitStack) -> None:
@@ -324,9 +334,16 @@ class PoolDaemon:
     def _front(self) -> tuple[Front, CallAuthenticator]:
         """Return the unix socket's front, and the authenticator of its gRPC calls."""
         inner = self._runtime_dir / INNER_SOCKET
-        routes = Routes(json=self._answer, docker=_no_docker, metrics=self._metrics.page)
+        routes = Routes(
+            json=self._answer, docker=_no_docker, metrics=self._metrics.page, browser=self._take_over
+        )
         front = Front(inner, self._identities, routes)
+        self._shares = routes.shares
         return front, CallAuthenticator(self._identities, front.secret, shares=routes.shares)
+
+    async def _take_over(self, exchange: Exchange) -> None:
+        assert self._page is not None, "the socket is served after the page was made"
+        await self._page.take_over(exchange)
 
     async def _answer(self, request: WebRequest) -> WebReply:
         return await self._json.answer(request)
@@ -347,20 +364,28 @@ class PoolDaemon:
         self.users_port, self.nodes_port = users.port, nodes.port
         connections = Connections({users.port, nodes.port}, bounds)
         callers.met = connections.met
-        await self._serve_locally(services, front, listener, stack)
+        await self._serve_locally(coordinator, services, front, listener, stack)
         for server in (users, nodes):
             await stack.enter_async_context(server.serving(services))
         stack.push_async_callback(coordinator.link.close)
         return connections
 
     async def _serve_locally(
-        self, services: Sequence[Service], front: Front, listener: socket.socket, stack: AsyncExitStack
+        self,
+        coordinator: CoordinatorParts,
+        services: Sequence[Service],
+        front: Front,
+        listener: socket.socket,
+        stack: AsyncExitStack,
     ) -> None:
         inner = self._runtime_dir / INNER_SOCKET
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
-        self._json = JsonApi(calls, self._of_calls)
+        self._json = JsonApi(calls, self._of_calls, lambda: self._revisions)
+        streams = pool_streams(self._json, self._revisions, services)
+        stack.push_async_callback(streams.close)
+        self._page = PoolPage(coordinator, self._json, streams, self._identities, self._shares)
         server = ListenerServer(Listener.LOCAL, f"unix:{inner}", None)
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))
@@ -368,6 +393,8 @@ class PoolDaemon:
 
     async def _live(self, loop: PoolLoop, connections: Connections, coordinator: CoordinatorParts) -> None:
         """Serve until the stop. Raises Deposed if this coordinator must not go on."""
+        page = self._page
+        assert page is not None, "it is served already"
         self._notifier.ready(self._status(loop))
         log.info(
             "serving pool users_port=%d nodes_port=%d: %s",
@@ -389,6 +416,7 @@ class PoolDaemon:
             self._outbox.run(),
             self._pool_notifier.run(),
             self._metrics.run(),
+            page.listeners.run(),
             loop.ended(),
             self._parts.store.lost(),
             self._stop.wait(),
@@ -481,6 +509,10 @@ async def _ask_status(channel: grpc.aio.Channel) -> None:
 
 class AdminIdentities(Identities):
     """Identify callers; trust root, trusted groups, and the daemon's own user, who owns its files anyway."""
+
+    async def account(self, key: int | str) -> Caller:
+        caller = await super().account(key)
+        return replace(caller, trusted=True) if caller.uid == os.geteuid() else caller
 
     async def caller(self, peer: Peer) -> Caller:
         caller = await super().caller(peer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,6 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from gpushared.api.v1 import jobs_pb2
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.request import Caller
@@ -22,7 +23,7 @@ from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
-from gpushared.pool.trust.callers import Callers, PoolCaller
+from gpushared.pool.trust.callers import Callers, PersonCaller, PoolCaller, unless
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_log import AuditLog
@@ -43,6 +44,9 @@ class Listener(StrEnum):
     """This listener is the unix socket, for administrators."""
 
 
+JobOutput = Callable[[jobs_pb2.LogsRequest, Caller], AsyncIterator[jobs_pb2.LogChunk]]
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """Describe a gRPC service. ``calls`` are the unary calls that the unix socket answers also as JSON."""
@@ -51,6 +55,8 @@ class Service:
     listeners: frozenset[Listener]
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
+    output: JobOutput | None = None
+    """Read the output of a job for a browser's user or one of the unix socket; only the service of jobs has it."""
 
 
 @dataclass(slots=True)
@@ -114,6 +120,10 @@ def _served(
 
 def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
     async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
-        return await handler(message, callers.local(caller))
+        found = callers.of_json(caller)
+        if not isinstance(caller, PersonCaller):
+            return await handler(message, found)
+        with callers.watching(found) as gone:
+            return await unless(gone, handler(message, found))
 
     return call

@@ -98,7 +98,7 @@ def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
         unary.add(server)
         server.add_generic_rpc_handlers((room.streams(),))
 
-    return (Service(unary.name, unary.listeners, add, unary.calls),)
+    return (Service(unary.name, unary.listeners, add, unary.calls, room.output),)
 
 
 class _Room:
@@ -197,6 +197,11 @@ class _Room:
         self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
         async for chunk in self._callers.stream(self._written, message, context, "Jobs/Logs"):
+            yield chunk
+
+    async def output(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
+        """Yield a job's output for a browser's user or one of the unix socket. Raises errors of the tree."""
+        async for chunk in self._written(message, self._callers.of_json(caller)):
             yield chunk
 
     async def _written(

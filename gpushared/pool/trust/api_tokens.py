@@ -100,6 +100,13 @@ class ApiTokens:
         self._used[words.id] = now
         return kept.record
 
+    def record(self, token_id: str, now: float) -> ApiRecord:
+        """Return the record of a token that was recognised before. Raises PermissionRefused."""
+        if (problem := self.problem(token_id, now)) is not None:
+            raise problem
+        self._used[token_id] = now
+        return self._known[token_id].record
+
     def problem(self, token_id: str, now: float) -> PermissionRefused | None:
         """Return the fault of a token that was recognised before, or None if the token has none."""
         kept = self._known.get(token_id)

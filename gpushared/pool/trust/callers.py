@@ -4,6 +4,7 @@
   `Jobs` carry the node's signed assertion for the user who asks.
 - On the users' port no connection has a certificate; a call carries an API token, or is one of `Join`.
 - On the unix socket the kernel names the caller; root and the trusted groups are the pool's admins.
+- A browser's user has logged in with an API token, or is named by a proxy that the configuration trusts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from google.protobuf.message import Message
 
 from gpushared.domain.jobs.job import ROOT, NodeName, Owner
-from gpushared.domain.model.errors import GpushareError, PermissionRefused
+from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import CallAuthenticator, Context, abort
@@ -80,6 +81,16 @@ class PoolCaller:
                 hint="on the coordinator's machine root may; others: [users.NAME] admin = true, and for a "
                 "token --scope admin",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonCaller(Caller):
+    """Identify a browser's user, a person of the pool, who needs no account on this machine.
+
+    ``token`` is the id of the API token with which the browser logged in; a proxy's user has none.
+    """
+
+    token: str = ""
 
 
 class Callers:
@@ -201,6 +212,45 @@ class Callers:
         principal = f"{caller.name}@{self._pool}"
         return PoolCaller(Owner(principal, caller.name, admin=True), None, ALL_SCOPES, is_admin=True)
 
+    # --- browsers
+
+    def logged_in(self, secret: str) -> PersonCaller:
+        """Return the user of an API token's secret words. Raises PermissionRefused."""
+        return self.token_caller(self._tokens.recognise(read_api_token(secret), self._now()).id)
+
+    def token_caller(self, token: str) -> PersonCaller:
+        """Return the user of a token that logged in before. Raises PermissionRefused if it counts no more."""
+        caller = self._speaking_for(self._tokens.record(token, self._now()))
+        return _person_caller(caller, token)
+
+    def named_caller(self, name: str) -> PersonCaller:
+        """Return the user whom a proxy names. Raises PermissionRefused."""
+        return _person_caller(self._named(name))
+
+    def of_json(self, caller: Caller) -> PoolCaller:
+        """Return the caller of a call in JSON: a browser's user, or one of the unix socket.
+
+        Raises PermissionRefused.
+        """
+        if not isinstance(caller, PersonCaller):
+            return self.local(caller)
+        if caller.token:
+            return self._speaking_for(self._tokens.record(caller.token, self._now()))
+        return self._named(caller.name)
+
+    def _named(self, name: str) -> PoolCaller:
+        if name.partition("@")[0] == ROOT:
+            raise PermissionRefused(
+                "a proxy cannot say that its user is root", hint="root sees the page by `gpushare web --pool`"
+            )
+        try:
+            owner = self._owner(name)
+        except RequestError as error:
+            raise PermissionRefused(error.message, hint=error.hint) from error
+        return PoolCaller(owner, None, ALL_SCOPES, owner.admin)
+
+    # --- tokens
+
     def _bearer(self, header: str | bytes | None) -> PoolCaller:
         return self._speaking_for(self._recognised(header))
 
@@ -217,12 +267,7 @@ class Callers:
 
         A node asserts users of that realm only if its join token gave it the realm.
         """
-        people = self._people()
-        if "@" in record.person:
-            owner = people.owner(record.person)
-        else:
-            admin = record.person in people.admins
-            owner = Owner(f"{record.person}@{self._pool}", record.person, admin)
+        owner = self._owner(record.person)
         is_admin = owner.admin and Scope.ADMIN in record.scopes
         return PoolCaller(
             replace(owner, admin=is_admin),
@@ -231,6 +276,13 @@ class Callers:
             is_admin,
             judge=lambda now: self._tokens.problem(record.id, now),
         )
+
+    def _owner(self, person: str) -> Owner:
+        """Return a person as the owner of jobs. Raises RequestError if the text is no person."""
+        people = self._people()
+        if "@" in person:
+            return people.owner(person)
+        return Owner(f"{person}@{self._pool}", person, person in people.admins)
 
     async def unary(
         self,
@@ -319,6 +371,10 @@ class Callers:
         """
         with self._calls.of(caller.owner.principal), self._certificate_status.watching(caller.judge) as gone:
             yield gone
+
+
+def _person_caller(caller: PoolCaller, token: str = "") -> PersonCaller:
+    return PersonCaller(NOBODY_HERE, NOBODY_HERE, caller.owner.person, trusted=caller.is_admin, token=token)
 
 
 async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]) -> _Answered:

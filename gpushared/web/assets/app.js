@@ -3,7 +3,7 @@ import { Failure, call, logout, request } from "./api.js";
 import { h, name, patch } from "./dom.js";
 import { Stream } from "./stream.js";
 import { span } from "./format.js";
-import { closeDialog, dialogTree } from "./dialog.js";
+import { closeDialog } from "./dialog.js";
 
 /** @typedef {{user: string, uid: number, trusted: boolean, node: string, pool: string, simulated: boolean, version: string, base: string}} Session */
 /** @typedef {Record<string, string>} Parameters of the path and the query: `id`, `user`... */
@@ -19,7 +19,9 @@ import { closeDialog, dialogTree } from "./dialog.js";
  */
 
 const TICK_MS = 1000;
+const DRAW_MS = 5000; // without a change, for the ages that the page shows
 const MAX_FETCHED = 200;
+const RELOAD_MS = 10_000;
 const LINKS = [
   { path: "", title: "GPUs" },
   { path: "queue", title: "Queue" },
@@ -44,6 +46,7 @@ let failure = null;
 let route = "";
 let visits = 0;
 let drawing = false;
+let drawnAt = 0;
 let clockAhead = 0;
 /** @type {Map<string, {version: string, answer: any}>} */
 const fetched = new Map();
@@ -69,14 +72,17 @@ async function visit() {
   fetched.clear();
   closeDialog();
   try {
+    const loading = import(`./pages/${route === "" ? "machine" : /^[a-z]+$/.test(route) ? route : "missing"}.js`);
+    loading.catch(() => {}); // what fails first is told below
     if (route !== "login") await learnSession();
-    const module = await import(`./pages/${/^[a-z]+$/.test(route) ? route : route === "" ? "machine" : "missing"}.js`);
+    const module = await loading;
     if (visitNumber !== visits) return;
     page = module;
     follow();
   } catch (error) {
     if (visitNumber !== visits) return;
-    if (error instanceof Failure && error.status === 401) return toLogin(error.message);
+    if (error instanceof Failure && error.status === 401) return ended(error);
+    if (!(error instanceof Failure) && reload()) return;
     page = await import("./pages/missing.js");
     failure = error instanceof Failure ? error : null;
   }
@@ -87,9 +93,18 @@ async function visit() {
   }
 }
 
+/** Load the shell anew where a script is gone, as after an update of the daemon; not again and again. */
+function reload() {
+  const last = Number(sessionStorage.getItem("reloaded"));
+  if (Date.now() - last < RELOAD_MS) return false;
+  sessionStorage.setItem("reloaded", String(Date.now()));
+  location.reload();
+  return true;
+}
+
 function follow() {
   stream?.close();
-  stream = page && new Stream(page.watch(parameters, context()), draw, (error) => toLogin(error.message));
+  stream = page && new Stream(page.watch(parameters, context()), draw, ended);
 }
 
 async function learnSession() {
@@ -100,8 +115,14 @@ async function learnSession() {
   session = await answer.json();
 }
 
+/** @param {Failure} error */
+function ended(error) {
+  toLogin(`${session.user ? "Your session ended: " : ""}${error.message}`);
+}
+
 /** @param {string} why */
 function toLogin(why) {
+  session = { ...session, user: "" };
   const back = route === "login" ? "" : location.href;
   history.replaceState({ why, back }, "", new URL("login", document.baseURI));
   visit();
@@ -129,12 +150,16 @@ function followLink(event) {
 
 // --- what is shown
 
+function isPool() {
+  return Boolean(session.pool) && (!session.node || localStorage.getItem("pool") === "1");
+}
+
 /** @returns {Context} */
 function context() {
   return {
     session,
     parameters,
-    pool: Boolean(session.pool) && localStorage.getItem("pool") === "1",
+    pool: isPool(),
     now: (Date.now() + clockAhead) / 1000,
     troubles: stream?.troubles ?? {},
     logs: stream?.logs ?? {},
@@ -174,6 +199,7 @@ function draw() {
   drawing = true;
   requestAnimationFrame(() => {
     drawing = false;
+    drawnAt = Date.now();
     const now = context();
     patch(place("header"), header(now));
     if (page) {
@@ -182,13 +208,19 @@ function draw() {
       patch(place("main"), troubles(now), page.view({ ...stream?.answers, failure }, now));
     }
     patch(place("footer"), footer());
-    patch(place("dialog"), dialogTree(draw));
   });
+}
+
+function tick() {
+  if (document.hidden) return;
+  if (Date.now() - drawnAt >= DRAW_MS) draw();
+  else patch(place("header"), header(context()));
 }
 
 /** @param {Context} now */
 function troubles(now) {
-  const found = new Map(Object.values(now.troubles).map((trouble) => [trouble.message, trouble]));
+  const parts = Object.entries(now.troubles).filter(([name]) => name !== "log"); // a log says so in its own place
+  const found = new Map(parts.map(([, trouble]) => [trouble.message, trouble]));
   return [...found.values()].map((trouble) =>
     h("p", { class: "banner", role: "status" }, h("strong", null, "This part is missing: "), trouble.message, trouble.hint && ` (${trouble.hint})`),
   );
@@ -198,7 +230,7 @@ function troubles(now) {
 function header(now) {
   return h(
     "div",
-    { class: "bar-top" },
+    { class: "bar" },
     h("a", { class: "home", href: "." }, h("strong", null, "gpushare"), " ", session.user && name(now.pool ? session.pool : session.node || session.pool)),
     session.simulated && h("span", { class: "chip", title: "no real hardware is leased here" }, "SIMULATED"),
     session.user && session.pool && session.node && poolSwitch(now),
@@ -208,7 +240,7 @@ function header(now) {
           h("a", { href: link.path || ".", "aria-current": link.path === route ? "page" : null }, link.path || !now.pool ? link.title : "Pool"))),
     badge(),
     themeSwitch(),
-    session.user && h("span", { class: "who" }, "you are ", name(session.user), session.trusted && " (admin)", " ", h("button", { class: "plain", onclick: leave }, "Log out")),
+    session.user && h("span", { class: "who", title: "you" }, name(session.user), session.trusted && " (admin)", " ", h("button", { class: "plain", onclick: leave }, "Log out")),
   );
 }
 
@@ -240,7 +272,7 @@ function themeSwitch() {
     showTheme();
     draw();
   };
-  return h("button", { class: "plain theme", title: `change to ${next}`, onclick: choose }, `Theme: ${theme}`);
+  return h("button", { class: "plain theme", "aria-label": `Theme: ${theme}; change to ${next}`, title: `Theme: ${theme}; change to ${next}`, onclick: choose }, { system: "◐", dark: "☾", light: "☀" }[theme]);
 }
 
 function showTheme() {
@@ -252,7 +284,6 @@ function showTheme() {
 
 async function leave() {
   await logout().catch(() => {});
-  session = { ...session, user: "" };
   toLogin("You logged out.");
 }
 
@@ -263,5 +294,5 @@ function footer() {
 showTheme();
 addEventListener("popstate", visit);
 document.addEventListener("click", followLink);
-setInterval(() => !document.hidden && draw(), TICK_MS);
+setInterval(tick, TICK_MS);
 visit();

@@ -1,24 +1,24 @@
 // Ask once more before something changes, with the command that stands for it.
-import { h } from "./dom.js";
+import { h, patch } from "./dom.js";
 
-/** @typedef {import("./api.js").Failure} Failure */
-/** @typedef {{name: string, label: string, value: string, hint?: string, type?: string}} Field */
+/** @typedef {Record<string, string>} Values of the fields, by their names */
+/** @typedef {{name: string, label: string, value: string, hint: string}} Field */
 /**
  * @typedef {{title: string, text?: string, yes: string, fields?: Field[], danger?: boolean,
- *   command: (values: Record<string, string>) => string, run: (values: Record<string, string>) => Promise<string>}} Question
+ *   command: (values: Values) => string, run: (values: Values) => Promise<string>}} Question
  */
 
 /** @type {Question | null} */
 let question = null;
-/** @type {Record<string, string>} */
+/** @type {Values} */
 let values = {};
-/** @type {{busy?: boolean, done?: string, error?: Failure}} */
+/** @type {{busy?: boolean, done?: string, error?: import("./api.js").Failure}} */
 let outcome = {};
 
 const element = () => /** @type {HTMLDialogElement} */ (document.getElementById("dialog"));
 
-/** @param {Question} asked @param {() => void} draw */
-export function ask(asked, draw) {
+/** @param {Question} asked */
+export function ask(asked) {
   question = asked;
   values = Object.fromEntries((asked.fields ?? []).map((field) => [field.name, field.value]));
   outcome = {};
@@ -27,48 +27,42 @@ export function ask(asked, draw) {
 }
 
 export function closeDialog() {
-  if (element().open) element().close();
+  element().close();
   question = null;
 }
 
-/** @param {() => void} draw */
-export function dialogTree(draw) {
-  if (!question) return null;
+function draw() {
+  if (!question) return;
   const { title, text, yes, fields = [], danger, command } = question;
-  return h(
-    "form",
-    { method: "dialog", onsubmit: (/** @type {Event} */ event) => submit(event, draw) },
-    h("h2", { id: "dialog-title" }, title),
-    text && h("p", null, text),
-    !outcome.done && fields.map((field) => input(field, draw)),
-    h("p", { class: "command" }, h("span", null, outcome.done ? "This was: " : "This is: "), h("code", null, command(values))),
-    h(
-      "div",
-      { "aria-live": "polite" },
-      outcome.busy && h("p", { class: "quiet" }, "The daemon is asked…"),
-      outcome.done && h("p", { class: "good" }, `Done: ${outcome.done}`),
-      outcome.error && h("p", { class: "bad" }, h("strong", null, "Refused: "), outcome.error.message, outcome.error.hint && h("span", { class: "hint" }, ` ${outcome.error.hint}`)),
-    ),
-    h(
-      "p",
-      { class: "buttons" },
-      h("button", { type: "button", onclick: closeDialog }, outcome.done ? "Close" : "Leave it"),
-      !outcome.done && h("button", { class: danger ? "primary danger" : "primary", disabled: outcome.busy }, yes),
-    ),
+  const { busy, done, error } = outcome;
+  patch(
+    element(),
+    h("form", { onsubmit: submit },
+      h("h2", { id: "dialog-title" }, title),
+      text && h("p", null, text),
+      !done && fields.map(input),
+      h("p", null, done ? "This was: " : "This is: ", h("code", null, command(values))),
+      h("div", { role: "status" },
+        busy && h("p", { class: "quiet" }, "The daemon is asked…"),
+        done && h("p", { class: "good" }, `Done: ${done}`),
+        error && h("p", { class: "bad" }, h("strong", null, "Refused: "), error.message, error.hint && ` (${error.hint})`)),
+      h("p", { class: "buttons" },
+        h("button", { type: "button", onclick: closeDialog }, done ? "Close" : "Leave it"),
+        !done && h("button", { class: danger ? "primary danger" : "primary", disabled: busy }, yes))),
   );
 }
 
-/** @param {Field} field @param {() => void} draw */
-function input(field, draw) {
-  const changed = (/** @type {Event} */ event) => {
-    values = { ...values, [field.name]: /** @type {HTMLInputElement} */ (event.target).value };
+/** @param {Field} field */
+function input({ name, label, hint }) {
+  const changed = (/** @type {any} */ event) => {
+    values = { ...values, [name]: event.target.value };
     draw();
   };
-  return h("label", { class: "field" }, field.label, h("input", { name: field.name, value: values[field.name], oninput: changed, autocomplete: "off" }), field.hint && h("small", null, field.hint));
+  return h("label", { class: "field" }, label, h("input", { name, value: values[name], oninput: changed, autocomplete: "off" }), h("small", null, hint));
 }
 
-/** @param {Event} event @param {() => void} draw */
-async function submit(event, draw) {
+/** @param {Event} event */
+async function submit(event) {
   event.preventDefault();
   const asked = question;
   if (!asked || outcome.busy || outcome.done) return;
@@ -78,4 +72,5 @@ async function submit(event, draw) {
   if (question !== asked) return;
   outcome = result;
   draw();
+  element().querySelector("button")?.focus(); // the one that was pressed may be gone
 }

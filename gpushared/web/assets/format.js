@@ -171,3 +171,8 @@ export function grantedBytes(grants) {
 export function freeSize(gpu) {
   return `${share(gpu.compute_free_permille)}, ${memory(gpu.memory_free_bytes)}`;
 }
+
+/** Return `1 lease`, `2 leases`. @param {number} number @param {string} word */
+export function count(number, word) {
+  return `${number} ${word}${number === 1 ? "" : "s"}`;
+}

@@ -4,128 +4,104 @@ import { compute, freeSize, memory, memoryPair, percent, share } from "./format.
 import { gpuName, hue, leaseLink, leasePath } from "./leases.js";
 import { table } from "./table.js";
 
-/** @typedef {{id: string, user: string, held: number, used: number | null, words: string, lease?: Lease}} Part */
+/** @typedef {{key: string, user?: string, path?: string, size: number, used?: number, words: string}} Part */
+/** @typedef {{lease: Lease, grant: Grant}} Holding */
 
 const WHOLE = 1000;
+const UNHEARD = "unknown"; // the mode of the GPUs of a node that is silent
 
 /** @param {Gpu} gpu @param {Lease[]} leases all of the answer @param {import("./app.js").Context} context */
 export function gpuCard(gpu, leases, context) {
-  const mine = leases.filter((lease) => lease.grants.some((grant) => grant.gpu_uuid === gpu.uuid) && lease.state !== "ended");
-  const where = gpu.node && context.pool ? `${gpu.node} · ` : "";
-  return h(
-    "section",
-    { class: "card gpu", key: `${gpu.node} ${gpu.uuid}`, "aria-label": `${where}GPU ${gpuName(gpu)}` },
-    h("div", { class: "gpu-head" },
-      h("h2", null, where && name(gpu.node), where && " · ", `GPU ${gpuName(gpu)}`),
+  const holdings = leases.flatMap((lease) => lease.grants.filter((grant) => grant.gpu_uuid === gpu.uuid).map((grant) => ({ lease, grant })));
+  const where = context.pool && gpu.node ? `${gpu.node} · ` : "";
+  const split = gpu.mode === "mig";
+  const isUnheard = gpu.mode === UNHEARD;
+  return h("section", { class: "card", key: `${gpu.node} ${gpu.uuid}`, "aria-label": `${where}GPU ${gpuName(gpu)}` },
+    h("div", { class: "head" },
+      h("h2", null, h("bdi", null, where), `GPU ${gpuName(gpu)}`),
       name(gpu.name, "quiet"),
-      h("span", { class: modeClass(gpu) }, gpu.mode)),
-    gpu.mode === "mig"
-      ? h("p", { class: "quiet" }, "MIG instances of this GPU are leased, each by itself.")
-      : h("p", { class: "free" }, "Free: ", h("strong", null, freeSize(gpu))),
-    gpu.mode !== "mig" && strips(gpu, mine),
-    h("p", { class: "readings quiet" }, readings(gpu)),
-    gpu.mode !== "mig" && h("details", null, h("summary", null, `As a table (${mine.length} ${mine.length === 1 ? "lease" : "leases"})`), holders(gpu, mine, context)),
-  );
+      h("span", { class: gpu.drained || isUnheard ? "tag bad" : "tag" }, gpu.mode)),
+    split ? h("p", { class: "quiet" }, "Its MIG instances are leased, each by itself.") : h("p", { class: "free" }, isUnheard ? "When last heard of, free: " : "Free: ", h("strong", null, freeSize(gpu))),
+    !split && strips(gpu, holdings),
+    h("p", { class: "quiet" }, readings(gpu)),
+    !split && h("details", null, h("summary", null, "As a table"), holders(gpu, holdings, context)));
 }
 
 /** @param {Gpu} gpu */
-function modeClass(gpu) {
-  return `tag ${gpu.drained ? "bad" : ""}`;
-}
-
-/** @param {Gpu} gpu */
-function readings(gpu) {
+function readings({ temperature_celsius, power_watts, memory_used_bytes, memory_total_bytes, sharing }) {
   return [
-    gpu.temperature_celsius !== undefined && `${gpu.temperature_celsius} C`,
-    gpu.power_watts !== undefined && `${Math.round(gpu.power_watts)} W`,
-    `${memoryPair(gpu.memory_used_bytes, gpu.memory_total_bytes)} used`,
-    gpu.sharing !== "none" && `sharing by ${gpu.sharing}`,
+    temperature_celsius !== undefined && `${temperature_celsius} C`,
+    power_watts !== undefined && `${Math.round(power_watts)} W`,
+    `${memoryPair(memory_used_bytes, memory_total_bytes)} used`,
+    sharing && sharing !== "none" && `sharing by ${sharing}`,
   ].filter(Boolean).join(" · ");
 }
 
-/** @param {Gpu} gpu @param {Lease[]} leases */
-function strips(gpu, leases) {
-  const total = Number(gpu.memory_leasable_bytes);
-  const stray = Number(gpu.memory_unmanaged_bytes);
-  const memoryParts = leases.map((lease) => memoryPart(lease, gpu));
-  const computeParts = leases.map((lease) => computePart(lease, gpu)).filter((part) => part.held);
+/** @param {Gpu} gpu @param {Holding[]} holdings */
+function strips(gpu, holdings) {
+  const { memory_unmanaged_bytes: stray, utilization_ratio: busy } = gpu;
+  const memoryParts = [...holdings.map(memoryPart), ...(Number(stray) ? [{ key: "stray", size: Number(stray), words: `${memory(stray)} without a lease` }] : [])];
+  const computeParts = holdings.map(({ lease, grant }) => ({ ...part(lease), size: grant.compute_permille, words: computeOf(grant) }));
   return [
-    strip("Memory", memoryParts, total, stray && { held: stray, words: `${memory(stray)} without a lease` }, memory(gpu.memory_free_bytes)),
-    strip("Compute", computeParts, WHOLE, null, share(gpu.compute_free_permille)),
+    strip("Memory", memoryParts, Number(gpu.memory_leasable_bytes), memory(gpu.memory_free_bytes)),
+    strip("Compute", computeParts, WHOLE, share(gpu.compute_free_permille)),
     h("div", { class: "strip-row" },
-      h("span", { class: "strip-name" }, "Busy"),
-      h("span", { class: "meter", "aria-hidden": "true" }, h("span", { class: "fill", style: { width: `${100 * (gpu.utilization_ratio ?? 0)}%` } })),
-      h("span", { class: "meter-words" }, gpu.utilization_ratio === undefined ? "not read" : percent(gpu.utilization_ratio))),
+      h("span", { class: "quiet" }, "Busy"),
+      h("span", { class: "meter", "aria-hidden": "true" }, h("span", { class: "fill", style: { width: `${100 * (busy ?? 0)}%` } })),
+      busy === undefined ? "not read" : percent(busy)),
   ];
 }
 
-/** @param {Lease} lease @param {Gpu} gpu @returns {Part} */
-function memoryPart(lease, gpu) {
-  const whole = lease.grants.reduce((sum, grant) => sum + Number(grant.memory_bytes), 0);
-  const held = heldBytes(lease, gpu);
-  const used = lease.memory_used_bytes === undefined || !whole ? null : Number(lease.memory_used_bytes) / whole;
-  const words = lease.grants.length > 1 ? memory(held) : memoryPair(lease.memory_used_bytes, held);
-  return { id: lease.id, user: lease.owner, held, used, words, lease };
+/** @param {Lease} lease */
+function part({ id, owner, node }) {
+  return { key: id, user: owner, path: leasePath(id, node) };
 }
 
-/** @param {Lease} lease @param {Gpu} gpu @returns {Part} */
-function computePart(lease, gpu) {
-  const grant = grantOn(lease, gpu);
-  return { id: lease.id, user: lease.owner, held: grant?.compute_permille ?? 0, used: null, words: computeOf(lease, gpu), lease };
+/** @param {Holding} holding @returns {Part} */
+function memoryPart({ lease, grant }) {
+  const { grants, memory_used_bytes: used } = lease;
+  const held = grants.reduce((sum, one) => sum + Number(one.memory_bytes), 0);
+  // Of several GPUs only the use of all is known.
+  const words = grants.length > 1 ? memory(grant.memory_bytes) : memoryPair(used, grant.memory_bytes);
+  return { ...part(lease), size: Number(grant.memory_bytes), used: used === undefined ? 0 : Math.min(1, Number(used) / held), words };
 }
 
-/** @param {Lease} lease @param {Gpu} gpu */
-function grantOn(lease, gpu) {
-  return lease.grants.find((grant) => grant.gpu_uuid === gpu.uuid);
+/** @param {Grant} grant */
+function computeOf(grant) {
+  return compute(grant.compute_permille, grant.compute_limit_permille);
 }
 
-/** @param {Lease} lease @param {Gpu} gpu */
-function heldBytes(lease, gpu) {
-  return Number(grantOn(lease, gpu)?.memory_bytes ?? 0);
-}
-
-/** @param {Lease} lease @param {Gpu} gpu */
-function computeOf(lease, gpu) {
-  const grant = grantOn(lease, gpu);
-  return grant ? compute(grant.compute_permille, grant.compute_limit_permille) : "";
-}
-
-/**
- * @param {string} title @param {Part[]} parts @param {number} whole
- * @param {{held: number, words: string} | 0 | null} stray memory that processes without a lease hold @param {string} free
- */
-function strip(title, parts, whole, stray, free) {
-  const width = (/** @type {number} */ held) => ({ width: `${whole ? (100 * held) / whole : 0}%` });
+/** @param {string} title @param {Part[]} parts @param {number} whole @param {string} free */
+function strip(title, parts, whole, free) {
+  const words = (/** @type {string} */ text) => h("span", null, ` ${text}`);
   return h("div", { class: "strip-row" },
-    h("span", { class: "strip-name" }, title),
-    h("ul", { class: "strip-parts", "aria-label": title },
-      parts.map((part) =>
-        h("li", { key: part.id, class: `part ${hue(part.user)}`, style: width(part.held) },
-          h("a", { href: leasePath(part.id), title: `${part.id} of ${part.user}: ${part.words}` },
-            h("bdi", null, part.user), h("span", { class: "words" }, ` ${part.words}`)),
-          part.used !== null && h("span", { class: "fill", style: { width: `${Math.min(100, 100 * part.used)}%` } }))),
-      stray && h("li", { key: "stray", class: "part stray", style: width(stray.held), title: stray.words }, h("span", { class: "words" }, stray.words)),
-      h("li", { key: "free", class: "rest" }, h("span", { class: "words" }, `${free} free`))));
+    h("span", { class: "quiet" }, title),
+    h("ul", { class: "parts", "aria-label": title },
+      parts.filter((one) => one.size).map(({ key, user, path, size, used, words: text }) =>
+        h("li", { key, class: user === undefined ? "part stray" : "part", style: { width: `${(100 * size) / whole}%`, ...(user && hue(user)) }, title: `${user ?? ""} ${text}` },
+          path ? h("a", { href: path }, h("bdi", null, user), words(text)) : words(text),
+          used !== undefined && h("span", { class: "fill", style: { width: `${100 * used}%` } }))),
+      h("li", { key: "free", class: "rest" }, words(`${free} free`))));
 }
 
-/** @param {Gpu} gpu @param {Lease[]} leases @param {import("./app.js").Context} context */
-function holders(gpu, leases, context) {
+/** @param {Gpu} gpu @param {Holding[]} holdings @param {import("./app.js").Context} context */
+function holders(gpu, holdings, context) {
   return table({
-    caption: `Leases on GPU ${gpuName(gpu)}`,
-    rows: leases,
-    key: (lease) => lease.id,
+    caption: `Leases on GPU ${gpuName(gpu)}${gpu.node && ` of ${gpu.node}`}`,
+    rows: holdings,
+    key: ({ lease }) => lease.id,
     empty: "No lease is here.",
     columns: [
-      { title: "lease", cell: (lease) => leaseLink(lease, context) },
-      { title: "user", cell: (lease) => name(lease.owner) },
-      { title: "compute", right: true, cell: (lease) => computeOf(lease, gpu) },
-      { title: "memory held", right: true, cell: (lease) => memory(heldBytes(lease, gpu)) },
-      { title: "used", right: true, cell: (lease) => (lease.grants.length > 1 ? `${memory(lease.memory_used_bytes)} on all its GPUs` : memory(lease.memory_used_bytes)) },
+      { title: "lease", cell: ({ lease }) => leaseLink(lease, context) },
+      { title: "user", cell: ({ lease }) => name(lease.owner) },
+      { title: "compute", right: true, cell: ({ grant }) => computeOf(grant) },
+      { title: "memory held", right: true, cell: ({ grant }) => memory(grant.memory_bytes) },
+      { title: "used", right: true, cell: ({ lease }) => memory(lease.memory_used_bytes) + (lease.grants.length > 1 ? " on all its GPUs" : "") },
     ],
   });
 }
 
 export function stripLegend() {
   const item = (/** @type {string} */ kind, /** @type {string} */ words) => h("span", null, h("span", { class: `key ${kind}`, "aria-hidden": "true" }), ` ${words}`);
-  return h("p", { class: "keys quiet" }, item("held", "held by a lease"), item("used", "used of it"), item("stray", "used without a lease"), item("none", "free"));
+  return h("p", { class: "keys quiet" }, item("part", "held by a lease"), item("used", "used of it"), item("part stray", "used without a lease"), item("", "free"));
 }

@@ -1,91 +1,112 @@
 // Show leases and GPUs in the cells and the words of the command line.
 import { h, name } from "./dom.js";
-import { MISSING, gpuOf, grantedBytes, grantedShare, leaseState, memory, memoryPair, span, start } from "./format.js";
+import { MISSING, count, gpuOf, grantedBytes, grantedShare, leaseState, memory, memoryPair, span, start } from "./format.js";
 
 /** @typedef {import("./app.js").Context} Context */
-/** @typedef {import("./dom.js").Child} Child */
-/** @typedef {{lease: Lease} | {process: UnmanagedProcess}} Holder */
 
 const HUES = 8;
 const LEASE = "l-"; // so ids of leases begin
 
-/** Return the same colour for a user on all pages. @param {string} user */
+/** Return the style of a user's colour, the same on all pages. @param {string} user */
 export function hue(user) {
   const sum = [...user].reduce((hash, letter) => (hash * 31 + (letter.codePointAt(0) ?? 0)) >>> 0, 7);
-  return `hue-${sum % HUES}`;
+  return { "--hue": `var(--hue-${sum % HUES})` };
 }
 
-/** @param {string} text */
-export function or(text) {
-  return text || MISSING;
+/** Return the path of a lease, or of the job that waits in a lease's place. @param {string} id @param {string} [node] another one */
+export function leasePath(id, node) {
+  return `${id.startsWith(LEASE) ? "lease" : "job"}/${encodeURIComponent(id)}${node ? `?node=${encodeURIComponent(node)}` : ""}`;
 }
 
-/** Link a lease, or the job that waits in a lease's place in the pool. @param {Lease} lease @param {Context} context */
-export function leaseLink(lease, { session }) {
-  const away = lease.node && lease.node !== session.node;
-  return h("a", { href: leasePath(lease.id) + (away ? `?node=${encodeURIComponent(lease.node)}` : ""), class: "mono" }, lease.id);
+/** @param {{id: string, node: string}} lease @param {Context} context */
+export function leaseLink({ id, node }, { session }) {
+  return h("a", { href: leasePath(id, node === session.node ? "" : node), class: "mono" }, id);
 }
 
-/** @param {string} id */
-export function leasePath(id) {
-  return `${id.startsWith(LEASE) ? "lease" : "job"}/${encodeURIComponent(id)}`;
+/** Return True for a lease of the reader. @param {Lease} lease @param {Context} context */
+export function isMine({ owner_uid, node }, { session }) {
+  return owner_uid === String(session.uid) && (!node || node === session.node);
 }
 
 /** Return the cells of a lease as `gpushare ps` has them. @param {Lease} lease @param {number} now */
 export function leaseCells(lease, now) {
   const { grants } = lease;
   return {
+    node: lease.node || MISSING,
+    user: lease.owner,
     state: leaseState(lease),
-    gpu: or(grants.map(gpuOf).join(",")),
-    share: or(grantedShare(grants)),
+    gpu: grants.map(gpuOf).join(",") || MISSING,
+    share: grantedShare(grants) || MISSING,
     memory: grants.length ? memoryPair(lease.memory_used_bytes, grantedBytes(grants)) : MISSING,
-    wall: or(lease.memory_wall),
+    wall: lease.memory_wall || MISSING,
     age: span(now - lease.created_at),
     left: lease.expires_at && lease.state !== "ended" ? span(lease.expires_at - now) : MISSING,
     idle: lease.idle_since ? span(now - lease.idle_since) : MISSING,
+    name: lease.container_name || MISSING,
+    image: lease.image || MISSING,
   };
 }
 
-/** Return the columns of leases and of processes without one. @param {Context} context */
-export function holderColumns(context) {
-  const { now, pool, session } = context;
-  const cell = (/** @type {keyof ReturnType<typeof leaseCells>} */ key, /** @type {(p: UnmanagedProcess) => string} */ other = () => MISSING) =>
-    (/** @type {Holder} */ holder) => ("lease" in holder ? leaseCells(holder.lease, now)[key] : other(holder.process));
-  const of = (/** @type {Holder} */ holder) => ("lease" in holder ? holder.lease : null);
-  const user = (/** @type {Holder} */ holder) => ("lease" in holder ? holder.lease.owner : holder.process.user);
-  const nodeOf = (/** @type {Holder} */ holder) => ("lease" in holder ? holder.lease.node : holder.process.node);
+/** Return the cells of a process without a lease. @param {UnmanagedProcess} process @returns {ReturnType<typeof leaseCells>} */
+function processCells({ node, user, gpu_index, memory_bytes, command, pid }) {
+  const none = MISSING;
+  const words = pid ? `${command} (pid ${pid})`.trim() : none;
+  return { node: node || none, user: user || none, state: "unmanaged", gpu: String(gpu_index), share: none, memory: memory(memory_bytes), wall: "none", age: none, left: none, idle: none, name: words, image: none };
+}
+
+/**
+ * Return the rows of leases and of processes without one, with what the columns of figures are sorted by.
+ * @param {Lease[]} leases @param {UnmanagedProcess[]} unmanaged @param {Context} context
+ */
+export function holderRows(leases, unmanaged, context) {
+  const { now } = context;
   return [
-    { title: "lease", sort: (/** @type {Holder} */ one) => of(one)?.id ?? "", cell: (/** @type {Holder} */ one) => ("lease" in one ? leaseLink(one.lease, context) : h("strong", { class: "warn" }, "UNMANAGED")) },
-    ...(pool ? [{ title: "node", sort: nodeOf, cell: (/** @type {Holder} */ one) => name(or(nodeOf(one))) }] : []),
-    { title: "user", sort: user, cell: (/** @type {Holder} */ one) => [name(or(user(one))), of(one)?.owner_uid === String(session.uid) && h("small", null, " you")] },
-    { title: "state", sort: cell("state"), cell: (/** @type {Holder} */ one) => ("lease" in one ? stateMark(leaseState(one.lease)) : "unmanaged") },
-    { title: "gpu", sort: cell("gpu"), cell: cell("gpu", (process) => String(process.gpu_index)) },
-    { title: "share", right: true, sort: (/** @type {Holder} */ one) => of(one)?.grants.reduce((sum, grant) => sum + grant.compute_permille, 0) ?? 0, cell: cell("share") },
-    { title: "memory", right: true, sort: (/** @type {Holder} */ one) => ("lease" in one ? grantedBytes(one.lease.grants) : Number(one.process.memory_bytes ?? 0)), cell: cell("memory", (process) => memory(process.memory_bytes)) },
-    { title: "wall", wide: true, cell: cell("wall", () => "none") },
-    { title: "age", right: true, wide: true, sort: (/** @type {Holder} */ one) => -(of(one)?.created_at ?? 0), cell: cell("age") },
-    { title: "left", right: true, sort: (/** @type {Holder} */ one) => of(one)?.expires_at || Infinity, cell: cell("left") },
-    { title: "idle", right: true, sort: (/** @type {Holder} */ one) => -(of(one)?.idle_since || Infinity), cell: cell("idle") },
-    { title: "name", sort: (/** @type {Holder} */ one) => of(one)?.container_name ?? "", cell: (/** @type {Holder} */ one) => name(or("lease" in one ? one.lease.container_name : processName(one.process))) },
-    { title: "image", wide: true, cell: (/** @type {Holder} */ one) => name(or(of(one)?.image ?? "")) },
+    ...leases.map((lease) => ({
+      ...leaseCells(lease, now),
+      key: `${lease.node} ${lease.id}`,
+      lease: leaseLink(lease, context),
+      mine: isMine(lease, context),
+      order: { share: lease.grants.reduce((sum, grant) => sum + grant.compute_permille, 0), memory: grantedBytes(lease.grants), age: -lease.created_at, left: lease.expires_at || Infinity, idle: -lease.idle_since || -Infinity },
+    })),
+    ...unmanaged.map((process) => ({
+      ...processCells(process),
+      key: `${process.node} ${process.pid} ${process.gpu_uuid}`,
+      lease: h("strong", { class: "warn" }, "UNMANAGED"),
+      mine: false,
+      order: { share: 0, memory: Number(process.memory_bytes ?? 0), age: 0, left: Infinity, idle: -Infinity },
+    })),
   ];
 }
 
-/** @param {UnmanagedProcess} process */
-function processName(process) {
-  return process.pid ? `${process.command} (pid ${process.pid})`.trim() : "";
+/** @typedef {ReturnType<typeof holderRows>[number]} HolderRow */
+
+/** @param {boolean} pool @returns {import("./table.js").Column<HolderRow>[]} */
+export function holderColumns(pool) {
+  const words = (/** @type {"node" | "user" | "gpu" | "wall" | "name" | "image"} */ title, wide = false) =>
+    ({ title, wide, sort: (/** @type {HolderRow} */ row) => row[title], cell: (/** @type {HolderRow} */ row) => name(row[title]) });
+  const figure = (/** @type {keyof HolderRow["order"]} */ title, wide = false) =>
+    ({ title, wide, right: true, sort: (/** @type {HolderRow} */ row) => row.order[title], cell: (/** @type {HolderRow} */ row) => row[title] });
+  return [
+    { title: "lease", cell: (row) => row.lease },
+    ...(pool ? [words("node")] : []),
+    { ...words("user"), cell: (row) => [name(row.user), row.mine && h("small", null, " you")] },
+    { title: "state", sort: (row) => row.state, cell: (row) => stateMark(row.state) },
+    words("gpu"), figure("share"), figure("memory"), words("wall", true), figure("age", true), figure("left"), figure("idle"), words("name"), words("image", true),
+  ];
 }
 
-const MARKS = /** @type {Record<string, [string, string]>} */ ({
-  active: ["●", "good"], running: ["●", "good"], ready: ["●", "good"], succeeded: ["✓", "good"], finished: ["✓", "good"],
-  queued: ["◷", "warn"], held: ["◷", "warn"], suspended: ["‖", "warn"], paused: ["‖", "warn"], failed: ["✕", "bad"], over_limit: ["✕", "bad"],
+const MARKS = /** @type {Record<string, [string, string[]]>} */ ({
+  good: ["●", ["active", "running", "ready", "succeeded", "finished"]],
+  warn: ["◷", ["queued", "held", "suspended", "paused", "requeued", "suspect", "drained"]],
+  bad: ["✕", ["failed", "over_limit", "unmanaged", "unknown"]],
+  quiet: ["○", []],
 });
 
 /** Show a state as a word with a mark. @param {string} words such as `finished(3)` */
 export function stateMark(words) {
-  const failed = /^finished\((?!0\))/.test(words);
-  const [mark, kind] = failed ? MARKS.failed : (MARKS[words.replace(/\(.*/, "")] ?? ["○", "quiet"]);
-  return h("span", { class: kind }, h("span", { "aria-hidden": "true" }, `${mark} `), words);
+  const [, word, code] = /^([^(]*)(?:\((.*)\))?/.exec(words) ?? [];
+  const kind = Number(code) ? "bad" : (Object.keys(MARKS).find((one) => MARKS[one][1].includes(word)) ?? "quiet");
+  return h("span", { class: kind }, h("span", { "aria-hidden": "true" }, `${MARKS[kind][0]} `), words);
 }
 
 /** Word the expected start as `gpushare queue` does. @param {Waiting} waiting @param {number} now */
@@ -98,39 +119,39 @@ export function gpuName(gpu) {
   return gpu.label || String(gpu.index);
 }
 
-/** @param {Gpu} gpu */
-function gpuPlace(gpu) {
-  return gpu.node ? `${gpuName(gpu)} of ${gpu.node}` : gpuName(gpu);
-}
-
 /** Word what is wrong, each cause once, as `gpushare gpus` does. @param {ListGpusResponse} answer @param {number} now */
 export function healthLines(answer, now) {
+  const place = (/** @type {Gpu} */ gpu) => gpuName(gpu) + (gpu.node && ` of ${gpu.node}`);
   /** @type {Map<string, string[]>} */
   const places = new Map();
   for (const gpu of answer.gpus) {
     const told = gpu.drained?.sick && gpu.drained.reason.includes(gpu.trouble);
-    if (gpu.trouble && !told) places.set(gpu.trouble, [...(places.get(gpu.trouble) ?? []), gpuPlace(gpu)]);
+    if (gpu.trouble && !told) places.set(gpu.trouble, [...(places.get(gpu.trouble) ?? []), place(gpu)]);
   }
   const ofGpus = [...places].map(([trouble, names]) => `GPU${names.length > 1 ? "s" : ""} ${names.join(", ")}: ${trouble}`);
+  const drains = answer.gpus.flatMap((gpu) => {
+    if (!gpu.drained) return [];
+    const { reason, sick, by, since } = gpu.drained;
+    const ago = `${span(now - since)} ago`;
+    const text = sick ? `unhealthy: GPU ${place(gpu)} ${reason} ${ago}; gpushare undrain ${gpu.index} ends that` : `drained: GPU ${place(gpu)}: ${reason} (${by}, ${ago})`;
+    return [{ text, bad: sick }];
+  });
   return [
-    ...(answer.notices ?? []).map((text) => ({ text, bad: false })),
-    ...[...new Set(answer.troubles ?? []), ...ofGpus].map((text) => ({ text: `trouble: ${text}`, bad: true })),
-    ...answer.gpus.flatMap((gpu) => (gpu.drained ? [{ text: drainLine(gpu, gpu.drained, now), bad: gpu.drained.sick }] : [])),
+    ...answer.notices.map((text) => ({ text, bad: false })),
+    ...[...new Set(answer.troubles), ...ofGpus].map((text) => ({ text: `trouble: ${text}`, bad: true })),
+    ...drains,
   ];
 }
 
-/** @param {Gpu} gpu @param {Drained} drained @param {number} now */
-function drainLine(gpu, drained, now) {
-  const since = `${span(now - drained.since)} ago`;
-  if (drained.sick) return `unhealthy: GPU ${gpuPlace(gpu)} ${drained.reason} ${since}; gpushare undrain ${gpu.index} ends that`;
-  return `drained: GPU ${gpuPlace(gpu)}: ${drained.reason} (${drained.by}, ${since})`;
-}
-
-/** @param {Lease[]} leases @returns {Lease[]} those that wait, in the order of `gpushare queue` */
+/** Return the leases that wait, in the order of `gpushare queue`. @param {Lease[]} leases */
 export function waitingOf(leases) {
-  const order = (/** @type {Lease} */ one) => one.waiting?.position ?? 0;
+  const place = (/** @type {Lease} */ lease) => lease.waiting?.position ?? 0;
   return leases
     .filter((lease) => lease.waiting)
-    .sort((one, other) => (one.node === other.node ? order(one) - order(other) : one.node < other.node ? -1 : 1));
+    .sort((one, other) => (one.node === other.node ? place(one) - place(other) : one.node < other.node ? -1 : 1));
 }
 
+/** @param {number} number */
+export function waits(number) {
+  return `${count(number, "request")} ${number === 1 ? "waits" : "wait"}`;
+}

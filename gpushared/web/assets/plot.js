@@ -1,26 +1,25 @@
 // Draw one chart with uPlot, which is loaded when the first chart is there.
 
-/** @typedef {import("./charts.js").Chart} Chart */
-/** @typedef {import("./charts.js").Tone} Tone */
-/** @typedef {CanvasRenderingContext2D} Tile */
-
 const HEIGHT = 190;
 const AXIS_WIDTH = 58;
+const AXIS_HEIGHT = 40;
 const DAY_SECONDS = 86400;
+const BAR_STEPS = [1, 2, 7, 14, 28, 91, 364].map((days) => days * DAY_SECONDS);
 const TILE = 8;
-/** @type {Record<Tone, {pattern?: (tile: Tile) => void, dash?: number[]}>} */
-const TONES = {
-  used: {},
-  big: { pattern: stripes },
-  idle: { pattern: dots },
-  unseen: { pattern: grid },
-  held: { dash: [10, 4] },
-  peak: { dash: [2, 3] },
-  past: { dash: [6, 4] },
+/** @type {Partial<Record<Tone, number[]>>} */
+const DASHES = { held: [10, 4], peak: [2, 3], past: [6, 4] };
+/** @type {Partial<Record<Tone, (tile: CanvasRenderingContext2D) => void>>} */
+const PATTERNS = {
+  big: (tile) => {
+    tile.lineWidth = 3;
+    [-TILE, 0, TILE].forEach((from) => (tile.moveTo(from - 1, TILE + 1), tile.lineTo(from + TILE + 1, -1)));
+    tile.stroke();
+  },
+  idle: (tile) => [0, 4].forEach((at) => tile.fillRect(at, at, 3, 3)),
+  unseen: (tile) => (tile.fillRect(0, 0, TILE, 1), tile.fillRect(0, 0, 1, TILE)),
 };
 /** @type {WeakMap<HTMLElement, Plot>} */
 const plots = new WeakMap();
-
 /** @type {Promise<any> | undefined} */
 let library;
 
@@ -30,7 +29,7 @@ function load() {
     const script = document.createElement("script");
     script.src = new URL("vendor/uPlot.iife.min.js", import.meta.url).href;
     script.onload = () => resolve(/** @type {any} */ (window).uPlot);
-    script.onerror = () => reject(new Error("the library of the charts did not load"));
+    script.onerror = reject;
     document.head.append(script);
   });
   return library;
@@ -60,7 +59,7 @@ export class Plot {
     element.append(this.ground, this.readout);
     element.addEventListener("keydown", (event) => this.key(event));
     this.draw = this.draw.bind(this);
-    this.watcher = new ResizeObserver(() => this.resize());
+    this.watcher = new ResizeObserver(() => this.element.clientWidth !== this.drawing?.width && this.draw());
     this.watcher.observe(element);
     this.dark = matchMedia("(prefers-color-scheme: dark)");
     this.dark.addEventListener("change", this.draw);
@@ -93,18 +92,12 @@ export class Plot {
     this.drawing = new uPlot(this.options(uPlot, this.chart, width), columnsOf(this.chart), this.ground);
   }
 
-  resize() {
-    const width = this.element.clientWidth;
-    if (width && this.drawing && width !== this.drawing.width) this.drawing.setSize({ width, height: HEIGHT });
-    else if (!this.drawing) this.draw();
-  }
-
   /** Say the figures at a time. @param {number} at the number of the time */
   tell(at) {
     const chart = this.chart;
     if (!chart || !(at in chart.times)) return;
     this.at = at;
-    const figures = chart.series.map((one) => `${one.name} ${chart.write(one.values[at] ?? null)}`);
+    const figures = chart.series.map((one) => `${one.name} ${chart.write(one.values[at]) || "-"}`);
     const words = `${chart.writeTime(chart.times[at], at)}: ${figures.join(", ")}`;
     this.readout.textContent = words;
     this.element.setAttribute("aria-valuenow", String(at));
@@ -114,54 +107,67 @@ export class Plot {
   /** @param {KeyboardEvent} event */
   key(event) {
     const last = (this.chart?.times.length ?? 0) - 1;
-    const steps = /** @type {Record<string, number>} */ ({ ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10, Home: -last, End: last });
-    const step = steps[event.key];
+    const step = /** @type {Record<string, number>} */ ({ ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last })[event.key];
     if (step === undefined || !this.chart) return;
     event.preventDefault();
     this.tell(Math.min(last, Math.max(0, this.at + step)));
     this.drawing?.setCursor({ left: this.drawing.valToPos(this.chart.times[this.at], "x"), top: 0 }, false);
   }
 
-  /** @param {string} name a custom property; its pair for light and dark is resolved by the browser */
+  /** Return a custom property as the browser resolves it for the theme. @param {string} name */
   color(name) {
     this.readout.style.color = `var(${name})`;
-    const color = getComputedStyle(this.readout).color;
+    const { color } = getComputedStyle(this.readout);
     this.readout.style.color = "";
     return color;
   }
 
   /** @param {any} uPlot @param {Chart} chart @param {number} width */
-  options(uPlot, chart, width) {
-    const [quiet, line] = [this.color("--quiet"), this.color("--line")];
-    const font = `12px ${getComputedStyle(this.element).fontFamily}`;
-    const axis = { stroke: quiet, font, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 } };
-    const series = chart.series.map((one) => this.series(uPlot, chart.form, one.tone));
+  options(uPlot, { form, times, series, suffix = "" }, width) {
+    const line = { stroke: this.color("--line"), width: 1 };
+    const axis = { stroke: this.color("--quiet"), font: `12px ${getComputedStyle(this.element).fontFamily}`, grid: line, ticks: { ...line, size: 4 } };
+    const bars = form === "bars" && uPlot.paths.bars({ size: [0.72, 44] });
+    const shown = series.map((one) => this.series(one.tone, bars));
     return {
       width,
       height: HEIGHT,
       padding: [10, 10, 0, 0],
       legend: { show: false },
-      cursor: { drag: { x: false, y: false }, y: false, points: { show: chart.form === "lines" } },
+      cursor: { drag: { x: false }, y: false, points: { show: !bars } },
       scales: {
-        x: chart.form === "bars" ? { range: () => withMargin(chart.times) } : {},
-        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, chart.top ?? (most > 0 ? most * 1.08 : 1)] },
+        x: bars ? { range: () => withMargin(times) } : {},
+        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.06 : 1] },
       },
       axes: [
-        { ...axis, size: 40, values: timesBelow },
-        { ...axis, size: AXIS_WIDTH, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map((value) => `${value}${chart.suffix}`) },
+        { ...axis, size: AXIS_HEIGHT, values: timesBelow, ...(bars ? { incrs: BAR_STEPS } : {}) },
+        { ...axis, size: AXIS_WIDTH, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map((value) => value + suffix) },
       ],
-      series: [{}, ...(chart.form === "lines" ? series : series.reverse())],
+      series: [{}, ...(bars ? shown.reverse() : shown)],
       hooks: { setCursor: [(/** @type {any} */ drawing) => drawing.cursor.left >= 0 && this.tell(drawing.cursor.idx)] },
     };
   }
 
-  /** @param {any} uPlot @param {Chart["form"]} form @param {Tone} tone */
-  series(uPlot, form, tone) {
-    const { dash, pattern } = TONES[tone];
+  /** @param {Tone} tone @param {any} bars */
+  series(tone, bars) {
     const color = this.color(`--tone-${tone}`);
-    if (form === "lines") return { stroke: color, width: 2, dash, points: { show: () => false }, fill: dash ? undefined : color.replace(/^rgb\((.*)\)$/, "rgba($1, .16)") };
-    const fill = pattern ? patternOf(color, this.color("--card"), pattern) : color;
-    return { stroke: color, width: 1, fill, points: { show: false }, paths: form === "bars" ? uPlot.paths.bars({ size: [0.72, 44] }) : undefined };
+    const dash = DASHES[tone];
+    const points = { show: () => false }; // a single sample between gaps is a point all the same
+    if (!bars) return { stroke: color, width: 2, dash, points, fill: dash ? undefined : color.replace(/^rgb\((.*)\)$/, "rgba($1, .16)") };
+    return { stroke: color, width: 1, points, paths: bars, fill: this.fill(tone, color) };
+  }
+
+  /** @param {Tone} tone @param {string} color */
+  fill(tone, color) {
+    const canvas = document.createElement("canvas");
+    canvas.width = canvas.height = TILE;
+    const tile = canvas.getContext("2d");
+    const pattern = PATTERNS[tone];
+    if (!tile || !pattern) return color;
+    tile.fillStyle = this.color("--card");
+    tile.fillRect(0, 0, TILE, TILE);
+    tile.fillStyle = tile.strokeStyle = color;
+    pattern(tile);
+    return tile.createPattern(canvas, "repeat");
   }
 }
 
@@ -169,18 +175,13 @@ export class Plot {
 function columnsOf({ form, times, series, unit }) {
   const columns = series.map((one) => one.values.map((value) => (value === null ? null : value / unit)));
   if (form === "lines") return [times, ...columns];
-  const sums = columns.map((_, last) =>
-    times.map((__, at) => {
-      const parts = columns.slice(0, last + 1).map((column) => column[at]);
-      return parts.includes(null) ? null : parts.reduce((sum, part) => Number(sum) + Number(part), 0);
-    }),
-  );
+  const sums = columns.map((_, last) => times.map((__, at) => columns.slice(0, last + 1).reduce((sum, column) => sum + Number(column[at]), 0)));
   return [times, ...sums.reverse()];
 }
 
 /** Leave half a step on both sides, so that the outer bars are whole. @param {number[]} times */
 function withMargin(times) {
-  const [first, last] = [times[0] ?? 0, times[times.length - 1] ?? 0];
+  const [first, last] = [times[0], times[times.length - 1]];
   const step = times.length > 1 ? (last - first) / (times.length - 1) : DAY_SECONDS;
   return [first - step / 2, last + step / 2];
 }
@@ -192,45 +193,10 @@ function withMargin(times) {
 function timesBelow(_, times, __, ___, step) {
   let before = "";
   return times.map((at) => {
-    const moment = new Date(at * 1000);
-    const local = new Date(at * 1000 - moment.getTimezoneOffset() * 60_000).toISOString();
+    const local = new Date((at - 60 * new Date(at * 1000).getTimezoneOffset()) * 1000).toISOString();
     const [day, time] = [local.slice(5, 10), local.slice(11, 16)];
-    const isNew = day !== before;
+    const words = step >= DAY_SECONDS ? day : day === before ? time : `${time}\n${day}`;
     before = day;
-    return step >= DAY_SECONDS ? day : isNew ? `${time}\n${day}` : time;
+    return words;
   });
-}
-
-/** @param {string} color @param {string} ground @param {(tile: Tile) => void} pattern */
-function patternOf(color, ground, pattern) {
-  const canvas = document.createElement("canvas");
-  canvas.width = canvas.height = TILE;
-  const tile = /** @type {Tile} */ (canvas.getContext("2d"));
-  tile.fillStyle = ground;
-  tile.fillRect(0, 0, TILE, TILE);
-  tile.fillStyle = tile.strokeStyle = color;
-  pattern(tile);
-  return tile.createPattern(canvas, "repeat");
-}
-
-/** @param {Tile} tile */
-function stripes(tile) {
-  tile.lineWidth = 3;
-  for (const from of [-TILE, 0, TILE]) {
-    tile.moveTo(from - 1, TILE + 1);
-    tile.lineTo(from + TILE + 1, -1);
-  }
-  tile.stroke();
-}
-
-/** @param {Tile} tile */
-function dots(tile) {
-  tile.fillRect(0, 0, 3, 3);
-  tile.fillRect(4, 4, 3, 3);
-}
-
-/** @param {Tile} tile */
-function grid(tile) {
-  tile.fillRect(0, 0, TILE, 1);
-  tile.fillRect(0, 0, 1, TILE);
 }

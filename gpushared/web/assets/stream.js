@@ -6,7 +6,7 @@ const FIRST_WAIT_MS = 500;
 const MAX_WAIT_MS = 15_000;
 const LOG_LINES = 1000;
 
-/** @typedef {{name: string, answer?: any, set?: any, lists?: any, lines?: string[], code?: string, message?: string, hint?: string}} Event */
+/** @typedef {{name: string, answer?: any, set?: any, lists?: any, lines?: string[], first?: boolean, code?: string, message?: string, hint?: string}} Event */
 
 /** Keeps the answers of one page's calls as they are now. */
 export class Stream {
@@ -128,7 +128,7 @@ export class Stream {
     delete this.troubles[name];
     if (kind === "state") this.answers[name] = event.answer;
     if (kind === "change") this.answers[name] = changed(this.answers[name] ?? {}, event);
-    if (kind === "log") this.logs[name] = [...(this.logs[name] ?? []), ...(event.lines ?? [])].slice(-LOG_LINES);
+    if (kind === "log") this.logs[name] = [...(event.first ? [] : this.logs[name] ?? []), ...(event.lines ?? [])].slice(-LOG_LINES);
   }
 }
 

@@ -1,5 +1,6 @@
 // Tables that people can sort, and that scroll inside themselves where the screen is narrow.
-import { h } from "./dom.js";
+import { h, name } from "./dom.js";
+import { MISSING } from "./format.js";
 
 /**
  * @template Row
@@ -76,4 +77,21 @@ function sort(rows, column, down) {
   const compare = (/** @type {any} */ one, /** @type {any} */ other) => (one < other ? -1 : one > other ? 1 : 0);
   const sorted = [...rows].sort((one, other) => compare(value(one), value(other)));
   return down ? sorted.reverse() : sorted;
+}
+
+/**
+ * Return a column of names. @template Row
+ * @param {string} title @param {(row: Row) => string | undefined} read @param {boolean} [wide] @returns {Column<Row>}
+ */
+export function names(title, read, wide) {
+  return { title, wide, cell: (row) => name(read(row) || MISSING), sort: (row) => read(row) ?? "" };
+}
+
+/**
+ * Return a column of figures, which are written as the command line writes them. @template Row
+ * @param {string} title @param {(row: Row) => any} read @param {(figure: any) => string} [write] @param {boolean} [wide]
+ * @returns {Column<Row>}
+ */
+export function figures(title, read, write = (figure) => String(figure ?? ""), wide) {
+  return { title, wide, right: true, cell: (row) => write(read(row)) || MISSING, sort: (row) => Number(read(row) ?? -1) };
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,10 @@ WIDE = "研究者さん", "José🚀", "e\u0301toile"
 Json = dict[str, Any]
 
 
-def gpu(index: int, **said: object) -> Json:
-    used = index % 4 * 20 * GIB
+def gpu(index: int, count: int | None = None, **said: object) -> Json:
+    """A GPU that ``count`` leases hold a quarter of each."""
+    count = index % 4 if count is None else count
+    used = count * 20 * GIB
     return {
         "uuid": f"GPU-{index:04}",
         "index": index,
@@ -33,10 +36,10 @@ def gpu(index: int, **said: object) -> Json:
         "memory_used_bytes": str(used * 3 // 4),
         "memory_free_bytes": str(LEASABLE - used),
         "compute_free_permille": 1000 - used * 1000 // TOTAL,
-        "utilization_ratio": index % 4 * 0.3,
+        "utilization_ratio": count * 0.3,
         "temperature_celsius": 30 + index,
-        "power_watts": 70.0 + 100 * (index % 4),
-        "leases": index % 4,
+        "power_watts": 70.0 + 100 * count,
+        "leases": count,
         "sharing": "mps",
         "sampled_at": NOW - 1,
         **said,
@@ -74,9 +77,9 @@ def lease(number: int, *, gpu: int = 0, **said: object) -> Json:
     }
 
 
-def waiting(number: int, position: int, length: int, **said: object) -> Json:
+def waiting(number: int, position: int, length: int) -> Json:
     return {
-        **lease(number, **said),
+        **lease(number),
         "state": "queued",
         "grants": [],
         "asks": "2",
@@ -111,26 +114,33 @@ def answers(
         LeaseList({"leases": leases, "unmanaged": unmanaged}),
         None if nodes is None else NodeList(nodes),
         NOW - 2,
-        {
-            f"{one.get('node', '')}/{one['uuid']}": tuple(
-                None if minute < 5 else (minute + one["index"]) % 10 / 10 for minute in range(TREND_MINUTES)
-            )
-            for one in gpus
-        },
+        {f"{one.get('node', '')}/{one['uuid']}": trend(one) for one in gpus},
         None if recent is None else RecentUse(recent),
     )
+
+
+def trend(one: Json) -> tuple[float | None, ...]:
+    """A use that goes up and down around the present one, and was not seen before."""
+    use, index = one["utilization_ratio"] or 0.0, one["index"]
+    waves = [math.sin(minute * (1 + index % 3) / 3 + index) for minute in range(5, TREND_MINUTES)]
+    return (*[None] * 5, *(max(0.0, min(1.0, use * (1 + wave / 2))) for wave in waves))
+
+
+HELD = (0, 0, 0, 1, 1, 2, 3, 3, 5)
+"""The GPU that each lease of the busy machine holds a quarter of."""
 
 
 def busy() -> Answers:
     """Eight GPUs; one is sick, one has a process without a lease; two wait."""
     drained = {"reason": "fell off the bus (XID 79)", "since": NOW - 7300, "by": "gpushared", "sick": True}
-    gpus = [gpu(index) for index in range(7)]
+    gpus = [gpu(index, HELD.count(index)) for index in range(7)]
+    lost = {"trouble": drained["reason"], "utilization_ratio": None, "memory_used_bytes": None}
     gpus.append(
-        gpu(7, mode="unhealthy", drained=drained, trouble="fell off the bus (XID 79)", utilization_ratio=None)
+        gpu(7, 0, mode="unhealthy", drained=drained, temperature_celsius=None, power_watts=None, **lost)
     )
-    leases = [lease(number, gpu=number % 7) for number in range(9)]
-    leases[2] = lease(2, gpu=2, idle_since=NOW - 1900)
-    leases[3] = lease(3, gpu=3, state="suspended", memory_used_bytes=None)
+    leases = [lease(number, gpu=index) for number, index in enumerate(HELD)]
+    leases[2] = lease(2, gpu=0, idle_since=NOW - 1900)
+    leases[3] = lease(3, gpu=1, state="suspended", memory_used_bytes=None)
     leases += [waiting(20, 1, 2), waiting(21, 2, 2)]
     stray = {"pid": 4711, "user": "erin", "gpu_index": 5, "gpu_uuid": "GPU-0005", "command": "python"}
     return answers(gpus, leases, unmanaged=[{**stray, "memory_bytes": str(3 * GIB)}])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from gpushared.api.v1.history_messages import RecentUse
 from gpushared.cli.top.actions import ACTIONS, Target, story, target_of
 from gpushared.cli.top.answers import Answers, Scope, UseByMinute, narrowed
 from gpushared.cli.top.keys import (
@@ -201,6 +202,20 @@ def test_in_a_pool_the_job_of_a_lease_is_named() -> None:
     assert (waiting.name, waiting.is_job) == ("k3m9x0p2qb", True)
 
 
+def test_before_the_first_answer_only_leaving_and_reading_is_possible() -> None:
+    for key in ("up", "end", "tab", "s", "k", "enter", "w", "/", "esc", "x"):
+        assert press(Ui(), key, {}) == (Ui(), None)
+    assert isinstance(press(Ui(), "q", {})[1], Leave)
+    for key in ("?", "g"):
+        ui, _ = press(Ui(), key, {})
+        assert press(press(ui, "down", {})[0], "q", {})[0].screen == PANELS
+
+
+def test_the_hour_is_moved_within_its_gpus() -> None:
+    ui, _ = pressed(Ui(), "g", "end")
+    assert ui.scroll == 7
+
+
 def test_no_rows_means_no_target() -> None:
     for key in ("down", "k", "enter", "s"):
         _, effect = pressed(Ui(), key, answers=machines.empty())
@@ -282,7 +297,7 @@ def test_only_one_node_of_the_pool_is_shown() -> None:
 
 def test_minutes_come_from_the_history_then_from_what_is_seen() -> None:
     uses = UseByMinute()
-    uses.take_history(machines.RecentUse(machines.recent()))
+    uses.take_history(RecentUse(machines.recent()))
     answers = machines.empty()
     (gpu,) = answers.gpus.gpus
     for ratio in (0.5, 1.0):

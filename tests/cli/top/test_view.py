@@ -9,9 +9,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from gpushared.api.v1.history_messages import RecentUse
 from gpushared.cli import gpus, ps, queue
 from gpushared.cli.table import text_width
 from gpushared.cli.top.answers import Answers
@@ -20,6 +22,7 @@ from gpushared.cli.top.panels import GPUS, LEASES, NODES, QUEUE, panels
 from gpushared.cli.top.view import News, Size, as_text, picture, shared_out, whole_picture
 from tests.cli.top import machines
 from tests.cli.top.machines import NOW
+from tests.cli.top.svg import of_a_busy_machine, svg
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 STORY = ("l-0002: active, asks 0.25", "  why      " + "a long sentence " * 12, "  story")
@@ -29,6 +32,7 @@ CASES: dict[str, tuple[Callable[[], Answers], Ui, Size]] = {
     "busy-40x10": (machines.busy, Ui(), Size(40, 10)),
     "busy-gpus": (machines.busy, Ui(focus=GPUS, chosen={GPUS: "/GPU-0005"}), Size(100, 24)),
     "busy-ascii": (machines.busy, Ui(), Size(100, 24, plain=True)),
+    "reference": (machines.busy, Ui(), Size(100, 24)),
     "empty-80x24": (machines.empty, Ui(), Size(80, 24)),
     "big-80x24": (machines.big, Ui(chosen={LEASES: "/l-0100"}, orders={LEASES: 1}), Size(80, 24)),
     "big-filter": (machines.big, Ui(words="carol", focus=LEASES), Size(80, 24)),
@@ -39,12 +43,12 @@ CASES: dict[str, tuple[Callable[[], Answers], Ui, Size]] = {
     "help": (machines.busy, Ui(screen=HELP, lines=HELP_LINES), Size(80, 30)),
     "story": (machines.busy, Ui(screen=TEXT, title="gpushare why l-0002", lines=STORY), Size(80, 20)),
     "hour": (
-        lambda: machines.busy()._replace(recent=machines.RecentUse(machines.recent())),
+        lambda: machines.busy()._replace(recent=RecentUse(machines.recent())),
         Ui(screen=GRID),
         Size(100, 16),
     ),
     "hour-narrow": (
-        lambda: machines.busy()._replace(recent=machines.RecentUse(machines.recent())),
+        lambda: machines.busy()._replace(recent=RecentUse(machines.recent())),
         Ui(screen=GRID),
         Size(40, 16),
     ),
@@ -172,6 +176,22 @@ def test_the_panel_in_focus_gets_what_others_do_not_need(
 def test_the_chosen_row_is_marked_without_colour_too() -> None:
     shown = drawn(machines.big(), Ui(chosen={LEASES: "/l-0150"}), Size(80, 24)).splitlines()
     assert [line.split()[0] for line in shown if line.startswith(">")] == [">l-0150"]
+
+
+def test_the_reference_shows_the_picture() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/commands.md").read_text(encoding="utf-8")
+    shown = (SNAPSHOTS / "reference.txt").read_text(encoding="utf-8")
+    assert f"```text\n{shown}```" in page
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_picture_for_pages_has_the_same_text(*, dark: bool) -> None:
+    made = panels(machines.busy(), NOW, words="", orders={}, plain=False)
+    lines = picture(News(machines.busy()), Ui(), made, Size(100, 24), NOW)
+    drawing = fromstring(svg(lines, dark=dark))
+    texts = [one.text or "" for one in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert "".join("".join(texts).split()) == "".join(as_text(lines, colour=False).split())
+    assert len(of_a_busy_machine(dark=dark)) < 100_000
 
 
 def write() -> None:

@@ -146,7 +146,11 @@ SCOPES: dict[str, Sequence[str]] = {
     "submit": ["Jobs/Submit", "Jobs/SubmitBatch"],
     "read": [
         *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Watch", "Jobs/Explain", "Jobs/Nodes"),
-        *(call for call in CALLS if call.startswith(("History/", "Leases/", "Gpus/"))),
+        *(
+            call
+            for call in CALLS
+            if call.startswith(("History/", "Leases/", "Gpus/")) and call not in ONLY_ON_NODES
+        ),
     ],
     "cancel": ["Jobs/Cancel", "Jobs/Hold", "Jobs/SetPriority"],
     "logs": ["Jobs/Logs"],

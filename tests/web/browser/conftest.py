@@ -68,8 +68,10 @@ def forwarders(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def new_visitor(browser: Browser, forwarders: dict[int, Forwarder]) -> AsyncIterator[NewVisitor]:
+async def new_visitor(browser: Browser, request: pytest.FixtureRequest) -> AsyncIterator[NewVisitor]:
     """Makes visitors: call it with a user, and with options for the context, such as ``color_scheme``.
+
+    A user's uid stands for the user on the machine that all look at; a forwarder may lead to another one.
 
     A test fails if anything went wrong in a page of theirs: an error on the console or of a script, a request
     to elsewhere, a violation of the page's policy.
@@ -81,7 +83,9 @@ async def new_visitor(browser: Browser, forwarders: dict[int, Forwarder]) -> Asy
             user: int | Forwarder = ALICE, *, logs_in: bool = True, link: str = "", **options: Any
         ) -> Visitor:
             context = await contexts.enter_async_context(await browser.new_context(**options))
-            visitor = Visitor(context, user if isinstance(user, Forwarder) else forwarders[user])
+            if not isinstance(user, Forwarder):
+                user = request.getfixturevalue("forwarders")[user]
+            visitor = Visitor(context, user)
             visitors.append(visitor)
             visitor.page = await context.new_page()
             if logs_in:

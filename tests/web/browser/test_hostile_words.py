@@ -14,18 +14,15 @@ from playwright.async_api import Page, Route, expect
 from tests.node.daemon import Refused
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.test_for_everybody import PAGES, address
-from tests.web.browser.visitor import Visitor
+from tests.web.browser.visitor import Visitor, too_wide
 from tests.web.browser.world import ADMIN, LINES, MARKUP, RLO, SCRIPT, World
 
 LONG: Final = "n" * 300
 HOSTILE: Final = {
-    "a script": SCRIPT,
-    "markup": MARKUP,
+    "markup": f"{SCRIPT}{MARKUP}${{alert(4)}}{{{{alert(5)}}}}{RLO}txet",
     "a link": "javascript:alert(3)",
-    "text that turns around": f"{RLO}evil{RLO}",
     "a long word": LONG,
-    "a template": "${alert(4)}{{alert(5)}}",
-    "an object's own names": "__proto__",
+    "an object's own name": "__proto__",
 }
 # Fields whose words the page compares, or that are parts of addresses.
 FIXED: Final = frozenset(
@@ -44,7 +41,7 @@ FIXED: Final = frozenset(
             "sort",
         ),
         *("step", "preempt_step", "outcome", "wall", "memory_wall", "sharing", "version", "schema", "bucket"),
-        *("key", "code", "next_page_token"),
+        *("key", "code", "next_page_token", "label", "gpu_label", "uuid", "gpu_uuid"),
     }
 )
 NARROW: Final = {"width": 360, "height": 740}
@@ -57,7 +54,7 @@ def poisoned(answer: Any, word: str, field: str = "") -> Any:
             return {name: poisoned(value, word, name) for name, value in answer.items()}
         case list():
             return [poisoned(one, word, field) for one in answer]
-        case str() if answer and field not in FIXED:
+        case str() if answer and field not in FIXED and not answer.isdigit():
             return word
         case _:
             return answer
@@ -119,7 +116,7 @@ async def test_every_word_of_an_answer_may_be_anything(word: str, world: World, 
         await expect(page.get_by_role("main").get_by_text("Loading…")).to_have_count(0)
         await expect(page.get_by_role("heading", level=1)).to_be_visible()
         assert await foreign(page) == [], name
-        assert await page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], name
+        assert await too_wide(page) == [], name
 
 
 async def foreign(page: Page) -> list[str]:

@@ -25,6 +25,15 @@ expect.set_options(PATIENCE_MS)
 WAITING: Final = re.compile("Connecting|Reconnecting")
 
 
+ROWS: Final = """
+(table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
+  const plain = cell.cloneNode(true);
+  plain.querySelectorAll("[aria-hidden=true]").forEach((one) => one.remove());
+  return plain.textContent.trim();
+}))
+"""
+
+
 class Visitor:
     """A browser context of one user. Whatever went wrong in its pages is kept in ``troubles``."""
 
@@ -52,6 +61,7 @@ class Visitor:
     async def log_in(self, link: str = "") -> None:
         """Open a link of ``gpushare web``, and wait until the page shows something."""
         await self.page.goto(link or self.forwarder.link())
+        await expect(self.page).not_to_have_url(re.compile("/login"))
         await self.wait_live()
 
     async def go(self, path: str = "") -> Page:
@@ -75,9 +85,12 @@ class Visitor:
         """The text of the page's content."""
         return await self.main.inner_text()
 
-    async def row(self, word: str) -> str:
-        """The text of the first row of a table that has this word, its cells separated by tabs."""
-        return await self.main.get_by_role("row").filter(has_text=word).first.inner_text()
+    async def table(self, name: str) -> list[dict[str, str]]:
+        """The rows of a table, each as its cells by the columns' titles, without marks that are only seen."""
+        table = self.main.get_by_role("table", name=name)
+        rows: list[list[str]] = await table.evaluate(ROWS)
+        titles, *rest = rows
+        return [dict(zip(titles, row, strict=True)) for row in rest]
 
     def forgive(self, pattern: str) -> None:
         """Expect a message like this on the console: a browser tells of each refused request there."""
@@ -101,7 +114,7 @@ class Visitor:
         await dialog.dismiss()
 
     def _note_request(self, request: Request) -> None:
-        if not request.url.startswith((self.forwarder.origin, "data:", "about:")):
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "about:")):
             self._note(f"a request left the machine: {request.url}")
         if "/stream?" in request.url:
             self.streams.append(request)
@@ -121,3 +134,17 @@ async def violations(page: Page, axe: Path) -> list[str]:
         for rule in found["violations"]
         for node in rule["nodes"]
     ]
+
+
+async def too_wide(page: Page) -> list[str]:
+    """What makes the page wider than its window, if anything does: the elements that stand out to the right."""
+    found: list[str] = await page.evaluate(
+        """
+        () => document.documentElement.scrollWidth <= innerWidth ? [] :
+          [...document.body.querySelectorAll("*")]
+            .filter((one) => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 1)
+            .filter((one) => ![...one.children].some((child) => child.getBoundingClientRect().right > innerWidth + 1))
+            .map((one) => one.outerHTML.slice(0, 300))
+        """
+    )
+    return found

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,11 +52,13 @@ class World:
         found: Json = json.loads(done.stdout)
         return found
 
-    def rows(self, *words: str, columns: str, uid: int = ADMIN) -> list[list[str]]:
-        """The cells that a command's table has, for this user; wide apart, because cells have blanks."""
-        done = self.daemon.gpushare(*words, "-o", f"columns={columns}", "--no-headers", uid=uid)
+    def table(self, *words: str, columns: Sequence[str], uid: int = ADMIN) -> list[dict[str, str]]:
+        """What a command's table has in these columns, for this user."""
+        chosen = f"columns={','.join(columns)}"
+        done = self.daemon.gpushare(*words, "-o", chosen, "--no-headers", uid=uid)
         assert done.returncode == 0, done.stderr
-        return [line.split("  ") for line in done.stdout.splitlines()]
+        rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def start_daemon() -> DaemonProcess:

@@ -30,8 +30,8 @@ export function view({ why, report }, context) {
     h("p", { class: "headline" }, [job.position > 0 && `position ${job.position}`, `asks ${job.asks}`, ran(job, context.now)].filter(Boolean).join(" · ")),
     sentence && h("p", null, h("span", { class: "quiet" }, "why "), sentence, reason_code && h("span", { class: "quiet" }, ` (${reason_code})`)),
     hint && h("p", null, h("span", { class: "quiet" }, "helps "), hint),
-    buttons(jobActions(job, context), context),
-    h("div", { class: "columns" },
+    buttons(jobActions(job, context)),
+    h("div", { class: "cards" },
       h("section", { class: "card" }, h("h2", null, "What it is"), facts(course(job, context.now))),
       h("section", { class: "card" }, h("h2", null, "Use of what it holds"),
         report?.leases.length

@@ -36,8 +36,8 @@ export function view({ why, leases, report }, context) {
     lease?.outcome && h("p", { class: "banner" }, h("strong", null, leaseState(lease)), lease.outcome.text && `: ${lease.outcome.text}`),
     lease?.notice && h("p", { class: "banner" }, lease.notice.text, lease.notice.ends_at > 0 && ` (${clock(lease.notice.ends_at, context.now)})`),
     lease?.fault && h("p", { class: "banner bad" }, h("strong", null, "Fault: "), lease.fault),
-    lease && (why ? buttons(leaseActions(lease, context), context) : h("p", { class: "quiet" }, "It is on another node: its page there, and `gpushare` there, can change it.")),
-    h("div", { class: "columns" },
+    lease && (why ? buttons(leaseActions(lease, context)) : h("p", { class: "quiet" }, "It is on node ", name(lease.node), ": only the page and the commands there can change it.")),
+    h("div", { class: "cards" },
       h("section", { class: "card" }, h("h2", null, "What it has"), facts([...(lease ? present(lease, context) : was ? past(was) : []), ...(why ? explanationFacts(why, context) : [])])),
       h("section", { class: "card" }, h("h2", null, "Use of what it holds"), seen ? useOverLife(seen) : h("p", { class: "quiet" }, "Nothing was seen yet."), seen && notes(seen))),
     why && logView(context.logs.log, context.troubles.log, `gpushare logs -f ${parameters.id}`),
@@ -105,5 +105,5 @@ export function story(entries) {
   return h("section", null,
     h("h2", null, "Its story"),
     h("ol", { class: "story" }, entries.map((entry, place) =>
-      h("li", { key: String(place) }, h("time", { datetime: new Date(entry.at * 1000).toISOString() }, stamp(entry.at)), entry.state && h("span", { class: "state" }, entry.state), h("span", null, entry.text)))));
+      h("li", { key: String(place) }, h("time", { class: "quiet", datetime: new Date(entry.at * 1000).toISOString() }, stamp(entry.at)), entry.state && h("span", { class: "quiet" }, entry.state), h("span", null, entry.text)))));
 }

@@ -1,5 +1,5 @@
 // Turn the code of a login link into a session, or say how to get a link.
-import { login } from "../api.js";
+import { login, request } from "../api.js";
 import { h } from "../dom.js";
 
 export const title = "Log in";
@@ -45,7 +45,8 @@ async function enter(proof, context) {
   attempt = { busy: true };
   context.draw();
   try {
-    await login(proof);
+    // A link that was opened again in the same browser leads on: its session is there.
+    await login(proof).catch((error) => request("session").catch(() => Promise.reject(error)));
     attempt = {};
     context.go(history.state?.back || ".");
   } catch (error) {

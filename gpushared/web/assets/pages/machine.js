@@ -1,16 +1,16 @@
 // Answer first what people come for: is there room now, for what size.
 import { h } from "../dom.js";
-import { memory, share } from "../format.js";
+import { count, memory, share } from "../format.js";
 import { gpuCard, stripLegend } from "../gpu_card.js";
-import { gpuName, healthLines, holderColumns, waitingOf } from "../leases.js";
+import { gpuName, healthLines, holderColumns, holderRows, waitingOf, waits } from "../leases.js";
 import { table } from "../table.js";
 import { waitingCard } from "./queue.js";
 
 /** @typedef {import("../app.js").Context} Context */
-/** @typedef {import("../leases.js").Holder} Holder */
 
 const WHOLE = 1000;
 const WAITING_SHOWN = 4;
+const MODES = ["free", "shared", "exclusive"]; // of GPUs that take leases
 
 export const title = "GPUs";
 
@@ -23,57 +23,42 @@ export function watch(_parameters, { pool }) {
 export function view({ gpus, leases }, context) {
   if (!gpus || !leases) return h("p", { class: "quiet" }, "Loading…");
   const waiting = waitingOf(leases.leases);
-  const holders = leases.leases.filter((lease) => !lease.waiting || lease.grants.length);
+  const holders = leases.leases.filter((lease) => !lease.waiting);
   return [
-    h("h1", null, room(gpus.gpus, context)),
-    h("p", { class: "quiet" }, summary(gpus.gpus, holders.length, waiting.length)),
-    health(gpus, leases, context.now),
+    h("h1", null, room(gpus.gpus)),
+    h("p", { class: "quiet" }, `${count(gpus.gpus.filter((gpu) => !gpu.parent_uuid).length, "GPU")}, ${count(holders.length, "lease")}, ${waits(waiting.length)}.`),
+    h("div", { "aria-live": "polite" }, health(gpus, leases, context.now)),
     h("div", { class: "cards" }, gpus.gpus.map((gpu) => gpuCard(gpu, leases.leases, context))),
     stripLegend(),
     h("h2", null, "Who has what"),
-    whoHasWhat(holders, leases.unmanaged, context),
+    table({
+      caption: "Who has what",
+      rows: holderRows(holders, leases.unmanaged, context),
+      key: (row) => row.key,
+      empty: "Nobody has a lease.",
+      columns: holderColumns(context.pool),
+      changed: context.draw,
+      rowClass: (row) => (row.mine ? "mine" : ""),
+    }),
     h("h2", null, "Who waits"),
     h("ol", { class: "queue" }, waiting.slice(0, WAITING_SHOWN).map((lease) => waitingCard(lease, context))),
     h("p", { class: "quiet" }, waiting.length ? h("a", { href: "queue" }, `Why, and what would start now, of all ${waiting.length}`) : "Nobody waits."),
   ];
 }
 
-/** Say for what size there is room now. @param {Gpu[]} gpus @param {Context} context */
-function room(gpus, { pool }) {
-  const usable = gpus.filter((gpu) => !gpu.drained && gpu.mode !== "mig");
+/** Say for what size there is room now. @param {Gpu[]} gpus */
+function room(gpus) {
+  const usable = gpus.filter((gpu) => MODES.includes(gpu.mode) && gpu.compute_free_permille && Number(gpu.memory_free_bytes));
   const whole = usable.filter((gpu) => !gpu.leases && gpu.compute_free_permille === WHOLE && !Number(gpu.memory_unmanaged_bytes));
-  if (whole.length) return `Free now: ${whole.length} whole ${whole.length === 1 ? "GPU" : "GPUs"}, ${memory(whole[0].memory_free_bytes)} each`;
-  const best = usable
-    .filter((gpu) => gpu.compute_free_permille && Number(gpu.memory_free_bytes))
-    .sort((one, other) => other.compute_free_permille - one.compute_free_permille || Number(other.memory_free_bytes) - Number(one.memory_free_bytes))[0];
+  if (whole.length) return `Free now: ${count(whole.length, "whole GPU")}, ${memory(whole[0].memory_free_bytes)}${whole.length > 1 ? " each" : ""}`;
+  const [best] = usable.sort((one, other) => other.compute_free_permille - one.compute_free_permille || Number(other.memory_free_bytes) - Number(one.memory_free_bytes));
   if (!best) return "No GPU has room now";
-  return `Free now: up to ${share(best.compute_free_permille)} with ${memory(best.memory_free_bytes)} on GPU ${gpuName(best)}${pool && best.node ? ` of ${best.node}` : ""}`;
-}
-
-/** @param {Gpu[]} gpus @param {number} running @param {number} waiting */
-function summary(gpus, running, waiting) {
-  const count = (/** @type {number} */ number, /** @type {string} */ word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-  return `${count(gpus.filter((gpu) => !gpu.parent_uuid).length, "GPU")}, ${count(running, "lease")}, ${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"}.`;
+  return `Free now: up to ${share(best.compute_free_permille)} with ${memory(best.memory_free_bytes)} on GPU ${gpuName(best)}${best.node && ` of ${best.node}`}`;
 }
 
 /** @param {ListGpusResponse} gpus @param {ListLeasesResponse} leases @param {number} now */
 function health(gpus, leases, now) {
-  const lines = new Map([...(leases.notices ?? []).map((text) => ({ text, bad: false })), ...healthLines(gpus, now)].map((line) => [line.text, line]));
-  return h("div", { "aria-live": "polite" }, [...lines.values()].map(({ text, bad }) =>
-    h("p", { class: bad ? "banner bad" : "banner", key: text.replace(/\d+[smhd]/g, "") }, h("span", { "aria-hidden": "true" }, bad ? "✕ " : "▲ "), text)));
-}
-
-/** @param {Lease[]} leases @param {UnmanagedProcess[]} unmanaged @param {Context} context */
-function whoHasWhat(leases, unmanaged, context) {
-  /** @type {Holder[]} */
-  const rows = [...leases.map((lease) => ({ lease })), ...unmanaged.map((process) => ({ process }))];
-  return table({
-    caption: "Who has what",
-    rows,
-    key: (row) => ("lease" in row ? row.lease.id : `${row.process.node} ${row.process.pid} ${row.process.gpu_uuid}`),
-    empty: "Nobody has a lease.",
-    columns: holderColumns(context),
-    changed: context.draw,
-    rowClass: (row) => ("lease" in row && row.lease.owner_uid === String(context.session.uid) ? "mine" : ""),
-  });
+  const lines = [...leases.notices.map((text) => ({ text, bad: false })), ...healthLines(gpus, now)];
+  return [...new Map(lines.map((line) => [line.text, line])).values()].map(({ text, bad }) =>
+    h("p", { class: bad ? "banner bad" : "banner" }, h("span", { "aria-hidden": "true" }, bad ? "✕ " : "▲ "), text));
 }

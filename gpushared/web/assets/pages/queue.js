@@ -1,7 +1,7 @@
 // Say when each request starts, behind whom, and why it waits.
 import { facts, h, name } from "../dom.js";
 import { jobState, span, start } from "../format.js";
-import { leaseLink, leasePath, startOf, stateMark, waitingOf } from "../leases.js";
+import { isMine, leaseLink, leasePath, startOf, stateMark, waitingOf, waits } from "../leases.js";
 import { table } from "../table.js";
 
 /** @typedef {import("../app.js").Context} Context */
@@ -25,7 +25,7 @@ export function view({ leases, jobs }, context) {
   const mine = waiting.filter((lease) => isMine(lease, context));
   return [
     h("h1", null, heading(waiting, mine, context.now)),
-    (leases.notices ?? []).map((text) => h("p", { class: "banner" }, text)),
+    leases.notices.map((text) => h("p", { class: "banner" }, text)),
     h("ol", { class: "queue" }, waiting.map((lease, place) => waitingCard(lease, context, more(lease, context, place < EXPLAINED)))),
     !waiting.length && h("p", { class: "quiet" }, "Who asks for what is free now starts at once: ", h("a", { href: "submit" }, "New request"), " tells."),
     jobs && h("h2", null, "Your jobs"),
@@ -33,16 +33,11 @@ export function view({ leases, jobs }, context) {
   ];
 }
 
-/** @param {Lease} lease @param {Context} context */
-function isMine(lease, { session }) {
-  return lease.owner_uid === String(session.uid) && (!lease.node || lease.node === session.node);
-}
-
 /** @param {Lease[]} waiting @param {Lease[]} mine @param {number} now */
 function heading(waiting, mine, now) {
   if (!waiting.length) return "Nobody waits";
   const first = mine[0]?.waiting;
-  if (!first) return `${waiting.length} ${waiting.length === 1 ? "request waits" : "requests wait"}`;
+  if (!first) return waits(waiting.length);
   const more = mine.length > 1 ? ` (and ${mine.length - 1} more of yours)` : "";
   return `Yours is ${first.position} of ${first.queue_length}, start ${startOf(first, now)}${more}`;
 }
@@ -54,7 +49,7 @@ export function waitingCard(lease, context, more) {
   const { now } = context;
   const mine = isMine(lease, context);
   return h("li", { key: `${lease.node} ${lease.id}`, class: mine ? "card mine" : "card" },
-    h("div", { class: "queue-head" },
+    h("div", { class: "head" },
       h("span", { class: "position", title: `position ${waiting.position} of ${waiting.queue_length}` }, String(waiting.position)),
       h("h2", null, leaseLink(lease, context)),
       context.pool && lease.node && h("span", { class: "quiet" }, "on ", name(lease.node)),
@@ -106,7 +101,7 @@ export function explanationFacts({ lease, refusals, kept, fits_now, gives_way },
 /** @param {ListJobsResponse} answer @param {Context} context */
 function ownJobs(answer, context) {
   return [
-    (answer.notices ?? []).map((text) => h("p", { class: "banner" }, text)),
+    answer.notices.map((text) => h("p", { class: "banner" }, text)),
     table({
       caption: "Your jobs",
       rows: answer.jobs,

@@ -1,103 +1,88 @@
+// Show who held how much, how much of it was used, and who waited meanwhile.
 import { legend, timeChart } from "../charts.js";
-import { h, name } from "../dom.js";
+import { h } from "../dom.js";
 import { hours, lasted, percent } from "../format.js";
-import { Asked, OWNERS, SPLIT, TIME, figures, filterForm, inTerminal, memoryHours, ofOthers, refused, shortcuts, split, windowOf } from "../past.js";
+import { Asked, OWNERS, SPLIT, TIME, filterForm, inTerminal, ofOthers, shortcuts, split, windowOf } from "../past.js";
 import { beginOf } from "../period.js";
-import { table } from "../table.js";
-
-/** @typedef {import("../app.js").Context} Context */
-/** @typedef {import("../app.js").Parameters} Parameters */
-/** @typedef {import("../past.js").Window} Window */
+import { figures, names, table } from "../table.js";
 
 export const title = "Use";
 const GROUPINGS = ["user", "project", "class", "gpu", "node", "model", "day", "week"];
 const GPU_HOUR_MS = 3_600_000;
-const DAY_SECONDS = 86400;
-const MAX_DAYS = 100; // the daemon answers for some more days, and for weeks beyond
+const GIB_HOURS_TO_GPU_MS = GPU_HOUR_MS / (1024 * 3600); // so that GiB hours are written as GPU hours are
+const MAX_DAYS_SECONDS = 100 * 86400; // the daemon answers for some more days, and for weeks beyond
 
 const asked = new Asked((words, context) => {
   const window = windowOf(words, context);
-  const by = GROUPINGS.includes(words.by) ? words.by : GROUPINGS[0];
-  const step = window.until - window.since > MAX_DAYS * DAY_SECONDS ? "week" : "day";
-  return { window, by, step, months: monthsOf(window, context.now) };
+  const step = window.until - window.since > MAX_DAYS_SECONDS ? "week" : "day";
+  return { window, step, by: words.by || GROUPINGS[0], ...monthsOf(window, context.now) };
 });
 export const { watch } = asked;
 
-/**
- * Return this month so far, and as much of the last one.
- * @param {Window} window @param {number} now
- */
+/** Return this month so far, and as much of the last one. @param {PastWindow} window @param {number} now */
 function monthsOf(window, now) {
-  const begin = beginOf("month", new Date(now * 1000));
+  const moment = new Date(now * 1000);
+  const begin = beginOf("month", moment);
   const last = beginOf("month", new Date(+begin - 1));
-  const sameDay = new Date(last.getFullYear(), last.getMonth(), new Date(now * 1000).getDate());
-  const [start, lastStart] = [+begin / 1000, +last / 1000];
-  const today = +beginOf("day", new Date(now * 1000)) / 1000;
-  const lastUntil = Math.min(+sameDay / 1000 + now - today, start);
-  return { current: { ...window, since: start, until: now }, past: { ...window, since: lastStart, until: lastUntil } };
+  const sameTime = new Date(last.getFullYear(), last.getMonth(), moment.getDate(), moment.getHours(), moment.getMinutes(), moment.getSeconds());
+  return { current: { ...window, since: +begin / 1000, until: now }, past: { ...window, since: +last / 1000, until: Math.min(+sameTime, +begin) / 1000 } };
 }
 
-/** @param {any} _state @param {Context} context */
-export function view(_state, context) {
-  const { asked: found, error } = asked.found;
+/** @param {any} _ @param {Context} context */
+export function view(_, context) {
+  const { parameters, pool } = context;
   return [
     h("h1", null, "Use"),
     shortcuts("use", context),
     filterForm("use", [{ label: "By", name: "by", options: GROUPINGS, usual: GROUPINGS[0] }, ...TIME, ...OWNERS], context),
-    found ? [period(found, context), months(found.months, context), waits(found.window, context)] : refused({ message: error ?? "" }),
+    asked.show(context, ({ window, by }) => [usage(window, by)], (_, sums) => totals(sums)),
+    asked.show(context, ({ window, step }) => [usage(window, step)], ({ step }, course) => timeChart(courseOf(course.rows, step))),
+    asked.show(context, ({ window, by }) => [usage(window, by)], ({ by }, sums) => [h("h2", null, `By ${by}`), legend(SPLIT), groups(sums.rows, by, context)]),
+    h("h2", null, "This month to date, and the same days of the last month"),
+    asked.show(context, ({ current, past }) => [usage(current, "day"), usage(past, "day")],
+      ({ current }, now, before) => h("div", { class: "cards" },
+        h("div", { class: "card" }, timeChart(monthChart(current, now.rows, before.rows))),
+        h("div", { class: "card" }, comparison(now, before)))),
+    h("h2", null, "Waiting"),
+    asked.show(context, ({ window }) => [["History/Waits", { window, by: "class" }]], (_, answer) => waits(answer)),
     ofOthers(context),
-    inTerminal("usage", context.parameters, context),
+    inTerminal("usage", parameters, pool),
   ];
 }
 
-/** @param {Context} context @param {Window} window @param {string} by @returns {UsageResponse & {failure?: Error} | undefined} */
-function usage(context, window, by) {
-  return context.memo("", "History/Usage", { window, by });
+/** @param {PastWindow} window @param {string} by @returns {[string, object]} */
+function usage(window, by) {
+  return ["History/Usage", { window, by }];
 }
 
-/** @param {{window: Window, by: string, step: string}} found @param {Context} context */
-function period({ window, by, step }, context) {
-  const [sums, course] = [usage(context, window, by), usage(context, window, step)];
-  if (!sums || !course) return h("p", { class: "quiet" }, "Loading…");
-  const failure = sums.failure ?? course.failure;
-  if (failure) return refused(failure);
-  const total = /** @type {UsageRow} */ (sums.total);
-  const account = /** @type {Account} */ (total.account);
+/** @param {UsageResponse} sums */
+function totals({ total, waited_requests: requests, waited_ms }) {
+  const idle = `${hours(total?.account?.idle_gpu_ms)} GPU hours lay idle`;
+  const meanwhile = requests ? ` while ${requests === 1 ? "1 request" : `${requests} requests`} waited ${lasted(waited_ms)}.` : ", and nobody waited.";
+  return [h("dl", { class: "figures" }, figuresOf(total).map(([name, figure]) => h("div", null, h("dt", null, name), h("dd", null, figure)))), h("p", null, idle + meanwhile)];
+}
+
+/** @param {UsageRow | undefined} total @returns {[string, string][]} */
+function figuresOf(total) {
+  const account = total?.account;
   return [
-    figures([
-      ["GPU hours held", hours(account.held_gpu_ms)],
-      ["used of held", percent(account.use_of_held_ratio) || "-"],
-      ["GPU hours idle", hours(account.idle_gpu_ms)],
-      ["GPU hours too big", hours(account.too_big_gpu_ms)],
-      ["leases", total.leases],
-      ["waited together", lasted(sums.waited_ms)],
-    ]),
-    h("p", null, meanwhile(account, sums)),
-    timeChart(courseOf(course.rows, step)),
-    h("h2", null, `By ${by}`),
-    legend(SPLIT),
-    groups(sums.rows, by, context),
+    ["GPU hours held", hours(account?.held_gpu_ms)],
+    ["used of held", percent(account?.use_of_held_ratio) || "-"],
+    ["GPU hours idle", hours(account?.idle_gpu_ms)],
+    ["GPU hours too big", hours(account?.too_big_gpu_ms)],
+    ["leases", String(total?.leases)],
   ];
 }
 
-/** @param {Account} account @param {UsageResponse} sums */
-function meanwhile(account, { waited_requests: requests, waited_ms }) {
-  const idle = `${hours(account.idle_gpu_ms)} GPU hours lay idle`;
-  if (!requests) return `${idle}, and nobody waited.`;
-  return `${idle} while ${requests === 1 ? "1 request" : `${requests} requests`} waited ${lasted(waited_ms)}.`;
-}
-
-/** @param {UsageRow[]} rows @param {string} step @returns {import("../charts.js").Chart} */
+/** @param {UsageRow[]} rows @param {string} step @returns {Chart} */
 function courseOf(rows, step) {
-  const series = SPLIT.map(({ name, tone, field }) => ({ name, tone, values: rows.map((row) => Number(row.account?.[field] ?? 0)) }));
   return {
     title: `GPU hours held, by ${step}`,
     form: "bars",
     times: rows.map((row) => +new Date(`${row.key}T00:00`) / 1000),
-    series,
+    series: SPLIT.map(({ name, tone, field }) => ({ name, tone, values: rows.map((row) => Number(row.account?.[field])) })),
     unit: GPU_HOUR_MS,
-    suffix: "",
-    write: (value) => (value === null ? "-" : hours(value)),
+    write: hours,
     writeTime: (_, index) => (step === "week" ? `week of ${rows[index].key}` : rows[index].key),
   };
 }
@@ -105,114 +90,67 @@ function courseOf(rows, step) {
 /** @param {UsageRow[]} rows @param {string} by @param {Context} context */
 function groups(rows, by, { draw }) {
   const most = Math.max(...rows.map((row) => Number(row.account?.held_gpu_ms)));
-  /** @type {(title: string, field: "held_gpu_ms" | "well_used_gpu_ms" | "too_big_gpu_ms" | "idle_gpu_ms" | "unseen_gpu_ms", wide?: boolean) => import("../table.js").Column<UsageRow>} */
-  const amount = (title, field, wide) => ({ title, right: true, wide, cell: (row) => hours(row.account?.[field]), sort: (row) => Number(row.account?.[field]) });
-  /** @type {import("../table.js").Column<UsageRow>[]} */
+  /** @type {Column<UsageRow>[]} */
   const columns = [
-    { title: by, cell: (row) => name(row.key || "-"), sort: (row) => row.key },
-    { title: "leases", right: true, cell: (row) => row.leases, sort: (row) => row.leases },
-    amount("GPU hours", "held_gpu_ms"),
+    names(by, (row) => row.key),
+    figures("leases", (row) => row.leases),
+    figures("GPU hours", (row) => row.account?.held_gpu_ms, hours),
     { title: "of them", wide: true, cell: (row) => row.account && split(row.account, most) },
-    { title: "use", right: true, cell: (row) => percent(row.account?.use_of_held_ratio) || "-", sort: (row) => row.account?.use_of_held_ratio ?? -1 },
-    amount("well used", "well_used_gpu_ms", true),
-    amount("too big", "too_big_gpu_ms"),
-    amount("idle", "idle_gpu_ms"),
-    amount("not seen", "unseen_gpu_ms", true),
-    { title: "GiB hours", right: true, wide: true, cell: (row) => memoryHours(row.account?.held_mib_seconds ?? "0"), sort: (row) => Number(row.account?.held_mib_seconds) },
-    { title: "memory use", right: true, wide: true, cell: (row) => percent(row.account?.memory_of_held_ratio) || "-", sort: (row) => row.account?.memory_of_held_ratio ?? -1 },
+    figures("use", (row) => row.account?.use_of_held_ratio, percent),
+    ...SPLIT.map(({ name, field }) => figures(name, (/** @type {UsageRow} */ row) => row.account?.[field], hours, field !== "idle_gpu_ms")),
+    figures("GiB hours", (row) => Number(row.account?.held_mib_seconds) * GIB_HOURS_TO_GPU_MS, hours, true),
+    figures("memory use", (row) => row.account?.memory_of_held_ratio, percent, true),
   ];
   return table({ caption: `Use by ${by}`, columns, rows, key: (row) => row.key, changed: draw, empty: "Nothing was held in this time." });
 }
 
-// --- month against month
-
-/** @param {{current: Window, past: Window}} windows @param {Context} context */
-function months({ current, past }, context) {
-  const [now, before] = [usage(context, current, "day"), usage(context, past, "day")];
-  if (!now || !before) return null;
-  if (now.failure || before.failure) return null;
-  return [
-    h("h2", null, "This month to date, and the same days of the last month"),
-    h("div", { class: "cards" }, h("div", { class: "card" }, timeChart(monthChart(current, now.rows, before.rows))), h("div", { class: "card" }, comparison(now, before))),
-  ];
-}
-
-/** @param {Window} current @param {UsageRow[]} now @param {UsageRow[]} before @returns {import("../charts.js").Chart} */
+/** @param {PastWindow} current @param {UsageRow[]} now @param {UsageRow[]} before @returns {Chart} */
 function monthChart(current, now, before) {
-  const days = Math.max(now.length, before.length);
-  const [first, other] = [sumsOf(now, days), sumsOf(before, days)];
+  const days = Array.from({ length: Math.max(now.length, before.length) }, (_, day) => day);
   const begin = new Date(current.since * 1000);
   return {
     title: "GPU hours held since the month began",
     form: "lines",
-    times: Array.from({ length: days }, (_, day) => +new Date(begin.getFullYear(), begin.getMonth(), day + 1) / 1000),
-    series: [{ name: "this month", tone: "used", values: first }, { name: "last month", tone: "past", values: other }],
+    times: days.map((day) => +new Date(begin.getFullYear(), begin.getMonth(), day + 1) / 1000),
+    series: [{ name: "this month", tone: "used", values: days.map(sumUpTo(now)) }, { name: "last month", tone: "past", values: days.map(sumUpTo(before)) }],
     unit: GPU_HOUR_MS,
-    suffix: "",
-    write: (value) => (value === null ? "-" : hours(value)),
+    write: (value) => (value === null ? "" : hours(value)),
     writeTime: (_, day) => `day ${day + 1}`,
   };
 }
 
-/** Return the sums of all days up to each. @param {UsageRow[]} rows @param {number} days */
-function sumsOf(rows, days) {
-  let sum = 0;
-  return Array.from({ length: days }, (_, day) => (day < rows.length ? (sum += Number(rows[day].account?.held_gpu_ms ?? 0)) : null));
+/** @param {UsageRow[]} rows @returns {(day: number) => number | null} */
+function sumUpTo(rows) {
+  return (day) => (day < rows.length ? rows.slice(0, day + 1).reduce((sum, row) => sum + Number(row.account?.held_gpu_ms), 0) : null);
 }
 
 /** @param {UsageResponse} now @param {UsageResponse} before */
 function comparison(now, before) {
-  const [one, other] = [now, before].map((answer) => ({ account: answer.total?.account, leases: answer.total?.leases ?? 0, waited: Number(answer.waited_ms) }));
-  /** @type {[string, (month: typeof one) => string, (month: typeof one) => number][]} */
-  const lines = [
-    ["GPU hours held", ({ account }) => hours(account?.held_gpu_ms), ({ account }) => Number(account?.held_gpu_ms)],
-    ["used of held", ({ account }) => percent(account?.use_of_held_ratio) || "-", () => NaN],
-    ["GPU hours idle", ({ account }) => hours(account?.idle_gpu_ms), ({ account }) => Number(account?.idle_gpu_ms)],
-    ["GPU hours too big", ({ account }) => hours(account?.too_big_gpu_ms), ({ account }) => Number(account?.too_big_gpu_ms)],
-    ["leases", ({ leases }) => String(leases), ({ leases }) => leases],
-    ["waited together", ({ waited }) => lasted(waited), ({ waited }) => waited],
+  const [one, other] = [now, before].map((answer) => [...figuresOf(answer.total), ["waited together", lasted(answer.waited_ms)]]);
+  const held = [now, before].map((answer) => Number(answer.total?.account?.held_gpu_ms));
+  const change = held[1] ? `${held[0] < held[1] ? "−" : "+"}${percent(Math.abs(held[0] / held[1] - 1))}` : "-";
+  return [
+    table({
+      caption: "This month to date, and the same days of the last month",
+      rows: one.map(([name, figure], index) => ({ name, figure, past: other[index][1] })),
+      key: (row) => row.name,
+      columns: [names("figure", (row) => row.name), figures("this month", (row) => row.figure), figures("last month", (row) => row.past)],
+    }),
+    h("p", null, "GPU hours held against the last month: ", h("strong", null, change)),
   ];
-  return table({
-    caption: "This month to date, and the same days of the last month",
-    rows: lines,
-    key: ([title]) => title,
-    columns: [
-      { title: "figure", cell: ([title]) => title },
-      { title: "this month", right: true, cell: ([, write]) => write(one) },
-      { title: "last month", right: true, cell: ([, write]) => write(other) },
-      { title: "change", right: true, cell: ([, , amount]) => change(amount(one), amount(other)) },
-    ],
-  });
 }
 
-/** @param {number} now @param {number} before */
-function change(now, before) {
-  if (!before || Number.isNaN(now)) return "-";
-  const words = percent(Math.abs(now / before - 1));
-  return words === "0%" ? "as before" : `${now > before ? "+" : "−"}${words}`;
-}
-
-// --- waiting
-
-/** @param {Window} window @param {Context} context */
-function waits(window, context) {
-  /** @type {WaitsResponse & {failure?: Error} | undefined} */
-  const answer = context.memo("", "History/Waits", { window, by: "class" });
-  if (!answer || answer.failure) return null;
-  const { total } = answer;
-  /** @type {import("../table.js").Column<WaitsRow>[]} */
+/** @param {WaitsResponse} answer */
+function waits({ total, rows }) {
+  /** @type {Column<WaitsRow>[]} */
   const columns = [
-    { title: "class", cell: (row) => row.key },
-    { title: "requests", right: true, cell: (row) => row.requests },
-    { title: "waited", right: true, cell: (row) => row.waited },
-    ...["p50", "p90", "p99"].map((part) => ({ title: part, right: true, cell: (/** @type {any} */ row) => lasted(row[`${part}_ms`]) })),
-    { title: "longest", right: true, cell: (row) => lasted(row.longest_ms) },
-    { title: "together", right: true, cell: (row) => lasted(row.total_ms) },
-    { title: "waiting still", right: true, wide: true, cell: (row) => row.waiting },
+    names("class", (row) => row.key),
+    ...["requests", "waited"].map((field) => figures(field, (/** @type {any} */ row) => row[field])),
+    ...["p50", "p90", "p99", "longest", "total"].map((field) => figures(field, (/** @type {any} */ row) => row[`${field}_ms`], lasted)),
+    figures("waiting", (row) => row.waiting, undefined, true),
   ];
   return [
-    h("h2", null, "Waiting"),
     total && h("p", null, `${total.waited} of ${total.requests} requests waited, ${lasted(total.total_ms)} together. P50, P90 and P99 are the waits that 50, 90 and 99 of 100 requests did not exceed.`),
-    table({ caption: "Waits by class", columns, rows: answer.rows, key: (row) => row.key, empty: "Nobody asked for anything in this time." }),
+    table({ caption: "Waits by class", columns, rows, key: (row) => row.key, empty: "Nobody asked for anything in this time." }),
   ];
 }

@@ -1,0 +1,152 @@
+"""The page says what the commands say, in their words, about the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.web.browser.visitor import Visitor
+from tests.web.browser.world import ALICE, World
+
+ASKED: Final = """
+(name) => fetch(`gpushare.v1.${name}`, {method: "POST", headers: {"Content-Type": "application/json"}, body: "{}"})
+  .then(async (answer) => ({revision: answer.headers.get("Gpushare-Revision"), answer: await answer.json()}))
+"""
+
+
+class Same(NamedTuple):
+    """A table of a page, the command that shows the same, and which column is which, where names differ."""
+
+    path: str
+    table: str
+    command: tuple[str, ...]
+    columns: Mapping[str, str]
+
+
+def named(*columns: str, **others: str) -> dict[str, str]:
+    return {
+        **{name: name for name in columns},
+        **{key.replace("_", " "): other for key, other in others.items()},
+    }
+
+
+# Without what grows as time passes: the forms of those figures are compared in `tests/web/test_page_words.py`.
+SAME: Final = {
+    "leases": Same(
+        "",
+        "Who has what",
+        ("ps",),
+        named("lease", "user", "state", "gpu", "share", "memory", "wall", "name", "image"),
+    ),
+    "history": Same(
+        "history",
+        "The leases that are over",
+        ("history",),
+        named(
+            *("lease", "user", "outcome", "exit", "gpu", "waited", "ran", "end", "project", "class", "name"),
+            **{"GPU hours": "gpu-hours", "mean use": "mean-use"},
+        ),
+    ),
+    "idle": Same(
+        "idle",
+        "Leases that hold GPUs now and run no kernel",
+        ("idle",),
+        named("lease", "user", "gpu", "share", "memory", "since", "project", "name", "next"),
+    ),
+    "audit": Same(
+        "audit",
+        "Changes and refusals",
+        ("audit", "--limit", "20"),
+        named("user", "status", "said", "code", "pid"),
+    ),
+}
+
+
+@pytest.mark.parametrize("same", SAME.values(), ids=SAME)
+async def test_a_table_has_the_cells_of_its_command(same: Same, world: World, admin: Visitor) -> None:
+    await admin.go(same.path)
+    told = world.table(*same.command, columns=list(same.columns.values()))
+    assert told
+    key = next(iter(same.columns))
+    shown = [row for row in await admin.table(same.table) if not row[key].startswith("UNMANAGED")]
+    ours = [{other: row[title] for title, other in same.columns.items()} for row in shown]
+    theirs = [row for row in told if row[same.columns[key]] != "UNMANAGED" and row.get("state") != "queued"]
+    if same.path == "audit":  # the newest first, as people read it there
+        theirs.reverse()
+    assert ours[: len(theirs)] == theirs
+    assert theirs
+
+
+async def test_a_gpu_has_the_figures_of_the_command(world: World, admin: Visitor) -> None:
+    await admin.go()
+    columns = ("gpu", "name", "mode", "util", "memory", "temp", "power", "free")
+    for gpu in world.table("gpus", columns=columns):
+        card = await admin.main.get_by_role("region", name=f"GPU {gpu['gpu']}", exact=True).inner_text()
+        for column in columns:
+            assert gpu[column] in card, (gpu, column, card)
+    assert (await admin.main.get_by_text("without a lease").first.inner_text()).startswith("3 GiB")
+
+
+async def test_who_waits_is_shown_as_the_command_shows_it(world: World, admin: Visitor) -> None:
+    await admin.go("queue")
+    (waiting,) = world.table(
+        "queue", columns=("pos", "lease", "name", "user", "class", "asks", "eta", "reason", "code")
+    )
+    card = await admin.main.get_by_role("listitem").filter(has_text=waiting["lease"]).inner_text()
+    for cell in waiting.values():
+        assert cell in card, (cell, card)
+
+
+async def test_a_job_is_shown_as_the_command_shows_it(world: World, alice: Visitor) -> None:
+    columns = ("job", "name", "state", "node", "asks", "reason")
+    (job,) = world.table("jobs", columns=columns, uid=ALICE)
+    assert job["job"] == world.writer
+    await alice.go("queue")
+    (shown,) = await alice.table("Your jobs")
+    assert {column: shown[column] for column in columns} == job
+
+
+def different(ours: Any, theirs: Any, place: str = "") -> list[str]:
+    """The places where two answers differ, with what stands there."""
+    match ours, theirs:
+        case dict(), dict():
+            names = sorted(ours.keys() | theirs.keys())
+            return [
+                one
+                for name in names
+                for one in different(ours.get(name), theirs.get(name), f"{place}.{name}")
+            ]
+        case list(), list() if len(ours) == len(theirs):
+            pairs = enumerate(zip(ours, theirs, strict=True))
+            return [one for at, pair in pairs for one in different(*pair, f"{place}[{at}]")]
+        case _:
+            return [] if ours == theirs else [f"{place}: {ours!r} is not {theirs!r}"]
+
+
+async def test_a_report_s_words_are_the_command_s(world: World, alice: Visitor) -> None:
+    await alice.go(f"lease/{world.done['id']}")
+    said = world.told("report", world.done["id"])
+    text = await alice.says()
+    report = world.daemon.gpushare_says("report", world.done["id"])
+    advice = [line.split("  ", 2)[2].strip() for line in report.splitlines() if line.startswith("  note")]
+    assert said
+    for sentence in advice:
+        assert sentence in text
+
+
+@pytest.mark.parametrize("call", ["Gpus/List", "Leases/List", "Jobs/List"])
+async def test_an_answer_in_the_browser_is_the_answer_on_the_socket(
+    call: str, world: World, admin: Visitor
+) -> None:
+    """Asked until both are of one revision: samples of the GPUs come between."""
+    for _ in range(50):
+        before = await admin.page.evaluate(ASKED, call)
+        told = world.daemon.call(call)
+        after = await admin.page.evaluate(ASKED, call)
+        if before["revision"] == after["revision"]:
+            assert before["revision"]
+            assert different(before["answer"], told) == []
+            return
+    pytest.fail("the state never stood still for three calls")
