@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from gpushared.domain.model.errors import TimedOut
 from gpushared.ports.job_store import JobStore, StoreUnavailable, Transaction
 from gpushared.storage.etcd.access import EtcdAccess
+from gpushared.storage.etcd.client import CALL_SECONDS
 from gpushared.storage.etcd.store import EtcdStore
 
 PREFIX = "/gpushare/lab/"
@@ -18,9 +19,16 @@ TTL_SECONDS = 3
 
 
 @asynccontextmanager
-async def opened(access: EtcdAccess, prefix: str = PREFIX, **options: float) -> AsyncIterator[EtcdStore]:
-    ttl = int(options.pop("ttl_seconds", TTL_SECONDS))
-    store = EtcdStore(access, prefix, ttl_seconds=ttl, **options)
+async def opened(
+    access: EtcdAccess,
+    prefix: str = PREFIX,
+    *,
+    wait_seconds: float = 0.0,
+    call_seconds: float = CALL_SECONDS,
+) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore(
+        access, prefix, ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds, call_seconds=call_seconds
+    )
     try:
         yield store
     finally:
