@@ -23,6 +23,7 @@ from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.store_commands import store_commands
+from gpushared.pool.coordinator.stores import etcd_access
 from gpushared.pool.trust.people import people_of
 
 PROGRAM = "gpushared-pool"
@@ -115,7 +116,10 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
 def checked(path: Path | None, flags: Mapping[str, str]) -> int:
     """Check the configuration, and return the exit code."""
     try:
-        people_of(read_config(path, flags).users)
+        config = read_config(path, flags)
+        people_of(config.users)
+        if config.store.url:
+            etcd_access(config, config.store.url)
     except GpushareError as error:
         complain(PROGRAM, error)
         return error.exit_code
