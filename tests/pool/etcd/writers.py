@@ -14,7 +14,7 @@ from gpushared.storage.etcd.store import EtcdStore
 
 PREFIX = "/gpushare/lab/"
 SECONDS = 40
-TTL_SECONDS = 3
+TTL_SECONDS = 5
 """The time of a lease in tests; etcd's least is one and a half of its elections."""
 
 
@@ -23,11 +23,12 @@ async def opened(
     access: EtcdAccess,
     prefix: str = PREFIX,
     *,
+    ttl_seconds: int = TTL_SECONDS,
     wait_seconds: float = 0.0,
     call_seconds: float = CALL_SECONDS,
 ) -> AsyncIterator[EtcdStore]:
     store = EtcdStore(
-        access, prefix, ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds, call_seconds=call_seconds
+        access, prefix, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds, call_seconds=call_seconds
     )
     try:
         yield store
