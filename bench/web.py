@@ -7,6 +7,7 @@ All figures are of one run, each with pages beside the same without.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import multiprocessing
@@ -14,13 +15,13 @@ import os
 import random
 import selectors
 import socket
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,18 +33,24 @@ from common import BIN, Bench, daemon, ms, need, percentile, print_conditions
 from lease_cycle import Connection
 from metrics import figures
 
-from gpushared.api.v1.leases_pb2 import ListLeasesRequest, ListLeasesResponse
+from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.model.request import Caller
+from gpushared.net.http_server import Exchange, Routes
+from gpushared.net.loopback import LoopbackGate
+from gpushared.net.revisions import Revisions
+from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.services.views import Views
-from gpushared.web.answers import AnswerVersions
+from gpushared.web.stream import EventStreams
 
 HOST = "127.0.0.1:8642"
 UPGRADE = b"GET /gpushare.web/browser HTTP/1.1\r\nHost: x\r\nUpgrade: gpushare-browser\r\nConnection: Upgrade\r\n\r\n"
 FRONT_PAGE = {"leases": ["Leases/List", {}], "gpus": ["Gpus/List", {}], "node": ["Node/Status", {}]}
 """The front page of a machine watches this."""
 FIRST_UID = 61100
-GPUS, ROUNDS = 8, 50
+GPUS = 8
+RESTLESS = 8
+"""So many of the leases use another part of the memory in each sample."""
 MIB = 1024**2
 
 
@@ -149,10 +156,10 @@ def cpu_percent(process: psutil.Process, seconds: float) -> float:
     return (after.user + after.system - before.user - before.system) / wall * 100
 
 
-def measure_cost(bench: Bench, seconds: float, every_seconds: float, rounds: int) -> None:
-    process = psutil.Process(bench.pid)
-    with changes(bench.socket, every_seconds):
-        for users, count in ((4, 13), (1, 16), (20, 1)):
+def measure_cost(bench: Bench, words: argparse.Namespace) -> None:
+    process, seconds, rounds = psutil.Process(bench.pid), words.seconds, words.rounds
+    with changes(bench.socket, words.change_seconds):
+        for users, count in (map(int, kind.split("x")) for kind in words.pages):
             without, with_pages, sizes = [], [], []
             for _ in range(rounds):
                 without.append(cpu_percent(process, seconds))
@@ -160,7 +167,7 @@ def measure_cost(bench: Bench, seconds: float, every_seconds: float, rounds: int
                     time.sleep(2)  # the first answers are whole
                     with_pages.append(cpu_percent(process, seconds))
                 sizes += size
-            cost = sum(with_pages) / rounds - sum(without) / rounds
+            cost = statistics.median(b - a for a, b in zip(without, with_pages, strict=True))
             print(
                 f"{users * count} pages of {users} users: {cost:+.2f} % of a core "
                 f"(without {_list(without)}, with {_list(with_pages)}), "
@@ -218,35 +225,94 @@ def fill(bench: Bench, image: str, leases: int) -> list[str]:
     return names
 
 
-def measure_answers(users: int) -> None:
-    """CPU of making one list of leases whose figures have all changed: for one user, and for several."""
-    known = figures()
-    views = Views(cast("Loop", SimpleNamespace(state=known.state, now=lambda: 1000.0)), simulated=True)
-    callers = [Caller(1000 + number, 1000, f"user{number}") for number in range(users)]
-    versions = [AnswerVersions("Leases/List", ListLeasesRequest()) for _ in callers]
-    sizes = itertools.count()
+class PagesAlone:
+    """Streams over a state and samples that are made up, without the rest of a daemon."""
 
-    def make(count: int) -> None:
-        used = {lease: next(sizes) for lease in known.state.leases}
-        sample = replace(known.sample, used_bytes=used)
-        for caller, one in zip(callers[:count], versions, strict=False):
-            leases = [views.lease(lease, caller, sample) for lease in known.state.leases.values()]
-            one.take(ListLeasesResponse(leases=leases), "")
+    def __init__(self) -> None:
+        known = figures()
+        self.state, self.sample, self._used = known.state, known.sample, itertools.count()
+        self.views = Views(
+            cast("Loop", SimpleNamespace(state=self.state, now=lambda: 1000.0)), simulated=True
+        )
+        self.revisions = Revisions()
+        calls = {
+            "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, self._leases),
+            "gpushare.v1.Gpus/List": Unary(gpus_pb2.ListGpusRequest, self._gpus),
+        }
+        self.streams = EventStreams(JsonApi(calls), self.revisions)
 
-    took = {count: min(_cpu_seconds(partial(make, count)) for _ in range(ROUNDS)) for count in (1, users)}
-    figure = ", ".join(f"{ms(seconds).strip()} for {count} users" for count, seconds in took.items())
-    print(f"a list of leases with other figures: {figure} (CPU, best of {ROUNDS})")
+    async def _leases(self, _: object, caller: Caller) -> leases_pb2.ListLeasesResponse:
+        leases = [self.views.lease(one, caller, self.sample) for one in self.state.leases.values()]
+        return leases_pb2.ListLeasesResponse(leases=leases)
+
+    async def _gpus(self, _: object, __: Caller) -> gpus_pb2.ListGpusResponse:
+        return gpus_pb2.ListGpusResponse(gpus=self.views.gpus(self.sample))
+
+    async def serve(self, exchange: Exchange) -> None:
+        await self.streams.serve(exchange, exchange.caller, exchange.target.partition(b"?")[2].decode())
+
+    def take_sample(self) -> None:
+        """Take a sample with other figures of all GPUs, and of the memory of some leases."""
+        readings = {
+            gpu: replace(one, power_watts=float(next(self._used)))
+            for gpu, one in self.sample.readings.items()
+        }
+        used = {
+            lease: next(self._used) if number < RESTLESS else GPUS
+            for number, lease in enumerate(self.state.leases)
+        }
+        self.sample = replace(self.sample, at=self.sample.at + 0.25, readings=readings, used_bytes=used)
+        self.revisions.sampled()
+
+    async def cost(self, users: int, count: int, seconds: float, every_seconds: float) -> float:
+        """Percent of a core: a sample four times a second, a change of the state every so many seconds."""
+        gate = LoopbackGate()
+        gate.serve(Routes(json=self.streams.live.calls.answer, docker=self.serve))
+        callers = [Caller(1000 + number, 1000, f"user{number}") for number in range(users)]
+        ends = [gate.socket_as(caller) for caller in callers for _ in range(count)]
+        watch = quote(json.dumps({"leases": FRONT_PAGE["leases"], "gpus": FRONT_PAGE["gpus"]}))
+        reader = multiprocessing.get_context("fork").Process(target=drain, args=(ends,))
+        reader.start()
+        for end in ends:
+            end.send(f"GET /stream?watch={watch} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            end.close()
+        await asyncio.sleep(3)
+        begin, begun = time.process_time(), time.perf_counter()
+        for turn in range(int(seconds * 4)):
+            await asyncio.sleep(begun + turn / 4 - time.perf_counter())
+            self.take_sample()
+            if turn % int(every_seconds * 4) == 0:
+                self.revisions.state_changed()
+        cost = (time.process_time() - begin) / (time.perf_counter() - begun) * 100
+        reader.kill()
+        await gate.close()
+        await self.streams.close()
+        return cost
 
 
-def _cpu_seconds(work: Callable[[], object]) -> float:
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
+def drain(ends: Sequence[socket.socket]) -> None:
+    """Read all that comes, for ever."""
+    selector = selectors.DefaultSelector()
+    for end in ends:
+        selector.register(end, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            assert isinstance(key.fileobj, socket.socket)
+            if not key.fileobj.recv(1 << 20):
+                selector.unregister(key.fileobj)
+
+
+def measure_pages_alone(kinds: Sequence[str], seconds: float, every_seconds: float) -> None:
+    for users, count in (map(int, kind.split("x")) for kind in kinds):
+        cost = asyncio.run(PagesAlone().cost(users, count, seconds, every_seconds))
+        print(f"{users * count} pages of {users} users, without the rest of a daemon: {cost:.2f} % of a core")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image", default="gpushared-test/busybox")
+    parser.add_argument("--pages", nargs="+", default=["4x13", "1x16", "20x1"], help="users x pages of each")
+    parser.add_argument("--alone", action="store_true", help="no daemon and no containers")
     parser.add_argument("--leases", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=2)
@@ -254,12 +320,15 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=60)
     words = parser.parse_args()
     print_conditions()
-    measure_answers(20)
+    # A change of a lease has about three revisions: two of the request and its grant, and one of its end.
+    measure_pages_alone(words.pages, words.seconds, words.change_seconds / 3)
+    if words.alone:
+        return
     with daemon(f"h100:{GPUS}") as bench:
         Path(bench.socket).parent.parent.chmod(0o755)  # other users have pages, too
         names = fill(bench, words.image, words.leases)
         try:
-            measure_cost(bench, words.seconds, words.change_seconds, words.rounds)
+            measure_cost(bench, words)
             measure_delay(bench, words.changes)
         finally:
             subprocess.run([need("docker"), "rm", "--force", *names], check=False, capture_output=True)

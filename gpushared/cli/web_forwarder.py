@@ -24,6 +24,7 @@ PORTS_TRIED = 20
 MAX_CONNECTIONS = 256
 COPY_BYTES = 64 * 1024
 ANSWER_SECONDS = 10.0
+LINGER_SECONDS = 2.0
 ROOT = 0
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 ESTABLISHED = "01"
@@ -87,8 +88,7 @@ class Forwarder:
             async with asyncio.timeout(ANSWER_SECONDS):
                 daemon = await self._connect()
         except (OSError, EOFError) as error:  # TimeoutError is an OSError
-            writer.write(_no_daemon(str(error)))
-            await writer.drain()
+            await _answer_no_daemon(reader, writer, str(error))
             return
         daemon_reader, daemon_writer = daemon
         ways = [
@@ -130,6 +130,16 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(COPY_BYTES):
             writer.write(data)
             await writer.drain()
+
+
+async def _answer_no_daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, why: str) -> None:
+    """Answer, and read what the browser still sends: a close with unread data would take the answer back."""
+    writer.write(_no_daemon(why))
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while await reader.read(COPY_BYTES):
+                pass
 
 
 def _no_daemon(why: str) -> bytes:

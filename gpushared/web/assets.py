@@ -2,7 +2,7 @@
 
 ``assets/index.html`` is the shell, which is served at each address of the page: ``__BASE__`` in it becomes the
 base path, and ``__DIGEST__`` one digest over all files. All other files are served below ``assets/DIGEST/``,
-so browsers may keep them for ever, and their relative imports need no build. Scripts and styles of our own are
+so browsers may keep them for ever, and their relative imports need no build. Scripts and styles are
 served without comments and indentation: these are a third of them, and each line keeps its number.
 """
 
@@ -21,7 +21,6 @@ FOLDER = Path(__file__).with_name("assets")
 SHELL = "index.html"
 DIGEST_LENGTH = 16
 GZIP_LEVEL = 9
-VENDORED = "vendor/"
 _COMMENT = re.compile(rb"^[ \t]*(?://[^\n]*|/\*.*?\*/[ \t]*)$|/\*\* [^\n]*?\*/ ?", re.MULTILINE | re.DOTALL)
 _INDENTATION = re.compile(rb"^[ \t]+", re.MULTILINE)
 TYPES = {
@@ -86,9 +85,7 @@ class Assets:
 
 
 def _body(name: str, source: bytes) -> bytes:
-    if name.startswith(VENDORED) or not name.endswith((".js", ".css")):
-        return source
-    return without_comments(source)
+    return without_comments(source) if name.endswith((".js", ".css")) else source
 
 
 def without_comments(source: bytes) -> bytes:

@@ -36,6 +36,9 @@ const asked = {
     const watched = watch(parameters, context);
     return { calls, watched, ...read((await load("dom.js")).h("main", null, view(state, context))) };
   },
+  async pieces({ values }) {
+    return (await load("plot.js")).piecesOf(values);
+  },
   async life({ report }) {
     const { useOverLife, chartsOf } = await load("use_over_life.js");
     const { tableOf } = await load("charts.js");

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
+from gpushared.gate.api.endpoints import ROUTES
 from gpushared.web.browser_site import Access
 from tests.web.raw_browser import ADA, HOST, USER, Play, posted, request
 
@@ -209,6 +211,22 @@ async def test_nothing_else_than_the_page_is_served(play: Play, method: str, tar
     is_call = target == "/gpushare.v1.Web/Link" and method != "POST"
     assert answer.status == (405 if is_call else 404)
     assert site.calls == []
+
+
+async def test_no_endpoint_of_docker_is_served(play: Play) -> None:
+    site = play()
+    cookie = await site.log_in()
+    asked = [
+        (method, prefix + re.sub(r"\{[a-z.]+\}", "x", route.path))
+        for route in ROUTES
+        for method in route.methods
+        for prefix in ("", "/v1.44")
+    ]
+    async with site.connected() as browser:
+        answers = {each: await browser.ask(request(*each, cookie=cookie)) for each in asked}
+    served = {each for each, answer in answers.items() if answer.status not in {404, 405}}
+    assert served == {("GET", "/nodes")}
+    assert answers["GET", "/nodes"].body == site.site.assets.shell("/").body, "it is the page's own"
 
 
 PATHS = ["/", "/queue", "/session", "/login", "/logout", CALL, "/containers/json"]

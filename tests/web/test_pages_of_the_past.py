@@ -321,6 +321,21 @@ def test_the_use_over_a_life_says_what_the_report_says(read: Read) -> None:
     assert [row["used"] for row in table(answer, "Compute: table")] == ["50%", "-"]
 
 
+@pytest.mark.parametrize(
+    ("values", "pieces"),
+    [
+        ([], []),
+        ([None, None], []),
+        ([0, 1, 2], [[0, 2]]),
+        ([None, 1, None, 0, 3, None], [[1, 1], [3, 4]]),
+    ],
+)
+def test_a_line_has_a_gap_where_nobody_has_seen_anything(
+    values: list[float | None], pieces: list[list[int]], read: Read
+) -> None:
+    assert read("pieces", values=values) == pieces
+
+
 @pytest.mark.parametrize("page", ["history", "use", "audit"])
 def test_words_that_are_no_time_are_told_and_nothing_is_asked(page: str, read: Read) -> None:
     answer = read("page", page=page, words={"since": "<b>"}, now=NOW, answers={})

@@ -9,7 +9,7 @@ import { closeDialog } from "./dialog.js";
 /** @typedef {Record<string, string>} Parameters of the path and the query: `id`, `user`... */
 /**
  * @typedef {{session: Session, parameters: Parameters, pool: boolean, now: number, troubles: Record<string, Failure>,
- *   logs: Record<string, string[]>, draw: () => void, go: (path: string) => void,
+ *   logs: Record<string, import("./stream.js").Log>, draw: () => void, go: (path: string) => void,
  *   memo: (version: string, name: string, body: object) => any}} Context
  */
 /**

@@ -1,6 +1,6 @@
 // Describe charts over time and strips. Behind each chart stands its table.
 import { h, patch } from "./dom.js";
-import { Plot } from "./plot.js";
+import { key, plot, point } from "./plot.js";
 import { figures, names, table } from "./table.js";
 
 /** Return the chart, its legend and its table. @param {Chart} chart */
@@ -10,8 +10,9 @@ export function timeChart(chart) {
     h("figcaption", null, title),
     legend(series),
     h("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": `${title}: chart`, "aria-valuemin": 0, "aria-valuemax": Math.max(0, times.length - 1),
-      own: (/** @type {HTMLElement} */ element) => Plot.of(element).show(chart),
-      gone: (/** @type {HTMLElement} */ element) => Plot.of(element).end() }),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => key(event, chart),
+      onpointermove: (/** @type {PointerEvent} */ event) => point(event, chart),
+      own: (/** @type {Element} */ element) => plot(element, chart) }),
     details(chart));
 }
 

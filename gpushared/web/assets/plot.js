@@ -1,202 +1,134 @@
-// Draw one chart with uPlot, which is loaded when the first chart is there.
+// Draw a chart as HTML and SVG, whose colours and patterns are those of the style sheet in each theme.
+import { h, patch } from "./dom.js";
 
-const HEIGHT = 190;
-const AXIS_WIDTH = 58;
-const AXIS_HEIGHT = 40;
-const DAY_SECONDS = 86400;
-const BAR_STEPS = [1, 2, 7, 14, 28, 91, 364].map((days) => days * DAY_SECONDS);
-const TILE = 8;
-/** @type {Partial<Record<Tone, number[]>>} */
-const DASHES = { held: [10, 4], peak: [2, 3], past: [6, 4] };
-/** @type {Partial<Record<Tone, (tile: CanvasRenderingContext2D) => void>>} */
-const PATTERNS = {
-  big: (tile) => {
-    tile.lineWidth = 3;
-    [-TILE, 0, TILE].forEach((from) => (tile.moveTo(from - 1, TILE + 1), tile.lineTo(from + TILE + 1, -1)));
-    tile.stroke();
-  },
-  idle: (tile) => [0, 4].forEach((at) => tile.fillRect(at, at, 3, 3)),
-  unseen: (tile) => (tile.fillRect(0, 0, TILE, 1), tile.fillRect(0, 0, 1, TILE)),
-};
-/** @type {WeakMap<HTMLElement, Plot>} */
-const plots = new WeakMap();
-/** @type {Promise<any> | undefined} */
-let library;
+const TICKS = 4;
+const MARKS = 9;
+const MINUTE = 60;
+const HOUR = 3600;
+const DAY = 86400;
+const STEPS = [MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY];
+/** @type {WeakMap<Element, number>} the time whose figures are read out, by its number */
+const chosen = new WeakMap();
+/** @type {WeakMap<Element, string>} what is drawn, so that the same is not drawn again each second */
+const drawn = new WeakMap();
 
-/** Load uPlot, which is no module: it sets a global name. */
-function load() {
-  library ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = new URL("vendor/uPlot.iife.min.js", import.meta.url).href;
-    script.onload = () => resolve(/** @type {any} */ (window).uPlot);
-    script.onerror = reject;
-    document.head.append(script);
+/** Fill an element with a chart. @param {Element} element @param {Chart} chart */
+export function plot(element, chart) {
+  const last = chart.times.length - 1;
+  const at = Math.min(chosen.get(element) ?? last, last);
+  const words = last < 0 ? "nothing" : `${chart.writeTime(chart.times[at], at)}: ${chart.series.map((one) => `${one.name} ${chart.write(one.values[at]) || "-"}`).join(", ")}`;
+  const looks = `${words} ${at} ${JSON.stringify([chart.times, chart.series])}`;
+  if (drawn.get(element) === looks) return;
+  drawn.set(element, looks);
+  element.setAttribute("aria-valuenow", String(Math.max(0, at)));
+  element.setAttribute("aria-valuetext", words);
+  patch(element, picture(chart, chosen.has(element) ? at : -1), h("p", { class: "readout" }, words));
+}
+
+/** Read out another time. @param {Element} element @param {Chart} chart @param {number} at */
+function choose(element, chart, at) {
+  chosen.set(element, Math.min(chart.times.length - 1, Math.max(0, at)));
+  plot(element, chart);
+}
+
+/** @param {KeyboardEvent} event @param {Chart} chart */
+export function key(event, chart) {
+  const element = /** @type {Element} */ (event.currentTarget);
+  const last = chart.times.length - 1;
+  const to = /** @type {Record<string, (at: number) => number>} */ ({ ArrowLeft: (at) => at - 1, ArrowRight: (at) => at + 1, Home: () => 0, End: () => last })[event.key];
+  if (!to) return;
+  event.preventDefault();
+  choose(element, chart, to(chosen.get(element) ?? last));
+}
+
+/** @param {PointerEvent} event @param {Chart} chart */
+export function point(event, chart) {
+  const element = /** @type {Element} */ (event.currentTarget);
+  const area = element.querySelector(".area")?.getBoundingClientRect();
+  if (!area) return;
+  const [first, last] = rangeOf(chart);
+  const time = first + ((event.clientX - area.left) / area.width) * (last - first);
+  choose(element, chart, chart.times.reduce((best, one, at) => (Math.abs(one - time) < Math.abs(chart.times[best] - time) ? at : best), 0));
+}
+
+/** @param {Chart} chart @param {number} at */
+function picture(chart, at) {
+  const range = rangeOf(chart);
+  const left = (/** @type {number} */ time) => (100 * (time - range[0])) / (range[1] - range[0]);
+  const ticks = ticksOf(chart);
+  const top = ticks[ticks.length - 1];
+  return h("div", { class: "picture", "aria-hidden": "true" },
+    ticks.map((tick) => h("span", { class: "tick", style: { bottom: `${(100 * tick) / top}%` } }, h("span", null, `${tick}${chart.suffix ?? ""}`))),
+    h("div", { class: "area" },
+      chart.form === "bars" ? bars(chart, top) : lines(chart, left, top),
+      at >= 0 && h("span", { class: "cursor", style: { left: `${left(chart.times[at])}%` } })),
+    h("div", { class: "marks" }, marksOf(range, chart.form === "bars" ? DAY : MINUTE).map(([time, words]) => h("span", { style: { left: `${left(time)}%` } }, words))));
+}
+
+/** @param {Chart} chart @param {number} top */
+function bars({ times, series, unit }, top) {
+  const margin = { margin: `0 ${14 / times.length}%` };
+  return times.map((_, at) => h("span", { class: "bar-of-parts", style: margin },
+    series.map((one) => h("span", { class: `tone-${one.tone}`, style: { height: `${(100 * Number(one.values[at])) / unit / top}%` } }))));
+}
+
+/** @param {Chart} chart @param {(time: number) => number} left @param {number} top */
+function lines({ times, series, unit }, left, top) {
+  const point = (/** @type {number} */ at, /** @type {number} */ value) => `${left(times[at]).toFixed(2)} ${(100 - (100 * value) / unit / top).toFixed(2)}`;
+  const paths = series.map(({ tone, values }) => {
+    const pieces = piecesOf(values).map(([first, last]) => ({ first, last, path: values.slice(first, last + 1).map((value, at) => point(first + at, Number(value))).join("L") }));
+    const below = pieces.map(({ first, last, path }) => `M${point(first, 0)}L${path}L${point(last, 0)}Z`);
+    // A piece of one sample is drawn as a dot.
+    return [tone === "used" && h("path", { class: "below", d: below.join("") }), h("path", { class: `line-${tone}`, d: pieces.map(({ first, last, path }) => `M${path}${first === last ? "h.01" : ""}`).join("") })];
   });
-  return library;
+  return h("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", width: "100%", height: "100%" }, paths);
 }
 
-/** Keeps the chart of an element: draws it anew for other figures, another width and another theme. */
-export class Plot {
-  /** Return the element's plot. @param {HTMLElement} element */
-  static of(element) {
-    const plot = plots.get(element) ?? new Plot(element);
-    plots.set(element, plot);
-    return plot;
-  }
-
-  /** @param {HTMLElement} element */
-  constructor(element) {
-    this.element = element;
-    /** @type {Chart | null} */
-    this.chart = null;
-    this.shown = "";
-    this.at = 0;
-    /** @type {any} */
-    this.drawing = null;
-    this.ground = document.createElement("div");
-    this.readout = document.createElement("p");
-    this.readout.className = "readout";
-    element.append(this.ground, this.readout);
-    element.addEventListener("keydown", (event) => this.key(event));
-    this.draw = this.draw.bind(this);
-    this.watcher = new ResizeObserver(() => this.element.clientWidth !== this.drawing?.width && this.draw());
-    this.watcher.observe(element);
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
-    this.dark.addEventListener("change", this.draw);
-    addEventListener("theme", this.draw);
-  }
-
-  /** @param {Chart} chart */
-  show(chart) {
-    const shown = JSON.stringify(chart);
-    if (shown === this.shown) return;
-    this.shown = shown;
-    this.chart = chart;
-    this.tell(chart.times.length - 1);
-    this.draw();
-  }
-
-  end() {
-    this.chart = null;
-    this.watcher.disconnect();
-    this.dark.removeEventListener("change", this.draw);
-    removeEventListener("theme", this.draw);
-    this.drawing?.destroy();
-  }
-
-  async draw() {
-    const uPlot = await load();
-    const width = this.element.clientWidth;
-    if (!this.chart || !width) return;
-    this.drawing?.destroy();
-    this.drawing = new uPlot(this.options(uPlot, this.chart, width), columnsOf(this.chart), this.ground);
-  }
-
-  /** Say the figures at a time. @param {number} at the number of the time */
-  tell(at) {
-    const chart = this.chart;
-    if (!chart || !(at in chart.times)) return;
-    this.at = at;
-    const figures = chart.series.map((one) => `${one.name} ${chart.write(one.values[at]) || "-"}`);
-    const words = `${chart.writeTime(chart.times[at], at)}: ${figures.join(", ")}`;
-    this.readout.textContent = words;
-    this.element.setAttribute("aria-valuenow", String(at));
-    this.element.setAttribute("aria-valuetext", words);
-  }
-
-  /** @param {KeyboardEvent} event */
-  key(event) {
-    const last = (this.chart?.times.length ?? 0) - 1;
-    const step = /** @type {Record<string, number>} */ ({ ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last })[event.key];
-    if (step === undefined || !this.chart) return;
-    event.preventDefault();
-    this.tell(Math.min(last, Math.max(0, this.at + step)));
-    this.drawing?.setCursor({ left: this.drawing.valToPos(this.chart.times[this.at], "x"), top: 0 }, false);
-  }
-
-  /** Return a custom property as the browser resolves it for the theme. @param {string} name */
-  color(name) {
-    this.readout.style.color = `var(${name})`;
-    const { color } = getComputedStyle(this.readout);
-    this.readout.style.color = "";
-    return color;
-  }
-
-  /** @param {any} uPlot @param {Chart} chart @param {number} width */
-  options(uPlot, { form, times, series, suffix = "" }, width) {
-    const line = { stroke: this.color("--line"), width: 1 };
-    const axis = { stroke: this.color("--quiet"), font: `12px ${getComputedStyle(this.element).fontFamily}`, grid: line, ticks: { ...line, size: 4 } };
-    const bars = form === "bars" && uPlot.paths.bars({ size: [0.72, 44] });
-    const shown = series.map((one) => this.series(one.tone, bars));
-    return {
-      width,
-      height: HEIGHT,
-      padding: [10, 10, 0, 0],
-      legend: { show: false },
-      cursor: { drag: { x: false }, y: false, points: { show: !bars } },
-      scales: {
-        x: bars ? { range: () => withMargin(times) } : {},
-        y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, most > 0 ? most * 1.06 : 1] },
-      },
-      axes: [
-        { ...axis, size: AXIS_HEIGHT, values: timesBelow, ...(bars ? { incrs: BAR_STEPS } : {}) },
-        { ...axis, size: AXIS_WIDTH, values: (/** @type {any} */ _, /** @type {number[]} */ values) => values.map((value) => value + suffix) },
-      ],
-      series: [{}, ...(bars ? shown.reverse() : shown)],
-      hooks: { setCursor: [(/** @type {any} */ drawing) => drawing.cursor.left >= 0 && this.tell(drawing.cursor.idx)] },
-    };
-  }
-
-  /** @param {Tone} tone @param {any} bars */
-  series(tone, bars) {
-    const color = this.color(`--tone-${tone}`);
-    const dash = DASHES[tone];
-    const points = { show: () => false }; // a single sample between gaps is a point all the same
-    if (!bars) return { stroke: color, width: 2, dash, points, fill: dash ? undefined : color.replace(/^rgb\((.*)\)$/, "rgba($1, .16)") };
-    return { stroke: color, width: 1, points, paths: bars, fill: this.fill(tone, color) };
-  }
-
-  /** @param {Tone} tone @param {string} color */
-  fill(tone, color) {
-    const canvas = document.createElement("canvas");
-    canvas.width = canvas.height = TILE;
-    const tile = canvas.getContext("2d");
-    const pattern = PATTERNS[tone];
-    if (!tile || !pattern) return color;
-    tile.fillStyle = this.color("--card");
-    tile.fillRect(0, 0, TILE, TILE);
-    tile.fillStyle = tile.strokeStyle = color;
-    pattern(tile);
-    return tile.createPattern(canvas, "repeat");
-  }
+/** Return the first and the last number of each piece: a time without a sample is a gap. @param {(number | null)[]} values */
+export function piecesOf(values) {
+  /** @type {[number, number][]} */
+  const pieces = [];
+  values.forEach((value, at) => {
+    if (value === null) return;
+    if (at && values[at - 1] !== null) pieces[pieces.length - 1][1] = at;
+    else pieces.push([at, at]);
+  });
+  return pieces;
 }
 
-/** Return what uPlot draws: sums are drawn from the highest on, each over the one before. @param {Chart} chart */
-function columnsOf({ form, times, series, unit }) {
-  const columns = series.map((one) => one.values.map((value) => (value === null ? null : value / unit)));
-  if (form === "lines") return [times, ...columns];
-  const sums = columns.map((_, last) => times.map((__, at) => columns.slice(0, last + 1).reduce((sum, column) => sum + Number(column[at]), 0)));
-  return [times, ...sums.reverse()];
+/** Return the first and the last time of the axis: bars have half a step on both sides. @param {Chart} chart @returns {[number, number]} */
+function rangeOf({ form, times }) {
+  const [first, last] = [times[0] ?? 0, times[times.length - 1] ?? 1];
+  const step = times.length > 1 ? (last - first) / (times.length - 1) : DAY;
+  return form === "bars" || first === last ? [first - step / 2, last + step / 2] : [first, last];
 }
 
-/** Leave half a step on both sides, so that the outer bars are whole. @param {number[]} times */
-function withMargin(times) {
-  const [first, last] = [times[0], times[times.length - 1]];
-  const step = times.length > 1 ? (last - first) / (times.length - 1) : DAY_SECONDS;
-  return [first - step / 2, last + step / 2];
+/** Return round figures from 0 to above the highest value. @param {Chart} chart */
+function ticksOf({ form, series, unit }) {
+  const values = series[0].values.map((_, at) => series.map((one) => Number(one.values[at])));
+  const most = Math.max(...values.map((column) => (form === "bars" ? column.reduce((sum, value) => sum + value, 0) : Math.max(...column))), 0) / unit || 1;
+  const rough = most / TICKS;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 2.5, 5].find((one) => one * power >= rough) ?? 10);
+  return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, number) => Number((number * step).toPrecision(6)));
 }
 
 /**
- * Write the times below a chart: days, or times of day with the day where it changes.
- * @param {any} _ @param {number[]} times @param {number} __ @param {number} ___ @param {number} step
+ * Return round times with their words: days, or times of day with the day where it changes.
+ * @param {[number, number]} range @param {number} least the shortest step @returns {[number, string][]}
  */
-function timesBelow(_, times, __, ___, step) {
+function marksOf([first, last], least) {
+  const step = STEPS.find((one) => one >= least && (last - first) / one <= MARKS) ?? (last - first) / MARKS;
+  const begin = new Date(first * 1000);
+  const midnight = +new Date(begin.getFullYear(), begin.getMonth(), begin.getDate()) / 1000;
+  const times = Array.from({ length: MARKS + Math.ceil(DAY / step) + 2 }, (_, number) => midnight + number * step).filter((time) => time >= first && time <= last);
   let before = "";
-  return times.map((at) => {
-    const local = new Date((at - 60 * new Date(at * 1000).getTimezoneOffset()) * 1000).toISOString();
-    const [day, time] = [local.slice(5, 10), local.slice(11, 16)];
-    const words = step >= DAY_SECONDS ? day : day === before ? time : `${time}\n${day}`;
-    before = day;
-    return words;
+  return times.map((time) => {
+    const moment = new Date(time * 1000);
+    const [day, clock] = [[moment.getMonth() + 1, moment.getDate()], [moment.getHours(), moment.getMinutes()]].map((pair) => pair.map((part) => String(part).padStart(2, "0")));
+    const date = day.join("-");
+    const words = step >= DAY ? date : date === before ? clock.join(":") : `${clock.join(":")}\n${date}`;
+    before = date;
+    return [time, words];
   });
 }

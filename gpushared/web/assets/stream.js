@@ -6,7 +6,9 @@ const FIRST_WAIT_MS = 500;
 const MAX_WAIT_MS = 15_000;
 const LOG_LINES = 1000;
 
-/** @typedef {{name: string, answer?: any, set?: any, lists?: any, lines?: string[], first?: boolean, code?: string, message?: string, hint?: string}} Event */
+/** @typedef {{name: string, answer?: any, set?: any, lists?: any, lines?: string[], begun?: string, first?: boolean, end?: boolean, code?: string, message?: string, hint?: string}} Event */
+
+/** `begun` is a line that has not ended; `isOver` after the last one. @typedef {{lines: string[], begun: string, isOver: boolean}} Log */
 
 /** Keeps the answers of one page's calls as they are now. */
 export class Stream {
@@ -20,7 +22,7 @@ export class Stream {
     this.answers = {};
     /** @type {Record<string, Failure>} */
     this.troubles = {};
-    /** @type {Record<string, string[]>} */
+    /** @type {Record<string, Log>} */
     this.logs = {};
     /** @type {"live" | "connecting" | "paused"} */
     this.status = "connecting";
@@ -56,24 +58,26 @@ export class Stream {
   }
 
   resume() {
-    if (!this.connection) this.connect();
+    if (this.connection) return;
+    this.status = "connecting";
+    this.changed();
+    this.connect();
   }
 
   async connect() {
     const connection = new AbortController();
     this.connection = connection;
-    this.status = "connecting";
-    this.changed();
     try {
+      // A daemon ends each stream after some minutes, and means it to be opened again: that is no trouble.
       await this.read(connection);
     } catch (error) {
       if (this.connection !== connection) return;
+      this.status = "connecting";
       this.failure = error instanceof Failure ? error : null;
     }
     if (this.connection !== connection) return;
     connection.abort();
     this.connection = null;
-    this.status = "connecting";
     this.changed();
     if (this.failure?.status === 401) return this.refused(this.failure);
     this.timer = setTimeout(() => this.connect(), this.wait * (0.5 + Math.random() / 2));
@@ -88,8 +92,7 @@ export class Stream {
     let text = "";
     while (reader) {
       const silence = setTimeout(() => connection.abort(), SILENT_MS);
-      const { value, done } = await reader.read().catch(() => ({ value: "", done: true }));
-      clearTimeout(silence);
+      const { value, done } = await reader.read().finally(() => clearTimeout(silence));
       if (done || this.connection !== connection) return;
       this.heard();
       const blocks = (text + value).replaceAll("\r\n", "\n").split("\n\n");
@@ -128,8 +131,14 @@ export class Stream {
     delete this.troubles[name];
     if (kind === "state") this.answers[name] = event.answer;
     if (kind === "change") this.answers[name] = changed(this.answers[name] ?? {}, event);
-    if (kind === "log") this.logs[name] = [...(event.first ? [] : this.logs[name] ?? []), ...(event.lines ?? [])].slice(-LOG_LINES);
+    if (kind === "log") this.logs[name] = longer(this.logs[name], event);
   }
+}
+
+/** @param {Log | undefined} log @param {Event} event @returns {Log} */
+function longer(log, { first, lines = [], begun, end = false }) {
+  const before = first || !log ? { lines: [], begun: "" } : log;
+  return { lines: [...before.lines, ...lines].slice(-LOG_LINES), begun: begun ?? before.begun, isOver: end };
 }
 
 /**

@@ -15,13 +15,16 @@ END_SECONDS: Final = 10
 
 
 class Forwarder:
-    """The forwarder of one user. Each visitor gets a link of its own, because a link works once."""
+    """The forwarder of one user. Each visitor gets a link of its own, because a link works once.
 
-    def __init__(self, daemon: DaemonProcess, uid: int, log: Path) -> None:
+    With a ``pool_socket`` it leads to a coordinator; ``daemon`` is a node of the pool then.
+    """
+
+    def __init__(self, daemon: DaemonProcess, uid: int, log: Path, pool_socket: str = "") -> None:
         self.daemon = daemon
         self.uid = uid
         self._log = log
-        words = ["web", "--no-open"]
+        words = ["web", "--no-open", *(["--pool"] if pool_socket else [])]
         command = [sys.executable, str(AS_USER), str(uid), *words] if uid else [str(GPUSHARE), *words]
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -30,7 +33,7 @@ class Forwarder:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=daemon.client_environment(),
+                env={**daemon.client_environment(), "GPUSHARE_POOL_SOCKET": pool_socket},
             )
         self.first_link = self._read_link()
         self.login, _, _ = self.first_link.partition("#")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.async_api import Page
+import pytest_asyncio
+from playwright.async_api import Browser, Page
 
 from tests.web.browser.conftest import NewVisitor
-from tests.web.browser.visitor import too_wide, violations
+from tests.web.browser.forwarder import Forwarder
+from tests.web.browser.visitor import Visitor, too_wide, violations
 from tests.web.browser.world import ADMIN, World
 
 PAGES: Final = {
@@ -26,11 +29,12 @@ PAGES: Final = {
     "submit": "submit",
     "a lease that is not": "lease/l-0000",
 }
-WIDTHS: Final = {
-    "a phone": ({"width": 360, "height": 740}, 1),
-    "200 % zoom": ({"width": 640, "height": 400}, 2),
-    "4k": ({"width": 3840, "height": 2160}, 1),
+WINDOWS: Final = {
+    "a phone": {"width": 360, "height": 740},
+    "200 % zoom of a laptop": {"width": 640, "height": 400},
+    "4k": {"width": 3840, "height": 2160},
 }
+THEMES: Final[tuple[Any, ...]] = ("light", "dark")
 # What a person may reach by Tab: of a group of radio buttons the browser itself offers one.
 CONTROLS: Final = """
 () => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
@@ -50,6 +54,7 @@ FOCUSED: Final = """
 }
 """
 OPENED: Final = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+MOVING: Final = "document.getAnimations().filter((one) => one.effect.getTiming().duration > 10).length"
 MAX_STEPS: Final = 300
 
 
@@ -64,42 +69,45 @@ async def settled(page: Page) -> None:
     await page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_axe_finds_nothing(theme: Any, world: World, new_visitor: NewVisitor, axe: Path) -> None:
-    visitor = await new_visitor(ADMIN, color_scheme=theme)
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def looker(browser: Browser, forwarders: dict[int, Forwarder]) -> AsyncIterator[Visitor]:
+    """An administrator, who sees most, and goes from page to page without a new login."""
+    context = await browser.new_context()
+    visitor = Visitor(context, forwarders[ADMIN])
+    visitor.page = await context.new_page()
+    await visitor.log_in()
     visitor.forgive("status of 404")
+    yield visitor
+    await context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=PAGES)
+async def shown(request: pytest.FixtureRequest, looker: Visitor, world: World) -> AsyncIterator[Page]:
+    """Each page in turn, with everything in it opened, in a window of a laptop."""
+    await looker.page.set_viewport_size({"width": 1280, "height": 800})
+    page = await looker.go(address(request.param, world))
+    await page.evaluate(OPENED)
+    yield page
+    looker.check()
+
+
+async def test_axe_finds_nothing_in_either_theme(shown: Page, axe: Path) -> None:
+    for theme in THEMES:
+        await shown.emulate_media(color_scheme=theme)
+        await settled(shown)
+        assert await violations(shown, axe) == []
+
+
+async def test_no_page_scrolls_sideways(shown: Page) -> None:
     found = {}
-    for page in PAGES:
-        await visitor.go(address(page, world))
-        await visitor.page.evaluate(OPENED)
-        await settled(visitor.page)
-        found[page] = await violations(visitor.page, axe)
-    assert found == {key: [] for key in PAGES}
+    for window, size in WINDOWS.items():
+        await shown.set_viewport_size(size)  # type: ignore[arg-type] # it has both fields of a ViewportSize
+        found[window] = await too_wide(shown)
+    assert found == {window: [] for window in WINDOWS}
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-async def test_no_page_scrolls_sideways(width: str, world: World, new_visitor: NewVisitor) -> None:
-    viewport, scale = WIDTHS[width]
-    visitor = await new_visitor(ADMIN, viewport=viewport, device_scale_factor=scale)
-    visitor.forgive("status of 404")
-    found = {}
-    for page in PAGES:
-        await visitor.go(address(page, world))
-        found[page] = await too_wide(visitor.page)
-    assert found == {page: [] for page in PAGES}
-
-
-async def test_all_that_can_be_clicked_is_reached_by_tab_and_shows_that_it_is(
-    world: World, new_visitor: NewVisitor
-) -> None:
-    visitor = await new_visitor(ADMIN)
-    visitor.forgive("status of 404")
-    missed, faint = {}, {}
-    for page in PAGES:
-        await visitor.go(address(page, world))
-        missed[page], faint[page] = await walk(visitor.page)
-    assert missed == {key: [] for key in PAGES}
-    assert faint == {key: [] for key in PAGES}
+async def test_all_that_can_be_clicked_is_reached_by_tab_and_shows_that_it_is(shown: Page) -> None:
+    assert await walk(shown) == ([], [])
 
 
 async def walk(page: Page) -> tuple[list[str], list[str]]:
@@ -129,16 +137,9 @@ async def test_the_skip_link_leads_past_the_navigation(new_visitor: NewVisitor) 
     assert await visitor.page.evaluate("document.activeElement.id") == "main"
 
 
-async def test_who_wants_less_motion_gets_none(world: World, new_visitor: NewVisitor) -> None:
-    visitor = await new_visitor(reduced_motion="reduce")
-    for page in PAGES:
-        if page in {"a lease that is not", "audit"}:
-            continue
-        await visitor.go(address(page, world))
-        moving = await visitor.page.evaluate(
-            "document.getAnimations().filter((one) => one.effect.getTiming().duration > 10).length"
-        )
-        assert (page, moving) == (page, 0)
+async def test_who_wants_less_motion_gets_none(shown: Page) -> None:
+    await shown.emulate_media(reduced_motion="reduce")
+    assert await shown.evaluate(MOVING) == 0
 
 
 async def test_the_theme_that_was_chosen_stays(new_visitor: NewVisitor) -> None:

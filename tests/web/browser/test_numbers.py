@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tests.node.daemon import GPUSHARE
 from tests.web.browser.visitor import Visitor
 from tests.web.browser.world import ALICE, World
 
@@ -79,14 +81,38 @@ async def test_a_table_has_the_cells_of_its_command(same: Same, world: World, ad
     assert theirs
 
 
-async def test_a_gpu_has_the_figures_of_the_command(world: World, admin: Visitor) -> None:
+async def test_a_gpu_has_the_figures_of_the_command_and_of_top(world: World, admin: Visitor) -> None:
     await admin.go()
-    columns = ("gpu", "name", "mode", "util", "memory", "temp", "power", "free")
+    top = lines_of_top(world)
+    columns = ("gpu", "name", "util", "memory", "temp", "power", "free")
     for gpu in world.table("gpus", columns=columns):
         card = await admin.main.get_by_role("region", name=f"GPU {gpu['gpu']}", exact=True).inner_text()
+        (line,) = [one for one in top if one.split()[:2] == [gpu["gpu"], "NVIDIA"]]
         for column in columns:
             assert gpu[column] in card, (gpu, column, card)
-    assert (await admin.main.get_by_text("without a lease").first.inner_text()).startswith("3 GiB")
+            assert gpu[column] in line, (gpu, column, line)
+
+
+async def test_a_lease_has_the_figures_of_the_command_in_top_too(world: World, admin: Visitor) -> None:
+    top = lines_of_top(world)
+    columns = ("lease", "user", "state", "gpu", "share", "memory", "wall", "name")
+    shown = {row["lease"]: row for row in await admin.table("Who has what")}
+    for lease in world.table("ps", "--state", "active", columns=columns):
+        if lease["lease"] == "UNMANAGED":
+            continue
+        (line,) = [one for one in top if one.split()[:1] == [lease["lease"]]]
+        for column in columns:
+            assert lease[column] == shown[lease["lease"]][column]
+            assert lease[column] in line, (lease, column, line)
+
+
+def lines_of_top(world: World) -> list[str]:
+    """The lines of ``gpushare top`` on a screen that has room for all columns."""
+    environment = {**world.daemon.client_environment(), "COLUMNS": "200"}
+    done = subprocess.run(
+        [GPUSHARE, "top", "--once"], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()
 
 
 async def test_who_waits_is_shown_as_the_command_shows_it(world: World, admin: Visitor) -> None:

@@ -18,7 +18,7 @@ const STEPS = /** @type {Record<string, string>} */ ({
 const OFFERED = ["gpu", "gpu-memory", "gpu-compute", "preset", "class", "time", "isolation", "project"];
 /** @type {Field[]} */
 const SIZES = [
-  { name: "gpu", label: "GPUs", hint: "0.25 = a quarter of one GPU, 2 = two whole ones, 2x0.5 = half of each of two, 0.25..1 = at least a quarter" },
+  { name: "gpu", label: "GPUs", hint: "0.25 = a quarter of one, 2 = two whole ones, 2x0.5 = half of each of two, 0.25..1 = at least a quarter" },
   { name: "gpu-memory", label: "GPU memory", hint: "by itself: 8g, 8g..24g" },
   { name: "gpu-compute", label: "GPU compute", hint: "by itself: 30%, 25%..100%" },
   { name: "time", label: "Time limit", hint: "90s, 30m, 2h, 1d" },
@@ -28,7 +28,6 @@ const SIZES = [
 const MORE = [
   { name: "isolation", label: "Isolation", options: ["shared", "separate", "exclusive", "mig"] },
   { name: "model", label: "Model", hint: "h100,a100" },
-  { name: "priority", label: "Priority", hint: "-100 to 100, higher first in its project" },
   { name: "begin", label: "Start no earlier", hint: "22:00, +2h, 2026-11-22T08:00" },
   { name: "name", label: "Name of the container" },
   { name: "array", label: "Array", hint: "0-99: a job for each number", only: "submit" },
@@ -124,7 +123,7 @@ function command(shown, { session, draw }) {
 function requestOf(said) {
   const found = Object.fromEntries(OFFERED.map((option) => [option.replace("-", "_"), said[option]?.trim()]));
   const whole = found.gpu || found.gpu_memory || found.gpu_compute || found.preset ? found : { ...found, gpu: "1" };
-  return { ...whole, models: said.model?.split(",").map((model) => model.trim()).filter(Boolean), priority: Math.trunc(Number(said.priority)) || 0 };
+  return { ...whole, models: said.model?.split(",").map((model) => model.trim()).filter(Boolean) };
 }
 
 /** @param {Context} context */
