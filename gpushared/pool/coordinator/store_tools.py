@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpushared.config.pool_settings import CoordinatorConfig
+from gpushared.daemon.files import sync_folder
 from gpushared.domain.model.errors import GpushareError, StateConflict
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, read_job, read_member
 from gpushared.jobs.restore import HighWater, read_high_water, write_high_water
@@ -160,6 +161,7 @@ def _write_file(path: Path, contents: Contents, epoch: int) -> None:
     finally:
         file.close()
     part.rename(path)
+    sync_folder(path.parent)
 
 
 def _put_aside(path: Path, why: str) -> Path:
