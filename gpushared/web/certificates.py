@@ -29,6 +29,12 @@ NO_ACCESS = 0o027
 """Nobody but the owner may write a key, and nobody but the owner and the group may read it (as ``ssl-cert``)."""
 MAX_FILE_BYTES = 1 << 20
 SOON_SECONDS = 7 * 24 * 3600
+UNREADABLE = (
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    ValueError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,12 @@ def load(files: TlsFiles) -> ServerCertificate:
 def _trust_proxies(context: ssl.SSLContext, path: str) -> None:
     """Ask clients for certificates of this authority, and let clients in that have none: most are browsers."""
     _parsed(_content(path, "authority"), path)
-    context.load_verify_locations(cafile=path)
+    try:
+        context.load_verify_locations(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"the certificates in {path} cannot be used", hint="the file has certificates in PEM only"
+        ) from error
     context.verify_mode = ssl.CERT_OPTIONAL
 
 
@@ -168,7 +179,7 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
     """Return the host names and addresses for which browsers accept the certificate, but no wildcards."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except UNREADABLE:
         return ()
     names = extension.get_values_for_type(x509.DNSName)
     addresses = map(str, extension.get_values_for_type(x509.IPAddress))

@@ -128,7 +128,11 @@ class NetworkListener:
         try:
             near, far = socket.socketpair()
             near.setblocking(False)
-            page = await asyncio.open_unix_connection(sock=far)
+            try:
+                page = await asyncio.open_unix_connection(sock=far)
+            except BaseException:
+                near.close()
+                raise
             served = asyncio.create_task(_as_task(self._serve(Wire(near), arrival)))
             copying = asyncio.create_task(_splice(browser, page))
             try:
@@ -136,10 +140,9 @@ class NetworkListener:
                 # Once the server has ended, the browser gets what is still on the way, if it reads.
                 await asyncio.wait({copying}, timeout=LAST_SECONDS)
             finally:
-                copying.cancel()
-                await asyncio.gather(copying, return_exceptions=True)
+                # This comes before any wait, which the listener's end may cancel.
                 page[1].close()
-                await _ended(served)
+                await _ended(served, copying)
         finally:
             browser[1].close()
         with contextlib.suppress(OSError, ssl.SSLError):
@@ -150,13 +153,15 @@ async def _as_task(work: Awaitable[None]) -> None:
     await work
 
 
-async def _ended(served: asyncio.Task[None]) -> None:
+async def _ended(served: asyncio.Task[None], copying: asyncio.Task[None]) -> None:
     """Wait for the server of a connection that was closed; end the server if this task is cancelled."""
+    copying.cancel()
     try:
-        await served
+        await asyncio.wait({served, copying})
     except asyncio.CancelledError:
         served.cancel()
         raise
+    served.result()
 
 
 async def _handshake(sock: socket.socket, context: ssl.SSLContext) -> Streams:

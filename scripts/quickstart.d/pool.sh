@@ -313,6 +313,10 @@ Administrators' commands find the coordinator by:
 
   export GPUSHARE_POOL_SOCKET=$GPUSHARE_POOL_SOCKET
 
+The page of the pool, by a link that the command prints:
+
+  sudo GPUSHARE_POOL_SOCKET=$GPUSHARE_POOL_SOCKET $VENV/bin/gpushare web --pool --no-browser
+
 To end it:  $AGAIN --stop
 END
   tell_of_others

@@ -343,6 +343,23 @@ def test_files_that_cannot_be_used_are_refused_in_a_sentence(
     assert refusal.value.hint
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no certificate in PEM"),
+        ("{good}-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cannot be used"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n{good}", "has no certificate in PEM"),
+    ],
+)
+def test_an_authority_of_proxies_that_cannot_be_used_is_refused_in_a_sentence(
+    maker: CertificateMaker, tmp_path: Path, text: str, words: str
+) -> None:
+    pair, authority = maker.server("server"), tmp_path / "proxies.pem"
+    authority.write_text(text.format(good=maker.path.read_text()))
+    with pytest.raises(ConfigError, match=words):
+        load(TlsFiles(str(pair.certificate), str(pair.key), str(authority)))
+
+
 def test_a_key_with_a_password_is_refused_without_a_question(maker: CertificateMaker) -> None:
     pair = maker.server("server")
     _protect(pair.key)

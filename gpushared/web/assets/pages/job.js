@@ -3,10 +3,9 @@ import { buttons, jobActions } from "../actions.js";
 import { facts, h, name } from "../dom.js";
 import { clock, jobState, span, stamp } from "../format.js";
 import { leasePath, stateMark } from "../leases.js";
-import { logView } from "../log_view.js";
 import { table } from "../table.js";
 import { useOverLife } from "../use_over_life.js";
-import { story } from "./lease.js";
+import { logView, story } from "./lease.js";
 
 /** @typedef {import("../app.js").Context} Context */
 

@@ -1,8 +1,7 @@
 // Say if a run is healthy: what it uses of what it holds, how long it has, what happened, and its last words.
 import { buttons, leaseActions } from "../actions.js";
-import { facts, h, name } from "../dom.js";
+import { facts, h, name, printable } from "../dom.js";
 import { clock, grantedBytes, holding, leaseState, memory, memoryPair, percent, span, stamp } from "../format.js";
-import { logView } from "../log_view.js";
 import { startOf, stateMark } from "../leases.js";
 import { explanationFacts } from "./queue.js";
 import { useOverLife } from "../use_over_life.js";
@@ -10,6 +9,10 @@ import { useOverLife } from "../use_over_life.js";
 /** @typedef {import("../app.js").Context} Context */
 
 const POINTS = 120;
+const NEAR_END = 40;
+
+/** @type {WeakSet<Element>} logs that somebody scrolled up in, so that new lines do not move them */
+const scrolledUp = new WeakSet();
 
 /** @param {import("../app.js").Parameters} parameters */
 export const title = ({ id }) => id;
@@ -106,4 +109,27 @@ export function story(entries) {
     h("h2", null, "Its story"),
     h("ol", { class: "story" }, entries.map((entry, place) =>
       h("li", { key: String(place) }, h("time", { class: "quiet", datetime: new Date(entry.at * 1000).toISOString() }, stamp(entry.at)), entry.state && h("span", { class: "quiet" }, entry.state), h("span", null, entry.text)))));
+}
+
+/** Show the last lines of a log as they come. @param {import("../stream.js").Log | undefined} log @param {import("../api.js").Failure | undefined} trouble @param {string} command */
+export function logView(log, trouble, command) {
+  const lines = log ? [...log.lines, ...(log.begun ? [log.begun] : [])] : [];
+  const end = (/** @type {HTMLElement} */ element) => {
+    const text = printable(lines.join("\n"));
+    if (element.textContent !== text) element.textContent = text;
+    if (!scrolledUp.has(element)) element.scrollTop = element.scrollHeight;
+  };
+  const scroll = (/** @type {Event} */ event) => {
+    const element = /** @type {HTMLElement} */ (event.target);
+    if (element.scrollHeight - element.scrollTop - element.clientHeight > NEAR_END) scrolledUp.add(element);
+    else scrolledUp.delete(element);
+  };
+  return h("section", null,
+    h("h2", { id: "log" }, "Last lines of its log"),
+    trouble
+      ? h("p", { class: "quiet" }, trouble.message, trouble.hint && ` (${trouble.hint})`)
+      : lines.length
+        ? h("pre", { class: "log", tabindex: 0, role: "log", "aria-live": "off", "aria-labelledby": "log", own: end, onscroll: scroll })
+        : h("p", { class: "quiet" }, "No line was written yet."),
+    h("p", { class: "quiet" }, log?.isOver && "It has ended. ", "In a terminal: ", h("code", null, command)));
 }
