@@ -39,6 +39,9 @@ const asked = {
   async pieces({ values }) {
     return (await load("plot.js")).piecesOf(values);
   },
+  async range({ form, times }) {
+    return (await load("plot.js")).rangeOf({ form, times });
+  },
   async life({ report }) {
     const { useOverLife, chartsOf } = await load("use_over_life.js");
     const { tableOf } = await load("charts.js");

@@ -336,6 +336,20 @@ def test_a_line_has_a_gap_where_nobody_has_seen_anything(
     assert read("pieces", values=values) == pieces
 
 
+@pytest.mark.parametrize(
+    ("form", "times", "range_of_axis"),
+    [
+        ("lines", [6000, 6060, 6120], [6000, 6120]),
+        ("lines", [6000], [5940, 6060]),  # a lease of less than a minute
+        ("bars", [86400], [43200, 129600]),
+    ],
+)
+def test_an_axis_is_as_long_as_what_it_shows(
+    form: str, times: list[int], range_of_axis: list[int], read: Read
+) -> None:
+    assert read("range", form=form, times=times) == range_of_axis
+
+
 @pytest.mark.parametrize("page", ["history", "use", "audit"])
 def test_words_that_are_no_time_are_told_and_nothing_is_asked(page: str, read: Read) -> None:
     answer = read("page", page=page, words={"since": "<b>"}, now=NOW, answers={})
