@@ -97,9 +97,12 @@ def _listed(name: str, words: list[str]) -> int | None:
 
 def _top(words: list[str]) -> int | None:
     """Return the exit code of ``gpushare top``; None if click must read the words."""
-    from gpushared.cli.listing import Options, read_plain
-    from gpushared.cli.top.start import OWN, start
+    from importlib import import_module
 
-    options = read_plain(words, has_ended=False, own=OWN)
+    from gpushared.cli.listing import Options, read_plain
+
+    top = import_module("gpushared.cli.top.start")
+    options = read_plain(words, has_ended=False, own=top.OWN)
     is_plain = options is not None and options == Options(said=options.said)
-    return start(options) if options is not None and is_plain else None
+    code: int | None = top.start(options) if is_plain else None
+    return code
