@@ -307,6 +307,48 @@ def test_nodes_are_those_of_the_command(read: Read) -> None:
     assert [note for note in notes if note and note not in answer["paragraphs"]] == []
 
 
+def gpu(memory_bytes: int) -> Json:
+    """A GPU that nobody has."""
+    sizes = dict.fromkeys(
+        ("memory_free_bytes", "memory_leasable_bytes", "memory_total_bytes"), str(memory_bytes)
+    )
+    used = {"memory_used_bytes": "0", "memory_unmanaged_bytes": "0", "utilization_ratio": 0}
+    names = {"uuid": f"GPU-{memory_bytes}", "name": "H100", "mode": "free", "sharing": "none", "node": "dgx"}
+    numbers = {"index": 0, "label": "0", "leases": 0, "compute_free_permille": 1000, "read_at": NOW}
+    flags = {"trouble": "", "drained": False, "health": "ok", "parent_uuid": "", "driver_version": ""}
+    return {**sizes, **used, **names, **numbers, **flags}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heading"),
+    [
+        ([80 * GIB], "Free now: 1 whole GPU, 80 GiB"),
+        ([80 * GIB, 80 * GIB], "Free now: 2 whole GPUs, 80 GiB each"),
+        ([80 * GIB, 15 * GIB], "Free now: 2 whole GPUs, 15 GiB to 80 GiB each"),
+    ],
+)
+def test_the_headline_promises_no_more_memory_than_each_gpu_has(
+    sizes: list[int], heading: str, read: Read
+) -> None:
+    answers = {
+        "gpus": {"gpus": [gpu(size) for size in sizes], "simulated": False, "notices": [], "drivers": []},
+        "leases": {"leases": [], "unmanaged": [], "notices": []},
+    }
+    answer = read("page", page="machine", now=NOW, answers={}, state=answers)
+    assert answer["headings"] == [heading]
+
+
+def test_the_coordinators_page_asks_for_nothing_that_only_a_node_has(read: Read) -> None:
+    """It has no leases of its own, no presets and no offers."""
+    pages = {
+        page: read("page", page=page, words={"id": "l-7f3k"}, node="", pool=True, now=NOW, answers={})
+        for page in ("lease", "submit")
+    }
+    assert pages["submit"]["calls"] == []
+    assert "gpushare run --gpu 0.25 --pool IMAGE" in pages["submit"]["pres"]
+    assert set(pages["lease"]["watched"]) == {"leases", "report"}
+
+
 def test_the_use_over_a_life_says_what_the_report_says(read: Read) -> None:
     one = past_lease(1) | {"started_at": NOW - 60, "account": account(), "held_bytes": str(20 * GIB)}
     curve = [

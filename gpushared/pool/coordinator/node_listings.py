@@ -222,7 +222,7 @@ class NodeListings:
                 continue
             age = time.monotonic() - told[name].at if name in told else None
             if age is None:
-                yield f"{name} {_why_unknown(state, name, self._loop.now())}: its {kind.what} are not known in full"
+                yield f"{name} {_why_unknown(state, name, self._loop.now())}: its {kind.what.replace('gpus', 'GPUs')} are not known in full"
             elif age > FRESH_SECONDS + ANSWER_SECONDS:
                 yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"
 

@@ -225,6 +225,8 @@ function tick() {
 
 /** @param {Context} now */
 function troubles(now) {
+  const refusal = stream?.failure;
+  if (refusal && !isAway(refusal)) return h("p", { class: "banner bad", role: "status" }, refusal.message, refusal.hint && ` (${refusal.hint})`);
   const parts = Object.entries(now.troubles).filter(([name]) => name !== "log"); // a log says so in its own place
   const found = new Map(parts.map(([, trouble]) => [trouble.message, trouble]));
   return [...found.values()].map((trouble) =>

@@ -19,7 +19,7 @@ export const title = ({ id }) => id;
 
 /** @param {import("../app.js").Parameters} parameters @param {Context} context */
 export function watch({ id, node }, { session }) {
-  if (node && node !== session.node) return { leases: ["Leases/List", { pool: true }], report: ["History/Report", { name: id, node, pool: true, points: POINTS }] };
+  if (node ? node !== session.node : !session.node) return { leases: ["Leases/List", { pool: true }], report: ["History/Report", { name: id, node, pool: true, points: POINTS }] };
   return { why: ["Leases/Explain", { lease_id: id }], report: ["History/Report", { name: id, points: POINTS }], log: ["logs", { lease_id: id }] };
 }
 
