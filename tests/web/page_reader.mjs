@@ -32,7 +32,7 @@ const asked = {
     const { watch, view } = await load(`pages/${page}.js`);
     const calls = [];
     const memo = (_, name, request) => (calls.push([name, request]), answers[`${name} ${request.window?.since ?? ""} ${request.by ?? ""}`] ?? answers[name]);
-    const context = { parameters, now, pool, memo, session: { node, pool: pool ? "lab" : "", trusted, uid: 0 }, draw() {}, go() {}, troubles: {}, logs: {} };
+    const context = { parameters, now, pool, memo, session: { node, pool: pool ? "lab" : "", trusted, user: "root", uid: 0 }, draw() {}, go() {}, troubles: {}, logs: {} };
     const watched = watch(parameters, context);
     return { calls, watched, ...read((await load("dom.js")).h("main", null, view(state, context))) };
   },

@@ -331,11 +331,31 @@ def test_the_headline_promises_no_more_memory_than_each_gpu_has(
     sizes: list[int], heading: str, read: Read
 ) -> None:
     answers = {
-        "gpus": {"gpus": [gpu(size) for size in sizes], "simulated": False, "notices": [], "drivers": []},
+        "gpus": {"gpus": [gpu(size) for size in sizes], "simulated": False, "notices": [], "troubles": []},
         "leases": {"leases": [], "unmanaged": [], "notices": []},
     }
     answer = read("page", page="machine", now=NOW, answers={}, state=answers)
     assert answer["headings"] == [heading]
+
+
+@pytest.mark.parametrize(
+    ("pool", "owner", "owner_uid", "said"),
+    [
+        (False, "ada", 0, "ada you"),  # the reader of these pages has this number and the name root
+        (False, "root", 1000, "root"),
+        (True, "root", 0, "root you"),
+        (True, "root@dgx", 0, "root@dgx you"),
+        (True, "ada@dgx", 0, "ada@dgx"),  # a pool's answers have no numbers
+    ],
+)
+def test_a_readers_own_leases_are_marked(
+    pool: bool, owner: str, owner_uid: int, said: str, read: Read
+) -> None:
+    one = _whole(lease(owner=owner, owner_uid=str(owner_uid), node="dgx" if pool else ""))
+    gpus = {"gpus": [], "simulated": False, "notices": [], "troubles": []}
+    answers = {"gpus": gpus, "leases": {"leases": [one], "unmanaged": [], "notices": []}}
+    answer = read("page", page="machine", pool=pool, now=NOW, answers={}, state=answers)
+    assert table(answer, "Who has what")[0]["user"] == said
 
 
 def test_the_coordinators_page_asks_for_nothing_that_only_a_node_has(read: Read) -> None:

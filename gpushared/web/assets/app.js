@@ -210,7 +210,7 @@ function draw() {
     patch(place("header"), header(now));
     if (page) {
       const title = typeof page.title === "string" ? page.title : page.title(parameters);
-      document.title = `${title} · ${now.pool ? session.pool : session.node || session.pool} · gpushare`;
+      document.title = [title, now.pool ? session.pool : session.node || session.pool, "gpushare"].filter(Boolean).join(" · ");
       patch(place("main"), troubles(now), page.view({ ...stream?.answers, failure }, now));
     }
     patch(place("footer"), footer());
