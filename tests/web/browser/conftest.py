@@ -83,9 +83,8 @@ async def new_visitor(browser: Browser, request: pytest.FixtureRequest) -> Async
             user: int | Forwarder = ALICE, *, logs_in: bool = True, link: str = "", **options: Any
         ) -> Visitor:
             context = await contexts.enter_async_context(await browser.new_context(**options))
-            if not isinstance(user, Forwarder):
-                user = request.getfixturevalue("forwarders")[user]
-            visitor = Visitor(context, user)
+            forwarder = user if isinstance(user, Forwarder) else request.getfixturevalue("forwarders")[user]
+            visitor = Visitor(context, forwarder)
             visitors.append(visitor)
             visitor.page = await context.new_page()
             if logs_in:
