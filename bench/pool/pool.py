@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import Member
 from gpushared.jobs.job_records import MEMBER, cut, member_bytes
-from gpushared.pool.coordinator.app import STORE_NAME
+from gpushared.pool.coordinator.stores import STORE_NAME
 from gpushared.pool.member.enrolment import make_csr
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificate_status import LEDGER_FILE, SignatureLog

@@ -57,6 +57,7 @@ from gpushared.config.schema import (
     NameRule,
     sections_in,
 )
+from gpushared.config.store_settings import StoreConfig
 from gpushared.config.web_settings import WebConfig
 from gpushared.domain.leases.project_settings import is_user_name
 from gpushared.domain.model.gpu import MIB
@@ -100,7 +101,8 @@ class CoordinatorSection:
     state_dir: str = setting(
         "/var/lib/gpushared-pool",
         PATH,
-        "The store, keys and certificates: all that needs a backup. On a local disk (not NFS).",
+        "Keys and certificates, and the store unless `store.url` is set: all that needs a backup. On a local "
+        "disk (not NFS).",
     )
     runtime_dir: str = setting("/run/gpushared-pool", PATH, "The socket for administrators of this machine.")
     socket_mode: int = setting(
@@ -206,6 +208,7 @@ class CoordinatorConfig:
     """Hold all settings of a coordinator, each with its default."""
 
     coordinator: CoordinatorSection = field(default_factory=CoordinatorSection)
+    store: StoreConfig = field(default_factory=StoreConfig)
     nodes: NodesConfig = field(default_factory=NodesConfig)
     queue: PoolQueueConfig = field(default_factory=PoolQueueConfig)
     classes_build: BuildConfig = field(default_factory=BuildConfig)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from gpushared.domain.model.errors import RequestError, StateConflict, Unavailable
 
-MAX_OPERATIONS = 128
-"""Bound comparisons and changes of one transaction together: etcd's own bound (``--max-txn-ops``)."""
+MAX_OPERATIONS = 126
+"""Bound comparisons and changes of one transaction together: etcd's own bound (``--max-txn-ops``, 128), of
+which a leader needs two."""
 MAX_RECORD_BYTES = 256 * 1024
 MAX_TRANSACTION_BYTES = 1024 * 1024
 """etcd takes requests up to 1.5 MiB (``--max-request-bytes``)."""
@@ -101,6 +102,13 @@ class JobStore(Protocol):
 
         A leader gets a new epoch, and nothing of the earlier epoch is written any more, not even writes under
         way. Raises Deposed while another process leads.
+        """
+        ...
+
+    async def lost(self) -> NoReturn:
+        """Wait until another process may lead although this one has not closed, and raise Deposed.
+
+        Wait for ever if the process would have to end first.
         """
         ...
 

@@ -1,1 +1,1 @@
-"""Keep durable records: SQLite files, and the journal, the audit and the jobs on them."""
+"""Keep durable records: SQLite files with the journal, the audit and the jobs on them, and a pool's store in etcd."""

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from gpushared.ports.job_store import (
     Conflict,
@@ -156,6 +157,15 @@ class StoreFile(SqliteFile):
             db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (revision,))
         self._epoch_to_write = 0
         return revision, changes_of(transaction.puts, deleted, revision)
+
+    def fill(self, contents: Contents, epoch: int) -> None:
+        """Replace all records in one transaction, with their revisions."""
+        rows = ((key, one.revision, one.value) for key, one in contents.records.items())
+        with self._writing() as db:
+            db.execute("DELETE FROM record")
+            db.executemany(_PUT, rows)
+            db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (contents.revision,))
+            _write_epoch(db, epoch)
 
     def close(self) -> None:
         """Release file and lock; errors do not matter any more, because every commit is durable."""
@@ -315,6 +325,11 @@ class SqliteStore(Calls):
 
     async def lead(self, above: int = 0) -> int:
         return await self._call(lambda: self._file.lead(above))
+
+    async def lost(self) -> NoReturn:
+        """Wait for ever: the kernel keeps the lock as long as the process lives."""
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing completes the future")
 
     async def epoch(self) -> int:
         return await self._read(self._file.epoch)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 from gpushared.ports.job_store import (
     Conflict,
@@ -25,6 +27,7 @@ class StoreWorld:
         self.revision = 0
         self.epoch = 0
         self.leader: MemoryStore | None = None
+        self.deposed = asyncio.Event()
         self.transactions: list[Transaction] = []
 
     def after(self, transactions: int) -> StoreWorld:
@@ -64,6 +67,7 @@ class MemoryStore(Failing):
     def depose(self) -> None:
         self.world.epoch += 1
         self.world.leader = None
+        self.world.deposed.set()
 
     async def lead(self, above: int = 0) -> int:
         self._may_fail()
@@ -72,6 +76,10 @@ class MemoryStore(Failing):
         self.world.leader = self
         self.world.epoch = max(self.world.epoch, above) + 1
         return self.world.epoch
+
+    async def lost(self) -> NoReturn:
+        await self.world.deposed.wait()
+        raise Deposed("this coordinator does not lead any more")
 
     async def epoch(self) -> int:
         self._may_fail()

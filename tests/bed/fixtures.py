@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.bed import engine, parts
 from tests.bed.engine import PrivateEngine, UnifiedEngine
+from tests.bed.etcd import EtcdCluster
 from tests.bed.machine import Machine
 
 OLD_SECONDS = 300
@@ -89,6 +91,32 @@ def prometheus() -> Path:
     """Where ``prometheus`` and ``promtool`` of Debian lie."""
     parts.need_file("prometheus", parts.PROMETHEUS / "promtool")
     return parts.PROMETHEUS
+
+
+@pytest.fixture(scope="session")
+def etcd_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One member of etcd that all tests of a run share: give each store a prefix of its own. Never stop it."""
+    parts.need_file("etcd", parts.ETCD / "etcdctl")
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    try:
+        yield cluster.start()
+    finally:
+        cluster.dispose()
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
+    """Starts members of etcd that the test may kill: call it as ``EtcdCluster``, without the folder."""
+    parts.need_file("etcd", parts.ETCD / "etcdctl")
+    clusters: list[EtcdCluster] = []
+
+    def start(count: int = 3, **options: Any) -> EtcdCluster:
+        clusters.append(EtcdCluster(tmp_path, count, **options))
+        return clusters[-1].start()
+
+    yield start
+    for cluster in clusters:
+        cluster.dispose()
 
 
 @pytest.fixture(scope="session")

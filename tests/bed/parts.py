@@ -21,6 +21,7 @@ NVML_LIBRARY: Final = CACHE / "lib/libnvidia-ml.so.1"
 BUSYBOX_TAR: Final = CACHE / "busybox.tar"
 PROGRAMS: Final = CACHE / "programs"
 PROMETHEUS: Final = CACHE / "prometheus/usr/bin"
+ETCD: Final = CACHE / "etcd/usr/bin"
 CHROMIUM: Final = Path("/usr/bin/chromium")
 BROWSER: Final = CACHE / "browser/node_modules"
 CDI_ROOT: Final = CACHE / "newest-engine"

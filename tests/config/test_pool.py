@@ -74,6 +74,8 @@ def test_people_and_projects_are_as_many_as_one_names(tmp_path: Path) -> None:
         pytest.param("[projects.v.idle]\nwarn_seconds = 1", "is not a setting here", id="idle times"),
         pytest.param("[quotas]\nwhen_cut_off = 'serve'", "take [quotas] out", id="a former section"),
         pytest.param("[projects.v]\nguaranteed = 2\nlimit = 1", "limit", id="a project that cannot be"),
+        pytest.param("[store]\nurl = 'sqlite:'", "etcd://HOST:PORT", id="a store that is not etcd"),
+        pytest.param("[store]\nprefix = 'lab'", "a path such as", id="a prefix without slashes"),
     ],
 )
 def test_what_is_wrong_is_said_with_where_it_stands(tmp_path: Path, text: str, told: str) -> None:

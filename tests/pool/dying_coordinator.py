@@ -11,7 +11,8 @@ from pathlib import Path
 from gpushared.config.pool_settings import CoordinatorConfig, load_pool
 from gpushared.daemon.clocks import SteadyClock
 from gpushared.daemon.systemd import Notifier
-from gpushared.pool.coordinator.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
+from gpushared.pool.coordinator.app import AUDIT_NAME, PoolDaemon, PoolParts
+from gpushared.pool.coordinator.stores import STORE_NAME
 from gpushared.ports.job_store import Transaction
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from gpushared.pool.coordinator.app import SOCKET_NAME, STORE_NAME
+from gpushared.pool.coordinator.app import SOCKET_NAME
+from gpushared.pool.coordinator.stores import STORE_NAME
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.trust import CA_FOLDER
 from tests.disks import disk, fill

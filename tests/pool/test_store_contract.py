@@ -6,6 +6,7 @@ A backend is added by one more ``Backend``; nothing here asks for more than etcd
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,11 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
+from gpushared.storage.etcd.access import EtcdAccess
+from gpushared.storage.etcd.store import EtcdStore
 from gpushared.storage.job_store import SqliteStore
 from gpushared.testing import MemoryStore, StoreWorld
+from tests.bed.etcd import EtcdCluster
 
 SECONDS = 10
 
@@ -45,10 +49,20 @@ def sqlite(folder: Path) -> Backend:
     return Backend(lambda: SqliteStore(folder / "pool.db"))
 
 
-@pytest.fixture(params=[memory, sqlite], ids=["memory", "sqlite"])
+def etcd(cluster: EtcdCluster) -> Backend:
+    access, prefix = EtcdAccess(cluster.endpoints), f"/gpushare/{secrets.token_hex(8)}/"
+    return Backend(lambda: EtcdStore(access, prefix))
+
+
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    made: Backend = request.param(tmp_path)
-    return made
+    match request.param:
+        case "memory":
+            return memory(tmp_path)
+        case "sqlite":
+            return sqlite(tmp_path)
+        case _:
+            return etcd(request.getfixturevalue("etcd_member"))
 
 
 @pytest.fixture

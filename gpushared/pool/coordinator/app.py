@@ -67,28 +67,28 @@ from gpushared.pool.coordinator.service_factories import (
     link_services,
     listing_services,
 )
+from gpushared.pool.coordinator.stores import mark_path, open_store
 from gpushared.pool.trust.people import people_of
-from gpushared.pool.trust.trust import CA_FOLDER, PoolTrust
+from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports import Clock
 from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.records import KeepHistory
-from gpushared.storage.job_store import SqliteStore
 from gpushared.storage.notification_file import SqliteNotifications
 
 log = logging.getLogger(__name__)
 
-STORE_NAME = "pool.db"
 AUDIT_NAME = "audit.db"
 HISTORY_NAME = "history.db"
 NOTIFICATIONS_NAME = "notifications.db"
-MARK_NAME = "high-water.json"
 SOCKET_NAME = "gpushared-pool.sock"
 INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
+LEAD_SECONDS = 15.0
+"""Wait so long for another leader's end: the lease in etcd of a coordinator that was killed ends after 10 s."""
 PRUNE_SECONDS = 300.0
 ROOMS: tuple[Room, ...] = (
     admin_services,
@@ -118,7 +118,7 @@ def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
     """Return the parts as configured."""
     folder = Path(config.coordinator.state_dir)
     return PoolParts(
-        SqliteStore(folder / STORE_NAME),
+        open_store(config, wait_seconds=LEAD_SECONDS),
         SteadyClock(folder / CLOCK_NAME),
         SqliteAudit(folder / AUDIT_NAME),
         SqliteHistory(folder / HISTORY_NAME),
@@ -146,7 +146,7 @@ class PoolDaemon:
         self._troubles.on_change = self._revisions.state_changed
         self._identities = AdminIdentities(config.coordinator.trusted_groups)
         self._runtime_dir = Path(config.coordinator.runtime_dir)
-        self._mark_path = Path(config.coordinator.state_dir) / CA_FOLDER / MARK_NAME
+        self._mark_path = mark_path(config)
         self._loop: PoolLoop | None = None
         self._marked = HighWater()
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
@@ -418,6 +418,7 @@ class PoolDaemon:
             self._metrics.run(),
             page.listeners.run(),
             loop.ended(),
+            self._parts.store.lost(),
             self._stop.wait(),
         )
 

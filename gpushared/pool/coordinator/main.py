@@ -22,6 +22,8 @@ from gpushared.daemon.process import (
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
+from gpushared.pool.coordinator.store_commands import store_commands
+from gpushared.pool.coordinator.stores import etcd_access
 from gpushared.pool.trust.people import people_of
 
 PROGRAM = "gpushared-pool"
@@ -88,6 +90,9 @@ def install(prefix: Path) -> None:
         sys.exit(error.exit_code)
 
 
+main.add_command(store_commands)
+
+
 def read_config(path: Path | None, flags: Mapping[str, str]) -> CoordinatorConfig:
     """Return the present configuration; a file named on the command line must exist."""
     return load_pool(path or POOL.path, environ=os.environ, flags=flags, must_exist=path is not None)
@@ -111,7 +116,10 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
 def checked(path: Path | None, flags: Mapping[str, str]) -> int:
     """Check the configuration, and return the exit code."""
     try:
-        people_of(read_config(path, flags).users)
+        config = read_config(path, flags)
+        people_of(config.users)
+        if config.store.url:
+            etcd_access(config, config.store.url)
     except GpushareError as error:
         complain(PROGRAM, error)
         return error.exit_code

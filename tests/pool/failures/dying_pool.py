@@ -20,8 +20,9 @@ from gpushared.daemon.clocks import SteadyClock
 from gpushared.daemon.process import set_up_logging
 from gpushared.daemon.systemd import Notifier
 from gpushared.jobs.job_records import ENDED, JOB
-from gpushared.pool.coordinator.app import AUDIT_NAME, STORE_NAME, PoolDaemon, PoolParts
+from gpushared.pool.coordinator.app import AUDIT_NAME, PoolDaemon, PoolParts
 from gpushared.pool.coordinator.main import read_config
+from gpushared.pool.coordinator.stores import STORE_NAME
 from gpushared.ports.job_store import Transaction
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory

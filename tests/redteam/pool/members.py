@@ -25,8 +25,9 @@ from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool.coordinator.app import ROOMS, STORE_NAME, PoolDaemon, real_pool_parts
+from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
+from gpushared.pool.coordinator.stores import STORE_NAME
 from gpushared.pool.link import codec
 from gpushared.pool.member.link_session import Call
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest

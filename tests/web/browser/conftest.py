@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -39,10 +41,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
+@pytest.fixture(scope="session")
+def network() -> Iterator[tuple[str, ...]]:
+    """The words that run a command in a network of its own, which has loopback only.
+
+    In the machine's network each container of another test adds an interface, and Chromium gives up its
+    requests whenever one does (ERR_NETWORK_CHANGED).
+    """
+    words = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep infinity"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "up\n"
+        yield ("nsenter", f"--net=/proc/{holder.pid}/ns/net", "--")
+        holder.kill()
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def browser(chromium: Path) -> AsyncIterator[Browser]:
+async def browser(
+    chromium: Path, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Browser]:
+    program = tmp_path_factory.mktemp("browser") / "chromium"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(network)} {chromium} "$@"\n')
+    program.chmod(0o755)
     async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        started = await playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         yield started
         await started.close()
 
@@ -58,10 +80,14 @@ def world(docker_engine: str) -> Iterator[World]:
 
 
 @pytest.fixture(scope="session")
-def forwarders(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Forwarder]]:
+def forwarders(
+    world: World, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, Forwarder]]:
     """``gpushare web`` of each user."""
     logs = tmp_path_factory.mktemp("web")
-    started = {uid: Forwarder(world.daemon, uid, logs / str(uid)) for uid in (ALICE, BOB, ADMIN)}
+    started = {
+        uid: Forwarder(world.daemon, uid, logs / str(uid), network=network) for uid in (ALICE, BOB, ADMIN)
+    }
     yield started
     for forwarder in started.values():
         forwarder.end()
@@ -83,8 +109,8 @@ async def new_visitor(browser: Browser, request: pytest.FixtureRequest) -> Async
             user: int | Forwarder = ALICE, *, logs_in: bool = True, link: str = "", **options: Any
         ) -> Visitor:
             context = await contexts.enter_async_context(await browser.new_context(**options))
-            forwarder = user if isinstance(user, Forwarder) else request.getfixturevalue("forwarders")[user]
-            visitor = Visitor(context, forwarder)
+            led = user if isinstance(user, Forwarder) else request.getfixturevalue("forwarders")[user]
+            visitor = Visitor(context, led)
             visitors.append(visitor)
             visitor.page = await context.new_page()
             if logs_in:

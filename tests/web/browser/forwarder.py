@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,19 @@ END_SECONDS: Final = 10
 class Forwarder:
     """The forwarder of one user. Each visitor gets a link of its own, because a link works once.
 
-    With a ``pool_socket`` it leads to a coordinator; ``daemon`` is a node of the pool then.
+    ``network``: the words that run a command in the browser's network. With a ``pool_socket`` it leads to a
+    coordinator; ``daemon`` is a node of the pool then.
     """
 
-    def __init__(self, daemon: DaemonProcess, uid: int, log: Path, pool_socket: str = "") -> None:
+    def __init__(
+        self,
+        daemon: DaemonProcess,
+        uid: int,
+        log: Path,
+        *,
+        network: Sequence[str] = (),
+        pool_socket: str = "",
+    ) -> None:
         self.daemon = daemon
         self.uid = uid
         self._log = log
@@ -28,7 +38,7 @@ class Forwarder:
         command = [sys.executable, str(AS_USER), str(uid), *words] if uid else [str(GPUSHARE), *words]
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                command,
+                [*network, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

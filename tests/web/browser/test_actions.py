@@ -31,9 +31,11 @@ def busy(docker_engine: str) -> Iterator[DaemonProcess]:
 
 
 @pytest.fixture(scope="module")
-def ways_in(busy: DaemonProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Forwarder]]:
+def ways_in(
+    busy: DaemonProcess, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, Forwarder]]:
     logs = tmp_path_factory.mktemp("web")
-    started = {uid: Forwarder(busy, uid, logs / str(uid)) for uid in (ALICE, BOB, ADMIN)}
+    started = {uid: Forwarder(busy, uid, logs / str(uid), network=network) for uid in (ALICE, BOB, ADMIN)}
     yield started
     for forwarder in started.values():
         forwarder.end()

@@ -44,6 +44,15 @@ FIXED: Final = frozenset(
         *("key", "code", "next_page_token", "label", "gpu_label", "uuid", "gpu_uuid"),
     }
 )
+TROUBLES: Final = {
+    "a script in the page": (
+        "script.textContent = 'alert(1)'; document.body.append(script)",
+        "console error",
+    ),
+    "an error of a script": ("setTimeout(() => { throw new Error('oops'); })", "oops"),
+    "a request to elsewhere": ("fetch('http://192.0.2.1/').catch(() => {})", "192.0.2.1"),
+    "a dialog": ("setTimeout(() => alert('hello'))", "dialog: hello"),
+}
 NARROW: Final = {"width": 360, "height": 740}
 
 
@@ -146,3 +155,14 @@ async def test_text_that_turns_around_does_not_turn_what_stands_beside_it(
 ) -> None:
     await admin.go(f"job/{world.writer}")
     assert RLO not in await admin.page.evaluate("document.documentElement.outerHTML")
+
+
+@pytest.mark.parametrize(("done", "noticed"), TROUBLES.values(), ids=TROUBLES)
+async def test_these_tests_would_notice(done: str, noticed: str, alice: Visitor) -> None:
+    await alice.page.evaluate(f"() => {{ const script = document.createElement('script'); {done}; }}")
+    for _ in range(100):
+        if any(noticed in trouble for trouble in alice.troubles):
+            break
+        await alice.page.wait_for_timeout(50)
+    assert any(noticed in trouble for trouble in alice.troubles), alice.troubles
+    alice.troubles.clear()

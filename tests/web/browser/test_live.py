@@ -33,8 +33,8 @@ def restless() -> Iterator[DaemonProcess]:
 
 
 @pytest.fixture
-def way_in(restless: DaemonProcess, tmp_path: Path) -> Iterator[Forwarder]:
-    forwarder = Forwarder(restless, ALICE, tmp_path / "web")
+def way_in(restless: DaemonProcess, network: tuple[str, ...], tmp_path: Path) -> Iterator[Forwarder]:
+    forwarder = Forwarder(restless, ALICE, tmp_path / "web", network=network)
     yield forwarder
     forwarder.end()
 

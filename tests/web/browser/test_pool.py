@@ -61,16 +61,22 @@ def pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="module")
-def way_to_a(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forwarder]:
-    forwarder = Forwarder(pool.nodes["a"], ADMIN, tmp_path_factory.mktemp("web") / "a")
+def way_to_a(
+    pool: Pool, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Forwarder]:
+    forwarder = Forwarder(pool.nodes["a"], ADMIN, tmp_path_factory.mktemp("web") / "a", network=network)
     yield forwarder
     forwarder.end()
 
 
 @pytest.fixture(scope="module")
-def way_to_pool(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forwarder]:
+def way_to_pool(
+    pool: Pool, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Forwarder]:
     socket = str(pool.coordinator.directory / "r/gpushared-pool.sock")
-    forwarder = Forwarder(pool.nodes["a"], ADMIN, tmp_path_factory.mktemp("web") / "pool", socket)
+    forwarder = Forwarder(
+        pool.nodes["a"], ADMIN, tmp_path_factory.mktemp("web") / "pool", network=network, pool_socket=socket
+    )
     yield forwarder
     forwarder.end()
 

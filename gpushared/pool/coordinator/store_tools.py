@@ -1,0 +1,203 @@
+"""Move a coordinator's store, check it, copy it, put a copy back; the coordinator does not run meanwhile.
+
+A copy is a SQLite file, wherever the store is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gpushared.config.pool_settings import CoordinatorConfig
+from gpushared.daemon.files import sync_folder
+from gpushared.domain.model.errors import GpushareError, StateConflict
+from gpushared.jobs.job_records import ENDED, JOB, MEMBER, read_job, read_member
+from gpushared.jobs.restore import HighWater, read_high_water, write_high_water
+from gpushared.pool.coordinator.stores import MOVED, SQLITE_SCHEME, mark_path, open_store, sqlite_path
+from gpushared.ports.job_store import Contents, JobStore
+from gpushared.storage.etcd.failures import EtcdFailure
+from gpushared.storage.etcd.filling import fill, mark_as_moved
+from gpushared.storage.etcd.store import EtcdStore
+from gpushared.storage.job_store import SqliteStore, StoreFile
+
+BUSY_SECONDS = 5.0
+LEAST_MEMBERS = 3
+"""Fewer cannot go on without one of them."""
+
+
+async def migrate(config: CoordinatorConfig, to: str, *, replaces: bool) -> list[str]:
+    """Move the configured store to the address ``to``, and return lines that say so."""
+    if to == (config.store.url or SQLITE_SCHEME):
+        raise StateConflict(f"the store is in {to} already", hint="--to is where it is to go")
+    async with _opened(config, None) as source:
+        epoch = await source.lead()
+        contents = await source.load()
+        filled, revision = await _fill(config, to, contents, above=epoch, replaces=replaces)
+        mark = await asyncio.to_thread(read_high_water, mark_path(config))
+        await _write_mark(config, HighWater(filled, revision, doubted=mark.doubted))
+        if isinstance(source, EtcdStore):
+            await mark_as_moved(source, epoch, to)
+    left = "its records stay in etcd, and nobody can use them"
+    if not config.store.url:
+        left = f"the old file is {await asyncio.to_thread(_put_aside, sqlite_path(config, ''), MOVED)}"
+    url = "" if to.startswith(SQLITE_SCHEME) else to
+    return [
+        f"moved {len(contents.records)} records to {to} (epoch {filled}, revision {revision}); {left}",
+        f'set url = "{url}" in [store] of the configuration, then start gpushared-pool',
+    ]
+
+
+async def backup(config: CoordinatorConfig, file: Path) -> list[str]:
+    """Copy the configured store to a new file. The coordinator may run."""
+    if await asyncio.to_thread(file.exists):
+        raise StateConflict(f"{file} exists already", hint="name a new file")
+    async with _opened(config, None) as source:
+        contents, epoch = await source.load(), await source.epoch()
+    await asyncio.to_thread(_write_file, file, contents, epoch)
+    return [f"copied {len(contents.records)} records (epoch {epoch}, revision {contents.revision}) to {file}"]
+
+
+async def put_back(config: CoordinatorConfig, file: Path, *, replaces: bool) -> list[str]:
+    """Fill the configured store from a copy. The coordinator then asks all nodes what the copy lacks."""
+    contents, epoch = await _read_copy(file)
+    mark = await asyncio.to_thread(read_high_water, mark_path(config))
+    # The doubt is written first: a store that is behind must never be taken for the newest.
+    await _write_mark(config, replace(mark, epoch=max(mark.epoch, epoch), doubted=True))
+    to = config.store.url or SQLITE_SCHEME
+    filled, _ = await _fill(config, to, contents, above=max(mark.epoch, epoch), replaces=replaces)
+    return [
+        f"put back {len(contents.records)} records (epoch {filled})",
+        "start gpushared-pool: it places nothing old until all nodes have reported what they have",
+    ]
+
+
+async def check(config: CoordinatorConfig) -> tuple[list[str], list[str]]:
+    """Read the whole configured store; return lines on it, and its problems."""
+    async with _opened(config, None) as store:
+        contents, epoch = await store.load(), await store.epoch()
+        members, problems = await _members(store)
+    kinds = Counter(key.partition("/")[0] for key in contents.records)
+    counted = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    problems += await asyncio.to_thread(lambda: list(_unreadable(contents)))
+    mark = await asyncio.to_thread(read_high_water, mark_path(config))
+    if epoch < mark.epoch or contents.revision < mark.revision:
+        problems.append("the store is behind what this coordinator once had: it is an old copy")
+    lines = [
+        f"{len(contents.records)} records: {counted or 'none'}",
+        f"epoch {epoch}, revision {contents.revision}",
+    ]
+    return [*lines, *members], problems
+
+
+async def _fill(
+    config: CoordinatorConfig, to: str, contents: Contents, *, above: int, replaces: bool
+) -> tuple[int, int]:
+    """Write all records to another store; return the epoch and the revision there."""
+    if to.startswith(SQLITE_SCHEME):
+        path = sqlite_path(config, to)
+        if path.exists() and not replaces:
+            raise StateConflict(f"there is a store in {path} already", hint="add --replace to put it aside")
+        await asyncio.to_thread(_replace_file, path, contents, above + 1)
+        return above + 1, contents.revision
+    async with _opened(config, to, for_filling=True) as target:
+        assert isinstance(target, EtcdStore), "every other address is etcd's"
+        return await fill(target, contents, above=above, replaces=replaces)
+
+
+@asynccontextmanager
+async def _opened(
+    config: CoordinatorConfig, url: str | None, *, for_filling: bool = False
+) -> AsyncIterator[JobStore]:
+    store = open_store(config, url, for_filling=for_filling)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def _write_mark(config: CoordinatorConfig, mark: HighWater) -> None:
+    await asyncio.to_thread(write_high_water, mark_path(config), mark)
+
+
+async def _read_copy(file: Path) -> tuple[Contents, int]:
+    """Read a copy of the copy: opening a store writes to its file."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = Path(await asyncio.to_thread(shutil.copyfile, file, Path(folder, "copy.db")))
+        except OSError as error:
+            raise StateConflict(f"{file} cannot be read: {error.strerror}", hint="name a copy") from error
+        store = SqliteStore(path)
+        try:
+            return await store.load(), await store.epoch()
+        finally:
+            await store.close()
+
+
+def _replace_file(path: Path, contents: Contents, epoch: int) -> None:
+    """Write a store's file, and put the present one aside while no coordinator has it."""
+    present = StoreFile(path, busy_seconds=BUSY_SECONDS)
+    try:
+        if path.exists():
+            present.lead(0)
+            _put_aside(path, ".replaced")
+        _write_file(path, contents, epoch)
+    finally:
+        present.close()
+
+
+def _write_file(path: Path, contents: Contents, epoch: int) -> None:
+    """Write a store's file, whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    file = StoreFile(part, busy_seconds=BUSY_SECONDS)
+    try:
+        file.fill(contents, epoch)
+    finally:
+        file.close()
+    part.rename(path)
+    sync_folder(path.parent)
+
+
+def _put_aside(path: Path, why: str) -> Path:
+    """Rename a store's file to a name that is free."""
+    names = (path.with_name(f"{path.name}{why}{number}") for number in ("", *range(1, 1000)))
+    aside = next(name for name in names if not name.exists())
+    for end in ("", "-wal", "-shm"):
+        if (file := Path(f"{path}{end}")).exists():
+            file.rename(f"{aside}{end}")
+    return aside
+
+
+async def _members(store: JobStore) -> tuple[list[str], list[str]]:
+    """Return a line on each of etcd's members, and what is wrong with them."""
+    if not isinstance(store, EtcdStore):
+        return [], []
+    lines, problems = [], []
+    statuses = await store.client.statuses()
+    for endpoint, found in statuses.items():
+        if isinstance(found, EtcdFailure):
+            problems.append(f"etcd's member {endpoint} does not answer: {found.words}")
+            continue
+        leads = ", leads" if found.leader == found.header.member_id else ""
+        lines.append(f"etcd's member {endpoint}: {found.version}, {found.dbSize / 2**20:.1f} MiB{leads}")
+        problems += [f"etcd's member {endpoint}: {error}" for error in found.errors]
+    if len(statuses) < LEAST_MEMBERS:
+        lines.append("fewer than three members are named in store.url: the pool stops when one stops")
+    return lines, problems
+
+
+def _unreadable(contents: Contents) -> Iterator[str]:
+    for key, record in contents.records.items():
+        try:
+            if key.startswith(JOB) or (key.startswith(ENDED) and record.value):
+                read_job(key, record.value)
+            elif key.startswith(MEMBER):
+                read_member(key, record.value)
+        except GpushareError as error:
+            yield str(error)

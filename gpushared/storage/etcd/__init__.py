@@ -1,0 +1,1 @@
+"""Keep a pool's store in etcd, by stubs of etcd's own API."""

@@ -1,0 +1,60 @@
+"""A wire between a store and a member of etcd, on which a test may hold back bytes in either direction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class Wire:
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self.requests, self.answers = asyncio.Event(), asyncio.Event()
+        """Bytes pass while these are set."""
+        self.held = 0
+        """How many pieces were held back up to now."""
+        self.requests.set()
+        self.answers.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.endpoint = ""
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Wire]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        from_etcd, to_etcd = await asyncio.open_connection(self._host, self._port)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pass_on(reader, to_etcd, self.requests))
+                both.create_task(self._pass_on(from_etcd, writer, self.answers))
+        finally:
+            for end in (writer, to_etcd):
+                end.close()
+                with suppress(OSError):
+                    await end.wait_closed()
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, passes: asyncio.Event
+    ) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if not passes.is_set():
+                    self.held += 1
+                    await passes.wait()
+                target.write(data)
+                await target.drain()
+            target.write_eof()
