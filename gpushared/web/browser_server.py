@@ -173,6 +173,9 @@ class _Browser:
                 await self._stream(exchange, query)
         elif _CALL.fullmatch(path) or path in {"login", "logout"}:
             await self._not_allowed(exchange, b"POST")
+        elif exchange.header(b"sec-fetch-mode") == b"navigate":
+            page = _page_of(_no_such_path(), self._site.base_path())
+            await exchange.respond(404, page, content_type=HTML)
         else:
             raise _no_such_path()
 
@@ -263,10 +266,13 @@ def _no_such_path() -> NotFound:
     return NotFound("there is no such page", hint="the page begins at its base path")
 
 
-def _page_of(error: GpushareError) -> bytes:
-    """Return an error as a page of its own."""
+def _page_of(error: GpushareError, start: str = "") -> bytes:
+    """Return an error as a page of its own, with a link to ``start`` if that is given."""
     texts = "".join(f"<p>{escape(text)}</p>" for text in (error.message, error.hint) if text)
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>gpushared</title>{texts}'.encode()
+    link = f'<p><a href="{escape(start)}">To the first page</a></p>' if start else ""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>gpushared</title>{texts}{link}'.encode()
+    )
 
 
 async def _send_asset(exchange: Exchange, asset: Asset, headers: HeaderList) -> None:

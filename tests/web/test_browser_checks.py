@@ -265,6 +265,13 @@ async def test_a_get_changes_nothing_and_a_post_shows_no_page(
     assert site.calls == []
 
 
+async def test_an_address_that_is_none_has_a_page_that_leads_to_the_first(play: Play) -> None:
+    answer = await play().ask(request("GET", "/queue/", Sec_Fetch_Mode="navigate"))
+    assert (answer.status, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert b"there is no such page" in answer.body
+    assert b'<a href="/">' in answer.body
+
+
 async def test_connect_opens_no_way_to_elsewhere(play: Play) -> None:
     site = play()
     assert (await site.ask(request("CONNECT", "127.0.0.1:22"))).status == 404
