@@ -28,16 +28,19 @@ const asked = {
       }
     });
   },
-  async page({ page, words: parameters = {}, now, pool = false, trusted = true, answers, state = {} }) {
+  async page({ page, words: parameters = {}, now, pool = false, trusted = true, node = "dgx", answers, state = {} }) {
     const { watch, view } = await load(`pages/${page}.js`);
     const calls = [];
     const memo = (_, name, request) => (calls.push([name, request]), answers[`${name} ${request.window?.since ?? ""} ${request.by ?? ""}`] ?? answers[name]);
-    const context = { parameters, now, pool, memo, session: { node: "dgx", pool: "", trusted, uid: 0 }, draw() {}, go() {}, troubles: {}, logs: {} };
+    const context = { parameters, now, pool, memo, session: { node, pool: pool ? "lab" : "", trusted, user: "root", uid: 0 }, draw() {}, go() {}, troubles: {}, logs: {} };
     const watched = watch(parameters, context);
     return { calls, watched, ...read((await load("dom.js")).h("main", null, view(state, context))) };
   },
   async pieces({ values }) {
     return (await load("plot.js")).piecesOf(values);
+  },
+  async range({ form, times }) {
+    return (await load("plot.js")).rangeOf({ form, times });
   },
   async life({ report }) {
     const { useOverLife, chartsOf } = await load("use_over_life.js");
@@ -54,7 +57,7 @@ function read(tree) {
   }));
   const facts = all(tree, "dt").map(words);
   const values = all(tree, "dd").map(words);
-  return { tables, paragraphs: all(tree, "p").map(words), facts: facts.map((fact, at) => [fact, values[at]]), code: all(tree, "code").map(words) };
+  return { tables, paragraphs: all(tree, "p").map(words), pres: all(tree, "pre").map(words), headings: all(tree, "h1").map(words), facts: facts.map((fact, at) => [fact, values[at]]), code: all(tree, "code").map(words) };
 }
 
 const questions = JSON.parse(text);

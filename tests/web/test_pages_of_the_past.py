@@ -307,6 +307,68 @@ def test_nodes_are_those_of_the_command(read: Read) -> None:
     assert [note for note in notes if note and note not in answer["paragraphs"]] == []
 
 
+def gpu(memory_bytes: int) -> Json:
+    """A GPU that nobody has."""
+    sizes = dict.fromkeys(
+        ("memory_free_bytes", "memory_leasable_bytes", "memory_total_bytes"), str(memory_bytes)
+    )
+    used = {"memory_used_bytes": "0", "memory_unmanaged_bytes": "0", "utilization_ratio": 0}
+    names = {"uuid": f"GPU-{memory_bytes}", "name": "H100", "mode": "free", "sharing": "none", "node": "dgx"}
+    numbers = {"index": 0, "label": "0", "leases": 0, "compute_free_permille": 1000, "read_at": NOW}
+    flags = {"trouble": "", "drained": False, "health": "ok", "parent_uuid": "", "driver_version": ""}
+    return {**sizes, **used, **names, **numbers, **flags}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "heading"),
+    [
+        ([80 * GIB], "Free now: 1 whole GPU, 80 GiB"),
+        ([80 * GIB, 80 * GIB], "Free now: 2 whole GPUs, 80 GiB each"),
+        ([80 * GIB, 15 * GIB], "Free now: 2 whole GPUs, 15 GiB to 80 GiB each"),
+    ],
+)
+def test_the_headline_promises_no_more_memory_than_each_gpu_has(
+    sizes: list[int], heading: str, read: Read
+) -> None:
+    answers = {
+        "gpus": {"gpus": [gpu(size) for size in sizes], "simulated": False, "notices": [], "troubles": []},
+        "leases": {"leases": [], "unmanaged": [], "notices": []},
+    }
+    answer = read("page", page="machine", now=NOW, answers={}, state=answers)
+    assert answer["headings"] == [heading]
+
+
+@pytest.mark.parametrize(
+    ("pool", "owner", "owner_uid", "said"),
+    [
+        (False, "ada", 0, "ada you"),  # the reader of these pages has this number and the name root
+        (False, "root", 1000, "root"),
+        (True, "root", 0, "root you"),
+        (True, "root@dgx", 0, "root@dgx you"),
+        (True, "ada@dgx", 0, "ada@dgx"),  # a pool's answers have no numbers
+    ],
+)
+def test_a_readers_own_leases_are_marked(
+    pool: bool, owner: str, owner_uid: int, said: str, read: Read
+) -> None:
+    one = _whole(lease(owner=owner, owner_uid=str(owner_uid), node="dgx" if pool else ""))
+    gpus = {"gpus": [], "simulated": False, "notices": [], "troubles": []}
+    answers = {"gpus": gpus, "leases": {"leases": [one], "unmanaged": [], "notices": []}}
+    answer = read("page", page="machine", pool=pool, now=NOW, answers={}, state=answers)
+    assert table(answer, "Who has what")[0]["user"] == said
+
+
+def test_the_coordinators_page_asks_for_nothing_that_only_a_node_has(read: Read) -> None:
+    """It has no leases of its own, no presets and no offers."""
+    pages = {
+        page: read("page", page=page, words={"id": "l-7f3k"}, node="", pool=True, now=NOW, answers={})
+        for page in ("lease", "submit")
+    }
+    assert pages["submit"]["calls"] == []
+    assert "gpushare run --gpu 0.25 --pool IMAGE" in pages["submit"]["pres"]
+    assert set(pages["lease"]["watched"]) == {"leases", "report"}
+
+
 def test_the_use_over_a_life_says_what_the_report_says(read: Read) -> None:
     one = past_lease(1) | {"started_at": NOW - 60, "account": account(), "held_bytes": str(20 * GIB)}
     curve = [
@@ -334,6 +396,20 @@ def test_a_line_has_a_gap_where_nobody_has_seen_anything(
     values: list[float | None], pieces: list[list[int]], read: Read
 ) -> None:
     assert read("pieces", values=values) == pieces
+
+
+@pytest.mark.parametrize(
+    ("form", "times", "range_of_axis"),
+    [
+        ("lines", [6000, 6060, 6120], [6000, 6120]),
+        ("lines", [6000], [5940, 6060]),  # a lease of less than a minute
+        ("bars", [86400], [43200, 129600]),
+    ],
+)
+def test_an_axis_is_as_long_as_what_it_shows(
+    form: str, times: list[int], range_of_axis: list[int], read: Read
+) -> None:
+    assert read("range", form=form, times=times) == range_of_axis
 
 
 @pytest.mark.parametrize("page", ["history", "use", "audit"])

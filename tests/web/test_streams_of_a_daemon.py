@@ -106,6 +106,15 @@ def test_a_page_reads_the_log_of_a_container_of_its_user(shared: DaemonProcess, 
     stream.until("log", end=True)
 
 
+def test_a_page_is_told_why_a_lease_has_no_log(shared: DaemonProcess, browse: Log) -> None:
+    lease = shared.request("0.1", uid=ALICE)
+    stream = browse(shared).stream({"log": ["logs", {"lease_id": lease["id"]}]})
+    assert "has no container yet" in stream.until("log", kind="trouble")["message"]
+    shared.call("Leases/Release", {"lease_id": lease["id"]}, uid=ALICE)
+    stream = browse(shared).stream({"log": ["logs", {"lease_id": lease["id"]}]})
+    assert "is ended" in stream.until("log", kind="trouble")["message"]
+
+
 def test_nobody_reads_the_log_of_another_users_container(shared: DaemonProcess, browse: Log) -> None:
     lease = shared.hold("0.25", uid=ALICE, command=("sh", "-c", SAY))
     event = browse(shared, BOB).stream({"log": ["logs", {"lease_id": lease["id"]}]}).event()

@@ -66,7 +66,9 @@ class NodeLogs:
                 f"lease {lease.id} belongs to {lease.owner}", hint="its owner and administrators see its log"
             )
         if not lease.container_id:
-            raise StateConflict(f"lease {lease.id} has no container (yet)", hint="the log begins with it")
+            if lease.state == "ended":
+                raise StateConflict(f"lease {lease.id} is ended", hint="its log is gone with its container")
+            raise StateConflict(f"lease {lease.id} has no container yet", hint="the log begins with it")
         output = container_output(self._gate.gate_as(caller), lease.container_id, follow=True, tail=tail)
         async with aclosing(output) as chunks:
             async for chunk in chunks:

@@ -222,7 +222,8 @@ class NodeListings:
                 continue
             age = time.monotonic() - told[name].at if name in told else None
             if age is None:
-                yield f"{name} {_why_unknown(state, name, self._loop.now())}: its {kind.what} are not known in full"
+                # The same words for GPUs and leases, because who lists both is told once.
+                yield f"{name} {_why_unknown(state, name, self._loop.now())}: what it has is not shown in full"
             elif age > FRESH_SECONDS + ANSWER_SECONDS:
                 yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"
 
@@ -230,7 +231,7 @@ class NodeListings:
 def _why_unknown(state: PoolState, name: NodeName, now: float) -> str:
     if presence(state.members[name], state, now) in {Presence.NEVER, Presence.UNKNOWN, Presence.SUSPECT}:
         return "is not heard of"
-    return "does not tell what it has"
+    return "does not answer"
 
 
 def _parsed(kind: type[_Listed], body: bytes) -> _Listed | None:

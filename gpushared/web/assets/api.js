@@ -13,6 +13,11 @@ export class Failure extends Error {
 
 const NO_DAEMON = "the daemon does not answer";
 
+/** Return true if the daemon did not answer at all, as while it starts again. @param {Failure} failure */
+export function isAway({ status }) {
+  return status === 0 || status >= 500;
+}
+
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
 export async function request(path, options) {
   let answer;

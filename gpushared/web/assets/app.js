@@ -1,9 +1,10 @@
 // The shell: which page is shown, who looks at it, and how old what it shows is.
-import { Failure, call, logout, request } from "./api.js";
+import { Failure, call, isAway, logout, request } from "./api.js";
 import { h, name, patch } from "./dom.js";
 import { Stream } from "./stream.js";
 import { span } from "./format.js";
 import { closeDialog } from "./dialog.js";
+import * as missing from "./pages/missing.js"; // loaded beforehand, because it is shown when nothing can be loaded
 
 /** @typedef {{user: string, uid: number, trusted: boolean, node: string, pool: string, simulated: boolean, version: string, base: string}} Session */
 /** @typedef {Record<string, string>} Parameters of the path and the query: `id`, `user`... */
@@ -22,6 +23,7 @@ const TICK_MS = 1000;
 const DRAW_MS = 5000; // without a change, for the ages that the page shows
 const MAX_FETCHED = 200;
 const RELOAD_MS = 10_000;
+const AGAIN_MS = 2000;
 const LINKS = [
   { path: "", title: "GPUs" },
   { path: "queue", title: "Queue" },
@@ -45,6 +47,7 @@ let parameters = {};
 let failure = null;
 let route = "";
 let visits = 0;
+let again = 0;
 let drawing = false;
 let drawnAt = 0;
 let clockAhead = 0;
@@ -63,12 +66,13 @@ function parse(url) {
   return [word, id === undefined ? found : { ...found, id }];
 }
 
-async function visit() {
+/** @param {boolean} [isAgain] nobody moved: the page tries again by itself */
+async function visit(isAgain = false) {
   const visitNumber = ++visits;
+  clearTimeout(again);
   [route, parameters] = parse(new URL(location.href));
   stream?.close();
   stream = null;
-  failure = null;
   fetched.clear();
   closeDialog();
   try {
@@ -78,16 +82,18 @@ async function visit() {
     const module = await loading;
     if (visitNumber !== visits) return;
     page = module;
+    failure = null;
     follow();
   } catch (error) {
     if (visitNumber !== visits) return;
     if (error instanceof Failure && error.status === 401) return ended(error);
     if (!(error instanceof Failure) && reload()) return;
-    page = await import("./pages/missing.js");
+    page = missing;
     failure = error instanceof Failure ? error : null;
+    if (failure && isAway(failure)) again = setTimeout(() => visit(true), AGAIN_MS);
   }
   draw();
-  if (visitNumber > 1) {
+  if (visitNumber > 1 && !isAgain) {
     scrollTo(0, 0);
     place("main").focus({ preventScroll: true });
   }
@@ -204,7 +210,7 @@ function draw() {
     patch(place("header"), header(now));
     if (page) {
       const title = typeof page.title === "string" ? page.title : page.title(parameters);
-      document.title = `${title} · ${now.pool ? session.pool : session.node || session.pool} · gpushare`;
+      document.title = [title, now.pool ? session.pool : session.node || session.pool, "gpushare"].filter(Boolean).join(" · ");
       patch(place("main"), troubles(now), page.view({ ...stream?.answers, failure }, now));
     }
     patch(place("footer"), footer());
@@ -219,6 +225,8 @@ function tick() {
 
 /** @param {Context} now */
 function troubles(now) {
+  const refusal = stream?.failure;
+  if (refusal && !isAway(refusal)) return h("p", { class: "banner bad", role: "status" }, refusal.message, refusal.hint && ` (${refusal.hint})`);
   const parts = Object.entries(now.troubles).filter(([name]) => name !== "log"); // a log says so in its own place
   const found = new Map(parts.map(([, trouble]) => [trouble.message, trouble]));
   return [...found.values()].map((trouble) =>
@@ -292,7 +300,7 @@ function footer() {
 }
 
 showTheme();
-addEventListener("popstate", visit);
+addEventListener("popstate", () => visit());
 document.addEventListener("click", followLink);
 setInterval(tick, TICK_MS);
 visit();

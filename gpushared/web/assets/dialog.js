@@ -39,7 +39,7 @@ function draw() {
     element(),
     h("form", { onsubmit: submit },
       h("h2", { id: "dialog-title" }, title),
-      text && h("p", null, text),
+      text && !done && h("p", null, text),
       !done && fields.map(input),
       h("p", null, done ? "This was: " : "This is: ", h("code", null, command(values))),
       h("div", { role: "status" },
@@ -72,5 +72,6 @@ async function submit(event) {
   if (question !== asked) return;
   outcome = result;
   draw();
-  element().querySelector("button")?.focus(); // the one that was pressed may be gone
+  // The button that was pressed may be gone, and what was refused is typed anew.
+  /** @type {HTMLElement | null} */ (element().querySelector("error" in result ? "input, button" : "button"))?.focus();
 }

@@ -23,9 +23,12 @@ export function leaseLink({ id, node }, { session }) {
   return h("a", { href: leasePath(id, node === session.node ? "" : node), class: "mono" }, id);
 }
 
-/** Return True for a lease of the reader. @param {Lease} lease @param {Context} context */
-export function isMine({ owner_uid, node }, { session }) {
-  return owner_uid === String(session.uid) && (!node || node === session.node);
+/**
+ * Return true for a lease of the reader. A pool knows no numbers of users, as those differ from node to node.
+ * @param {Lease} lease @param {Context} context
+ */
+export function isMine({ owner, owner_uid }, { pool, session }) {
+  return pool ? owner.split("@")[0] === session.user : owner_uid === String(session.uid);
 }
 
 /** Return the cells of a lease as `gpushare ps` has them. @param {Lease} lease @param {number} now */

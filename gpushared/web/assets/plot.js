@@ -96,10 +96,13 @@ export function piecesOf(values) {
   return pieces;
 }
 
-/** Return the first and the last time of the axis: bars have half a step on both sides. @param {Chart} chart @returns {[number, number]} */
-function rangeOf({ form, times }) {
+/**
+ * Return the first and the last time of the axis: bars have half a step on both sides, and one sample a minute.
+ * @param {Pick<Chart, "form" | "times">} chart @returns {[number, number]}
+ */
+export function rangeOf({ form, times }) {
   const [first, last] = [times[0] ?? 0, times[times.length - 1] ?? 1];
-  const step = times.length > 1 ? (last - first) / (times.length - 1) : DAY;
+  const step = times.length > 1 ? (last - first) / (times.length - 1) : form === "bars" ? DAY : 2 * MINUTE;
   return form === "bars" || first === last ? [first - step / 2, last + step / 2] : [first, last];
 }
 

@@ -49,7 +49,7 @@ export function chartsOf({ lease, curve }) {
       title: "Compute",
       series: [
         { name: "used", tone: "used", values: curve.map((point) => point.use_ratio ?? null) },
-        { name: "held", tone: "held", values: always(1) },
+        { name: "held time", tone: "held", values: always(1) },
         { name: "at most", tone: "peak", values: curve.map((point) => point.use_max_ratio ?? null) },
       ],
       unit: PERCENT,

@@ -14,11 +14,12 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from gpushared.api.v1.history_messages import RecentUse
+from gpushared.api.v1.messages import Gpu
 from gpushared.cli import gpus, ps, queue
 from gpushared.cli.table import text_width
 from gpushared.cli.top.answers import Answers
 from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, TEXT, Ui
-from gpushared.cli.top.panels import GPUS, LEASES, NODES, QUEUE, panels
+from gpushared.cli.top.panels import GPUS, LEASES, NODES, QUEUE, health, panels
 from gpushared.cli.top.view import News, Size, as_text, picture, shared_out, whole_picture
 from tests.cli.top import machines
 from tests.cli.top.machines import NOW
@@ -124,6 +125,20 @@ def test_the_figures_are_those_of_the_listings() -> None:
         lease = by_id[row.cells["lease"]]
         assert lease.waiting is not None
         assert row.cells == queue.lease_row(lease, lease.waiting, NOW)
+
+
+@pytest.mark.parametrize(
+    ("mode", "trouble", "word"),
+    [
+        ("shared", "", "ok"),
+        ("shared", "MPS is not installed", "trouble"),
+        ("unhealthy", "fell off the bus", "unhealthy"),
+        ("drained", "", "drained"),
+        ("unknown", "", "unknown"),  # its node is silent
+    ],
+)
+def test_the_health_of_a_gpu_is_one_word(mode: str, trouble: str, word: str) -> None:
+    assert health(Gpu(machines.gpu(0, mode=mode, trouble=trouble))) == word
 
 
 def test_an_answer_that_is_late_shows_its_age_and_the_reason() -> None:

@@ -237,7 +237,8 @@ async def test_gpus_have_their_use_and_an_older_node_what_it_reported(world: Wor
         (reported,) = answer.gpus
         assert reported.node == "n1"
         assert not reported.HasField("utilization_ratio")
-        assert "not known in full" in answer.notices[0]
+        assert "not shown in full" in answer.notices[0]
+        assert list((await asked_as(machine, link, "ada")()).notices) == list(answer.notices)
     tell(machine)
     async with AsyncExitStack() as stack:
         link = await linked(machine, stack)

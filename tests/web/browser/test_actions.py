@@ -83,6 +83,19 @@ async def test_more_time_is_given_after_a_question_that_shows_the_command(
     await expect(owner.main).to_contain_text("2h59m left")
 
 
+async def test_what_is_refused_is_said_and_typed_anew(
+    owner: Visitor, lease: Json, busy: DaemonProcess
+) -> None:
+    owner.forgive(REFUSED)
+    await action(owner, "Extend").click()
+    asked = question(owner)
+    await asked.get_by_label("So much longer").fill("banana")
+    await asked.get_by_role("button", name="Extend it").click()
+    await expect(asked.get_by_role("status")).to_contain_text("'banana' is not a duration")
+    await expect(asked.get_by_label("So much longer")).to_be_focused()
+    assert busy.lease(lease["id"])["expires_at"] == lease["expires_at"]
+
+
 async def test_another_size_is_given(owner: Visitor, lease: Json, busy: DaemonProcess) -> None:
     await action(owner, "Resize").click()
     asked = question(owner)

@@ -71,6 +71,20 @@ async def test_a_daemon_that_restarts_is_waited_for_in_plain_sight(
     await expect(visitor.main).to_contain_text(later["id"])
 
 
+async def test_a_page_that_is_opened_while_the_daemon_is_away_comes_by_itself(
+    way_in: Forwarder, new_visitor: NewVisitor
+) -> None:
+    """Its script was not loaded yet, so that the page has nothing to show but that the daemon is away."""
+    visitor = await new_visitor(way_in)
+    visitor.forgive(CUT_OFF)
+    visitor.daemon.kill()
+    await visitor.page.get_by_role("navigation").get_by_role("link", name="Queue").click()
+    await expect(visitor.main).to_contain_text("The daemon does not answer")
+    visitor.daemon.start()
+    await expect(visitor.main).to_contain_text("Nobody waits")
+    assert visitor.page.url == way_in.url("queue")
+
+
 async def test_a_hidden_tab_has_no_stream_and_catches_up_when_it_is_seen_again(
     way_in: Forwarder, new_visitor: NewVisitor
 ) -> None:

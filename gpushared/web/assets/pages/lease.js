@@ -19,7 +19,7 @@ export const title = ({ id }) => id;
 
 /** @param {import("../app.js").Parameters} parameters @param {Context} context */
 export function watch({ id, node }, { session }) {
-  if (node && node !== session.node) return { leases: ["Leases/List", { pool: true }], report: ["History/Report", { name: id, node, pool: true, points: POINTS }] };
+  if (node ? node !== session.node : !session.node) return { leases: ["Leases/List", { pool: true }], report: ["History/Report", { name: id, node, pool: true, points: POINTS }] };
   return { why: ["Leases/Explain", { lease_id: id }], report: ["History/Report", { name: id, points: POINTS }], log: ["logs", { lease_id: id }] };
 }
 
@@ -62,7 +62,6 @@ function headline(lease, { now }) {
 
 /** @param {Lease} lease @param {Context} context */
 function present(lease, { now }) {
-  const waits = Boolean(lease.waiting);
   const idle = lease.idle_since > 0 && [`for ${span(now - lease.idle_since)}`, lease.lowered && "gives way to others first"].filter(Boolean).join("; ");
   const wishes = [lease.models.join(" or "), lease.near.length && `near ${lease.near.join(", ")}`, lease.away_from.length && `away from ${lease.away_from.join(", ")}`,
     lease.host_cpu_milli !== "0" && `${Number(lease.host_cpu_milli) / 1000} CPUs`, lease.host_memory_bytes !== "0" && `${memory(lease.host_memory_bytes)} of host memory`];
@@ -75,7 +74,7 @@ function present(lease, { now }) {
     ["job", lease.job_id && [h("a", { href: `job/${lease.job_id}` }, lease.job_id), lease.job_pool && [" of pool ", name(lease.job_pool)], `, attempt ${lease.job_attempt}`]],
     ["wants", wishes.filter(Boolean).join("; ")],
     ["asked", `${stamp(lease.created_at)}, ${span(now - lease.created_at)} ago`],
-    ["ends", lease.expires_at > 0 && lease.state !== "ended" ? `${clock(lease.expires_at, now)}, ${span(lease.expires_at - now)} left` : !waits && lease.state !== "ended" && "no time limit"],
+    ["ends", lease.expires_at > 0 && lease.state !== "ended" ? `${clock(lease.expires_at, now)}, ${span(lease.expires_at - now)} left` : lease.state === "active" && "no time limit"],
     ["idle", idle],
     ["gave way", lease.preemptions > 0 && `${lease.preemptions} ${lease.preemptions === 1 ? "time" : "times"}`],
     ["restarts", lease.restarts > 0 && String(lease.restarts)],

@@ -53,7 +53,11 @@ export function view({ gpus, leases }, context) {
 function room(gpus) {
   const usable = gpus.filter((gpu) => MODES.includes(gpu.mode) && gpu.compute_free_permille && Number(gpu.memory_free_bytes));
   const whole = usable.filter((gpu) => !gpu.leases && gpu.compute_free_permille === WHOLE && !Number(gpu.memory_unmanaged_bytes));
-  if (whole.length) return `Free now: ${count(whole.length, "whole GPU")}, ${memory(whole[0].memory_free_bytes)}${whole.length > 1 ? " each" : ""}`;
+  if (whole.length) {
+    const sizes = whole.map((gpu) => Number(gpu.memory_free_bytes)).sort((one, other) => one - other);
+    const [least, most] = [sizes[0], sizes[sizes.length - 1]].map(memory);
+    return `Free now: ${count(whole.length, "whole GPU")}, ${least === most ? least : `${least} to ${most}`}${whole.length > 1 ? " each" : ""}`;
+  }
   const [best] = usable.sort((one, other) => other.compute_free_permille - one.compute_free_permille || Number(other.memory_free_bytes) - Number(one.memory_free_bytes));
   if (!best) return "No GPU has room now";
   return `Free now: up to ${share(best.compute_free_permille)} with ${memory(best.memory_free_bytes)} on GPU ${gpuName(best)}${best.node && ` of ${best.node}`}`;

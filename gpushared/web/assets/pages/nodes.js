@@ -1,7 +1,7 @@
 // Show the machines of the pool, what is known of each, and since when, as `gpushare nodes` does.
 import { legend, strip } from "../charts.js";
 import { facts, h, name } from "../dom.js";
-import { fixed, share, span } from "../format.js";
+import { count, fixed, share, span } from "../format.js";
 import { inTerminal } from "../past.js";
 
 export const title = "Nodes";
@@ -23,7 +23,7 @@ export function view({ nodes: answer }, { now }) {
     h("h1", null, pool ? ["Nodes of the pool ", name(pool)] : "This machine is in no pool"),
     notices.map((notice) => h("p", { class: "banner" }, notice)),
     nodes.map((node) => node.presence !== "ready" && h("p", { class: `banner ${presence(node)[1]}`, role: "status" }, note(node, now))),
-    h("p", null, `${ready.length} of ${nodes.length} nodes are ready, with ${gpus.length} GPUs: ${free(gpus) || "none"} free.`),
+    h("p", null, `${ready.length} of ${nodes.length} nodes are ready, with ${count(gpus.length, "GPU")}: ${free(gpus) || "none"} free.`),
     legend(PARTS),
     h("div", { class: "cards" }, nodes.map((node) => card(node, now))),
     inTerminal("nodes", {}),

@@ -49,7 +49,7 @@ let copied = "";
 
 /** @param {any} _ @param {Context} context */
 export function view(_, context) {
-  const named = (/** @type {string} */ call, /** @type {string} */ field) => (context.memo("", call, {})?.[field] ?? []).map((/** @type {{name: string}} */ one) => one.name);
+  const named = (/** @type {string} */ call, /** @type {string} */ field) => ((context.session.node && context.memo("", call, {})?.[field]) || []).map((/** @type {{name: string}} */ one) => one.name);
   const other = (/** @type {string | undefined} */ only) => only && only !== words.kind;
   /** @type {Field[]} */
   const first = [...SIZES, { name: "preset", label: "Preset", options: named("Node/Presets", "presets") }, { name: "project", label: "Project", list: named("Projects/List", "projects"), hint: "usual: the first that you are in" }];
@@ -63,7 +63,7 @@ export function view(_, context) {
         fields(first, context),
         fields(DOCKER, context),
         h("details", null, h("summary", null, "More"), fields(rest, context))),
-      h("div", { class: "stack" }, command([...first, ...rest], context), offer(context))),
+      h("div", { class: "stack" }, command([...first, ...rest], context), context.session.node && offer(context))),
   ];
 }
 
@@ -76,7 +76,7 @@ function switches({ session, draw }) {
   return h("p", null,
     h("span", { class: "switch", role: "group", "aria-label": "Kind" }, button("Run with a terminal", { kind: "run" }), button("Submit as a job", { kind: "submit" })),
     " ",
-    session.pool && h("span", { class: "switch", role: "group", "aria-label": "Place" }, button("This machine", { pool: "" }), button("Anywhere in the pool", { pool: "1" })));
+    session.pool && session.node && h("span", { class: "switch", role: "group", "aria-label": "Place" }, button("This machine", { pool: "" }), button("Anywhere in the pool", { pool: "1" })));
 }
 
 /** @param {Field[]} shown @param {Context} context */
@@ -108,7 +108,7 @@ function change(changed, draw) {
 /** @param {Field[]} shown @param {Context} context */
 function command(shown, { session, draw }) {
   const options = shown.flatMap(({ name }) => (words[name]?.trim() ? [`--${name}`, quoted(words[name].trim())] : []));
-  const line = ["gpushare", words.kind, ...options, session.pool && words.pool && "--pool", words.docker, words.image || "IMAGE", words.command].filter(Boolean).join(" ");
+  const line = ["gpushare", words.kind, ...options, session.pool && (words.pool || !session.node) && "--pool", words.docker, words.image || "IMAGE", words.command].filter(Boolean).join(" ");
   const copy = async () => {
     copied = await navigator.clipboard?.writeText(line).then(() => "Copied.", () => "") || "The browser does not let this page copy: mark the command and copy it.";
     draw();
@@ -133,8 +133,9 @@ function offer({ memo, now }) {
   const card = (/** @type {string} */ kind, /** @type {string} */ heading, /** @type {Child[]} */ ...rest) => h("section", { class: `card offer ${kind}`, role: "status" }, h("h2", null, heading), rest);
   if (!answer) return card("", "The daemon is asked…");
   if (answer.failure) return card("never", "✗ It would be refused", h("p", null, answer.failure.message), h("p", { class: "hint" }, answer.failure.hint));
+  const it = words.pool ? "On this machine it" : "It";
   const waiting = answer.starts_now ? undefined : answer.waiting;
-  return card(waiting ? "waits" : "now", waiting ? `◷ It would wait, position ${waiting.position} of ${waiting.queue_length}` : "● It would start now",
+  return card(waiting ? "waits" : "now", waiting ? `◷ ${it} would wait, position ${waiting.position} of ${waiting.queue_length}` : `● ${it} would start now`,
     h("p", null, `${answer.asks}, ${answer.class}, of project `, name(answer.project), " on this machine"),
     facts([
       ["start", waiting && start(waiting.start_from, waiting.start_to, now)],
