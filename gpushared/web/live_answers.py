@@ -118,9 +118,10 @@ class LiveAnswers:
     def unwatch(self, live: LiveAnswer, caller: Caller, page: asyncio.Event) -> None:
         """Stop setting ``page``; without pages the answer is not kept up to date any more."""
         live.pages.discard(page)
-        if live.pages:
+        key = _key(live.watch, caller)
+        if live.pages or self._live.get(key) is not live:  # a page may watch one answer by several names
             return
-        del self._live[_key(live.watch, caller)]
+        del self._live[key]
         if live.task is not None:
             live.task.cancel()
         if not any(other == caller for other, _, _ in self._live):

@@ -232,6 +232,16 @@ async def test_a_client_that_goes_away_leaves_no_work_behind(site: Site) -> None
     assert not site.streams.live._live
 
 
+async def test_a_page_that_watches_one_answer_by_several_names_leaves_no_work_behind(site: Site) -> None:
+    before = asyncio.all_tasks()
+    same = {f"a{number}": ["Leases/List", {}] for number in range(3)}
+    page = await site.open({**same, "b": ["Leases/List", {"pool": True}]})
+    await page.event()
+    page.writer.close()
+    await until(lambda: not asyncio.all_tasks() - before)
+    assert not site.streams.live._live
+
+
 async def test_a_page_that_does_not_read_loses_its_stream_and_holds_back_no_other(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
