@@ -23,7 +23,7 @@ from gpushared.net.http_server import (
     WebRequest,
     serve_http,
 )
-from gpushared.net.moving_listener import MovingListener, Place, listen_tcp, tcp_words
+from gpushared.net.moving_listener import ListenPlace, MovingListener, listen_tcp, tcp_words
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class MetricsListener:
     def __init__(
         self, address: Callable[[], tuple[str, int] | None], page: MetricsHandler, troubles: Troubles
     ) -> None:
-        place = Place(PART, "metrics", address, partial(listen_tcp, backlog=MAX_CONNECTIONS), tcp_words)
+        place = ListenPlace(PART, "metrics", address, partial(listen_tcp, backlog=MAX_CONNECTIONS), tcp_words)
         self._listener = MovingListener(place, self._arrived, troubles, _log_address)
         self._page = page
         self._routes = Routes(_no_call, _no_path, json_prefix=b"\n")

@@ -18,7 +18,7 @@ _Address = TypeVar("_Address")
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Generic[_Address]):
+class ListenPlace(Generic[_Address]):
     """Say where to listen: ``address`` returns the address that holds now, and None for nowhere."""
 
     part: str
@@ -39,7 +39,7 @@ class MovingListener(Generic[_Address]):
 
     def __init__(
         self,
-        place: Place[_Address],
+        place: ListenPlace[_Address],
         arrived: Callable[[socket.socket], None],
         troubles: Troubles,
         listening: Callable[[_Address], None] = lambda _: None,

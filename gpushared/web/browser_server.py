@@ -40,7 +40,7 @@ from gpushared.web.assets import Asset
 from gpushared.web.browser_checks import LOOPBACK_NAMES, check_json, check_page, host_of, is_host
 from gpushared.web.browser_site import Access, BrowserSite
 from gpushared.web.browser_users import NOBODY, BrowserUsers
-from gpushared.web.logins import NEW_LINK_HINT, Session
+from gpushared.web.logins import NEW_LINK_HINT, LoginSession
 
 PROTOCOL = b"gpushare-browser"
 HOSTS_HEADER = b"gpushare-hosts"
@@ -237,7 +237,7 @@ class _Browser:
             await self._stream_until_over(exchange, caller, session, query)
 
     async def _stream_until_over(
-        self, exchange: Exchange, caller: Caller, session: Session | None, query: str
+        self, exchange: Exchange, caller: Caller, session: LoginSession | None, query: str
     ) -> None:
         assert self._site.stream is not None
         try:

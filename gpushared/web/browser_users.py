@@ -18,7 +18,7 @@ from gpushared.net.http_server import Exchange, HeaderList
 from gpushared.storage.audit.line import NOBODY_HERE, line_now
 from gpushared.web.browser_checks import cookies_of
 from gpushared.web.browser_site import Access, BrowserSite
-from gpushared.web.logins import NEW_LINK_HINT, Session, User
+from gpushared.web.logins import NEW_LINK_HINT, LoginSession, User
 
 LOGIN_BYTES = 1024
 LOGIN, LOGOUT = "Web/Login", "Web/Logout"
@@ -37,7 +37,7 @@ class BrowserUsers:
         self._site = site
         self._access = access
 
-    async def of(self, exchange: Exchange) -> tuple[Caller, Session | None]:
+    async def of(self, exchange: Exchange) -> tuple[Caller, LoginSession | None]:
         """Return the caller of a request, and the session that tells it. Raises NotLoggedIn and others."""
         if self._access.identify is not None:
             return await self._access.identify(exchange), None
@@ -58,7 +58,7 @@ class BrowserUsers:
         """Return the header that lets the browser keep its cookie for another while."""
         return self._cookie(self.known(exchange)[0])
 
-    def known(self, exchange: Exchange) -> tuple[str, Session | None]:
+    def known(self, exchange: Exchange) -> tuple[str, LoginSession | None]:
         """Return the cookie and its session, one that counts here if there is one.
 
         Other programs on the host may have set cookies too, those of sessions of their own.
@@ -71,7 +71,7 @@ class BrowserUsers:
         counting = (one for one in found if self._counts(one[1]))
         return next(counting, found[0] if found else ("", None))
 
-    def _counts(self, session: Session) -> bool:
+    def _counts(self, session: LoginSession) -> bool:
         caller = self._access.caller
         if caller is None:
             return session.network

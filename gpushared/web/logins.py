@@ -61,7 +61,7 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class LoginSession:
     """Hold a session; ``key`` is the hash of its cookie, ``expires_at`` is in epoch seconds."""
 
     key: str
@@ -78,7 +78,7 @@ class _Code:
     network: bool
 
 
-_Entry = TypeVar("_Entry", _Code, Session)
+_Entry = TypeVar("_Entry", _Code, LoginSession)
 
 
 class Logins:
@@ -120,7 +120,7 @@ class Logins:
             raise PermissionRefused("this link leads to another address of the page", hint=NEW_LINK_HINT)
         return found.user
 
-    async def begin(self, user: User, before: Session | None = None, *, network: bool = False) -> str:
+    async def begin(self, user: User, before: LoginSession | None = None, *, network: bool = False) -> str:
         """Begin a session and return its cookie; ``before`` is the same browser's session, which ends."""
         if before is not None:
             self._drop(before.key)
@@ -129,11 +129,11 @@ class Logins:
         for key in _crowding(self._sessions, user, SESSIONS_OF_A_USER, MAX_SESSIONS):
             self._drop(key)
         ends = self._now() + self._seconds()
-        self._sessions[_hash(cookie)] = Session(_hash(cookie), user, ends, network)
+        self._sessions[_hash(cookie)] = LoginSession(_hash(cookie), user, ends, network)
         await self._write()
         return cookie
 
-    def session_of(self, cookie: str) -> Session | None:
+    def session_of(self, cookie: str) -> LoginSession | None:
         """Return the session of a cookie; None if there is none, or it is over."""
         session = self._sessions.get(_hash(cookie))
         if session is not None and session.expires_at <= self._now():
@@ -141,7 +141,7 @@ class Logins:
             return None
         return session
 
-    async def renew(self, session: Session) -> bool:
+    async def renew(self, session: LoginSession) -> bool:
         """Note that a session is used; return True if its end moved, and so must the cookie's."""
         seconds = self._seconds()
         ends = self._now() + seconds
@@ -151,7 +151,7 @@ class Logins:
         await self._write()
         return True
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: LoginSession) -> None:
         """End a session, and what goes on in it."""
         self._drop(session.key)
         await self._write()
@@ -162,7 +162,7 @@ class Logins:
         return self._seconds()
 
     @contextmanager
-    def while_valid(self, session: Session, ended: Callable[[], None]) -> Iterator[None]:
+    def while_valid(self, session: LoginSession, ended: Callable[[], None]) -> Iterator[None]:
         """Call ``ended`` if the session ends while the block runs."""
         if session.key not in self._sessions:
             ended()
@@ -214,7 +214,7 @@ def _crowding(entries: Mapping[str, _Entry], user: User, of_user: int, most: int
     return in_order[: max(0, len(in_order) - most + 1)]
 
 
-def _read(path: Path) -> dict[str, Session]:
+def _read(path: Path) -> dict[str, LoginSession]:
     """Read the sessions; a file that cannot be read has none."""
     try:
         told = json.loads(path.read_bytes())
@@ -227,7 +227,7 @@ def _read(path: Path) -> dict[str, Session]:
     return {one.key: one for one in sessions}
 
 
-def _session(told: Any) -> Session:
+def _session(told: Any) -> LoginSession:
     user = told["user"]
     named = User(int(user["uid"]), int(user["gid"]), str(user["name"]), str(user.get("token", "")))
-    return Session(str(told["key"]), named, float(told["expires_at"]), bool(told["network"]))
+    return LoginSession(str(told["key"]), named, float(told["expires_at"]), bool(told["network"]))

@@ -19,7 +19,7 @@ from gpushared.config.web_settings import WebConfig
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.net.limits import UserLimits, UserShare
-from gpushared.net.moving_listener import MovingListener, Place, listen_tcp, tcp_words
+from gpushared.net.moving_listener import ListenPlace, MovingListener, listen_tcp, tcp_words
 from gpushared.net.socket_wire import Wire
 from gpushared.web.arrivals import Arrival, ServeArrival
 from gpushared.web.certificates import CertificateFiles, ServerCertificate, TlsFiles
@@ -50,7 +50,7 @@ class NetworkListener:
     ) -> None:
         self._settings = settings
         self._serve = serve
-        place = Place(PART, "the page", self._address, partial(listen_tcp, backlog=BACKLOG), tcp_words)
+        place = ListenPlace(PART, "the page", self._address, partial(listen_tcp, backlog=BACKLOG), tcp_words)
         self._listener = MovingListener(place, self._arrived, troubles, self._log_address)
         self._files = CertificateFiles(self._tls_files, troubles, now, changed=self._listener.reload)
         self._tasks = TaskSet("a browser's connection failed")

@@ -17,7 +17,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.front import listen
 from gpushared.net.identity import Peer, peer_of
 from gpushared.net.limits import Rates
-from gpushared.net.moving_listener import MovingListener, Place
+from gpushared.net.moving_listener import ListenPlace, MovingListener
 from gpushared.net.socket_wire import Wire
 from gpushared.web.arrivals import Arrival, ServeArrival
 
@@ -47,7 +47,7 @@ class ProxySocket:
         self._settings = settings
         self._account = account
         self._serve = serve
-        place = Place(PART, "the page", self._path, _listen, str)
+        place = ListenPlace(PART, "the page", self._path, _listen, str)
         self._listener = MovingListener(place, self._arrived, troubles, _log_path)
         self._tasks = TaskSet("a proxy's connection failed")
         self._warnings = Rates(time.monotonic, burst=WARNINGS_BURST, per_second=WARNINGS_PER_SECOND)

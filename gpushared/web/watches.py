@@ -66,14 +66,14 @@ class LogWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class StreamQuery:
     """Hold what a stream shows, in the order of its names, and the mark up to which the page has seen it."""
 
     watches: tuple[CallWatch | LogWatch, ...]
     mark: str = ""
 
 
-def read_query(query: str, calls: Mapping[str, Unary]) -> Query:
+def read_query(query: str, calls: Mapping[str, Unary]) -> StreamQuery:
     """Read ``watch=...&mark=...``. Raises RequestError."""
     try:
         fields = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query), errors="strict")
@@ -85,7 +85,7 @@ def read_query(query: str, calls: Mapping[str, Unary]) -> Query:
     if len(wanted) > MAX_WATCHES:
         raise RequestError(f"a stream watches at most {MAX_WATCHES} answers", hint="open a second stream")
     watches = tuple(_watch(name, wanted[name], calls) for name in sorted(wanted))
-    return Query(watches, fields.get("mark", [""])[-1][:MAX_MARK])
+    return StreamQuery(watches, fields.get("mark", [""])[-1][:MAX_MARK])
 
 
 def _watch(name: str, value: object, calls: Mapping[str, Unary]) -> CallWatch | LogWatch:

@@ -16,7 +16,7 @@ USUAL_EXTENSION = "1h"
 PAUSED = {"suspended", "suspending"}
 
 
-class Target(NamedTuple):
+class ActionTarget(NamedTuple):
     """Hold the lease or the job that a command names."""
 
     name: str
@@ -26,7 +26,7 @@ class Target(NamedTuple):
     has_container: bool
 
 
-class Action(NamedTuple):
+class KeyAction(NamedTuple):
     """Describe an action. ``words``: of the command that does the same; None where it makes no sense.
 
     ``do`` makes the call and returns a sentence; an action without it runs its command on the terminal.
@@ -35,13 +35,13 @@ class Action(NamedTuple):
 
     key: str
     name: str
-    words: Callable[[Target, str], Sequence[str] | None]
-    do: Callable[[Client, Target, str], str] | None = None
+    words: Callable[[ActionTarget, str], Sequence[str] | None]
+    do: Callable[[Client, ActionTarget, str], str] | None = None
     asks: str = ""
     usual: str = ""
 
 
-def target_of(row: PanelRow | None) -> Target | None:
+def target_of(row: PanelRow | None) -> ActionTarget | None:
     """Return what commands on this machine can name.
 
     A lease of another node has an id of that node only; its job, if the caller may see it, has one of the pool.
@@ -51,58 +51,60 @@ def target_of(row: PanelRow | None) -> Target | None:
         return None
     if lease.node or (lease.job_id and lease.job_id == lease.id):
         return (
-            Target(lease.job_id, True, lease.owner, lease.state, bool(lease.grants)) if lease.job_id else None
+            ActionTarget(lease.job_id, True, lease.owner, lease.state, bool(lease.grants))
+            if lease.job_id
+            else None
         )
     has_container = bool(lease.container_id)
-    return Target(lease.id, False, lease.owner, lease.state, has_container) if lease.id else None
+    return ActionTarget(lease.id, False, lease.owner, lease.state, has_container) if lease.id else None
 
 
-def _logs(target: Target, _: str) -> Sequence[str] | None:
+def _logs(target: ActionTarget, _: str) -> Sequence[str] | None:
     return ("logs", "-f", "-n", str(LOG_LINES), target.name) if target.has_container else None
 
 
-def _stop(target: Target, _: str) -> Sequence[str]:
+def _stop(target: ActionTarget, _: str) -> Sequence[str]:
     return ("cancel" if target.is_job else "stop", target.name)
 
 
-def _pause(target: Target, _: str) -> Sequence[str] | None:
+def _pause(target: ActionTarget, _: str) -> Sequence[str] | None:
     if target.is_job or target.state not in {"active", *PAUSED}:
         return None
     return ("resume" if target.state in PAUSED else "pause", target.name)
 
 
-def _extend(target: Target, duration: str) -> Sequence[str] | None:
+def _extend(target: ActionTarget, duration: str) -> Sequence[str] | None:
     return None if target.is_job else ("extend", target.name, duration or USUAL_EXTENSION)
 
 
-def _do_stop(client: Client, target: Target, _: str) -> str:
+def _do_stop(client: Client, target: ActionTarget, _: str) -> str:
     if target.is_job:
         return f"{Jobs(client).cancel(target.name).id} ends"
     lease = client.stop(target.name)
     return f"{lease.id} is over" if lease.state == "ended" else f"{lease.id} ends"
 
 
-def _do_pause(client: Client, target: Target, _: str) -> str:
+def _do_pause(client: Client, target: ActionTarget, _: str) -> str:
     call = client.resume if target.state in PAUSED else client.pause
     lease = call(target.name)
     return f"{lease.id} is {lease.state}"
 
 
-def _do_extend(client: Client, target: Target, duration: str) -> str:
+def _do_extend(client: Client, target: ActionTarget, duration: str) -> str:
     lease = client.extend(target.name, duration)
     left = "" if lease.expires_at is None else f": {text.span(lease.expires_at - time.time())} left"
     return f"{lease.id}{left}"
 
 
 ACTIONS = (
-    Action("k", "stop", _stop, _do_stop),
-    Action("p", "pause or resume", _pause, _do_pause),
-    Action("e", "extend", _extend, _do_extend, "by", USUAL_EXTENSION),
-    Action("l", "logs", _logs),
+    KeyAction("k", "stop", _stop, _do_stop),
+    KeyAction("p", "pause or resume", _pause, _do_pause),
+    KeyAction("e", "extend", _extend, _do_extend, "by", USUAL_EXTENSION),
+    KeyAction("l", "logs", _logs),
 )
 
 
-def story(client: Client, target: Target, *, whole: bool) -> list[str]:
+def story(client: Client, target: ActionTarget, *, whole: bool) -> list[str]:
     """Return the lines of ``gpushare why``; without ``whole`` the story of all that happened is left out."""
     from gpushared.cli.why import job_lines, lease_lines
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TREND_MINUTES = 20
 
 
-class Scope(NamedTuple):
+class WantedLeases(NamedTuple):
     """Say what is shown: the pool instead of the node, one node of the pool, only the caller's own leases."""
 
     pool: bool = False
@@ -61,14 +61,14 @@ class Answers(NamedTuple):
         }
 
 
-def ask(client: Client, scope: Scope, now: float) -> Answers:
+def ask(client: Client, scope: WantedLeases, now: float) -> Answers:
     """Return what the daemon answers now. Raises the errors of ``Client``."""
     gpus, leases = client.gpus(pool=scope.pool), client.leases(pool=scope.pool)
     nodes = Jobs(client).nodes() if scope.pool else None
     return narrowed(Answers(gpus, leases, nodes, now), scope)
 
 
-def narrowed(answers: Answers, scope: Scope) -> Answers:
+def narrowed(answers: Answers, scope: WantedLeases) -> Answers:
     """Leave out what the scope leaves out."""
     gpus, leases, nodes = answers.gpus, answers.leases, answers.nodes
     if scope.node:
@@ -83,7 +83,7 @@ def narrowed(answers: Answers, scope: Scope) -> Answers:
     return answers
 
 
-def _is_mine(lease: Lease, scope: Scope) -> bool:
+def _is_mine(lease: Lease, scope: WantedLeases) -> bool:
     """Return True for the caller's own lease. In a pool the numbers of users differ from node to node."""
     if not scope.pool:
         return lease.owner_uid == os.getuid()

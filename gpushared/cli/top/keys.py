@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpushared.cli.top.actions import ACTIONS, Action, Target, target_of
+from gpushared.cli.top.actions import ACTIONS, ActionTarget, KeyAction, target_of
 from gpushared.cli.top.panels import GPUS, LEASES, ORDERS, Panel, PanelRow
 from gpushared.light import NamedTuple
 
@@ -35,8 +35,8 @@ HELP_LINES = (
 class Prompt(NamedTuple):
     """Hold a question. Without an action the answer is the filter; ``typed`` is None for yes or no."""
 
-    action: Action | None
-    target: Target | None
+    action: KeyAction | None
+    target: ActionTarget | None
     typed: str | None
 
 
@@ -63,15 +63,15 @@ class Leave:
 class Explain(NamedTuple):
     """Ask the daemon for the story."""
 
-    target: Target
+    target: ActionTarget
     whole: bool
 
 
 class Do(NamedTuple):
     """Carry out an action."""
 
-    action: Action
-    target: Target
+    action: KeyAction
+    target: ActionTarget
     typed: str
 
 
@@ -161,7 +161,7 @@ def _read(ui: Ui, key: str, panels: Mapping[str, Panel]) -> Ui:
     return ui._replace(screen=PANELS, lines=(), scroll=0)
 
 
-def _act(ui: Ui, key: str, target: Target | None) -> tuple[Ui, Effect | None]:
+def _act(ui: Ui, key: str, target: ActionTarget | None) -> tuple[Ui, Effect | None]:
     action = next((one for one in ACTIONS if one.key == key), None)
     if action is None and key not in {"enter", "w"}:
         return ui, None

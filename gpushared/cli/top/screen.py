@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from gpushared.cli.top.actions import story
-from gpushared.cli.top.answers import Scope
+from gpushared.cli.top.answers import WantedLeases
 from gpushared.cli.top.feed import Feed
 from gpushared.cli.top.keys import GRID, TEXT, Do, Effect, Explain, Leave, Ui, press
 from gpushared.cli.top.panels import Panel, panels
-from gpushared.cli.top.view import News, Size, picture
+from gpushared.cli.top.view import News, ScreenSize, picture
 from gpushared.client import Client
 from gpushared.domain.model.errors import GpushareError
 from gpushared.light import TYPE_CHECKING
@@ -71,7 +71,7 @@ class Program:
     """Run until the user leaves."""
 
     def __init__(
-        self, client: Client, scope: Scope, interval_seconds: float, *, plain: bool, colour: bool
+        self, client: Client, scope: WantedLeases, interval_seconds: float, *, plain: bool, colour: bool
     ) -> None:
         self._client = client
         self._interval_seconds = interval_seconds
@@ -167,17 +167,17 @@ class Program:
             return {}
         return panels(answers, now, words=self._ui.words, orders=self._ui.orders, plain=self._plain)
 
-    def _size(self, screen: curses.window) -> Size:
+    def _size(self, screen: curses.window) -> ScreenSize:
         lines, columns = screen.getmaxyx()
         try:
             terminal = os.get_terminal_size(sys.stdout.fileno())
         except OSError:
-            return Size(columns, lines, self._plain)
+            return ScreenSize(columns, lines, self._plain)
         if (terminal.columns, terminal.lines) != (columns, lines) and min(terminal) > 0:
             curses.resizeterm(terminal.lines, terminal.columns)
             screen.clear()
             lines, columns = screen.getmaxyx()
-        return Size(columns, lines, self._plain)
+        return ScreenSize(columns, lines, self._plain)
 
     def _look(self, look: str) -> int:
         if look not in self._looks:

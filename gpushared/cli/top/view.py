@@ -35,7 +35,7 @@ GENERAL_KEYS = (
 )
 
 
-class Size(NamedTuple):
+class ScreenSize(NamedTuple):
     """Hold the size of the screen. ``plain``: it shows ASCII only."""
 
     width: int
@@ -50,7 +50,9 @@ class News(NamedTuple):
     trouble: str = ""
 
 
-def picture(news: News, ui: Ui, panels: Mapping[str, Panel], size: Size, now: float) -> list[list[Segment]]:
+def picture(
+    news: News, ui: Ui, panels: Mapping[str, Panel], size: ScreenSize, now: float
+) -> list[list[Segment]]:
     """Return exactly as many lines as the screen has, none wider than it."""
     above = _header(news, size, now)
     below = _footer(ui, panels, size)
@@ -66,7 +68,9 @@ def picture(news: News, ui: Ui, panels: Mapping[str, Panel], size: Size, now: fl
     return [cut(clean(line, plain=size.plain), size.width) for line in lines]
 
 
-def whole_picture(news: News, panels: Mapping[str, Panel], size: Size, now: float) -> list[list[Segment]]:
+def whole_picture(
+    news: News, panels: Mapping[str, Panel], size: ScreenSize, now: float
+) -> list[list[Segment]]:
     """Return the picture with all rows, and without keys."""
     lines = _header(news, size, now, all_notes=True)
     for panel in panels.values():
@@ -77,7 +81,7 @@ def whole_picture(news: News, panels: Mapping[str, Panel], size: Size, now: floa
 # --- above and below -------------------------------------------------------------------------------------
 
 
-def _header(news: News, size: Size, now: float, *, all_notes: bool = False) -> list[Line]:
+def _header(news: News, size: ScreenSize, now: float, *, all_notes: bool = False) -> list[Line]:
     answers = news.answers
     if answers is None:
         trouble = [[Segment(news.trouble, TROUBLE)]] if news.trouble else []
@@ -121,7 +125,7 @@ def _with_right(left: Sequence[Segment], right: Segment, width: int) -> Line:
     return [*kept, Segment(" " * space), right]
 
 
-def _footer(ui: Ui, panels: Mapping[str, Panel], size: Size) -> list[Line]:
+def _footer(ui: Ui, panels: Mapping[str, Panel], size: ScreenSize) -> list[Line]:
     if ui.prompt is not None:
         return [_question(ui.prompt)]
     if ui.screen != PANELS:

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 from gpushared.cli.table import Segment, text_width
 from gpushared.cli.top.keys import Ui
 from gpushared.cli.top.panels import panels
-from gpushared.cli.top.view import News, Size, picture
+from gpushared.cli.top.view import News, ScreenSize, picture
 from tests.cli.top import machines
 
 CELL_WIDTH, LINE_HEIGHT, MARGIN = 8.4, 18, 12
@@ -73,7 +73,7 @@ def of_a_busy_machine(*, dark: bool = True, width: int = 120, height: int = 32) 
     """Return a picture of the example machine."""
     answers = machines.busy()
     made = panels(answers, machines.NOW, words="", orders={}, plain=False)
-    lines = picture(News(answers), Ui(), made, Size(width, height), machines.NOW)
+    lines = picture(News(answers), Ui(), made, ScreenSize(width, height), machines.NOW)
     return svg(lines, dark=dark)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from gpushared.api.v1.history_messages import RecentUse
-from gpushared.cli.top.actions import ACTIONS, Target, story, target_of
-from gpushared.cli.top.answers import Answers, Scope, UseByMinute, narrowed
+from gpushared.cli.top.actions import ACTIONS, ActionTarget, story, target_of
+from gpushared.cli.top.answers import Answers, UseByMinute, WantedLeases, narrowed
 from gpushared.cli.top.keys import (
     GRID,
     HELP,
@@ -231,19 +231,25 @@ JOB = {"id": "k3m9x0p2qa", "state": "running"}
 @pytest.mark.parametrize(
     ("key", "target", "typed", "call", "asked"),
     [
-        ("k", Target("l-1", False, "alice", "active", True), "", "Leases/Stop", {"lease_id": "l-1"}),
+        ("k", ActionTarget("l-1", False, "alice", "active", True), "", "Leases/Stop", {"lease_id": "l-1"}),
         (
             "k",
-            Target("k3m9x0p2qa", True, "alice", "queued", False),
+            ActionTarget("k3m9x0p2qa", True, "alice", "queued", False),
             "",
             "Jobs/Cancel",
             {"job_id": "k3m9x0p2qa"},
         ),
-        ("p", Target("l-1", False, "alice", "active", True), "", "Leases/Pause", {"lease_id": "l-1"}),
-        ("p", Target("l-1", False, "alice", "suspended", True), "", "Leases/Resume", {"lease_id": "l-1"}),
+        ("p", ActionTarget("l-1", False, "alice", "active", True), "", "Leases/Pause", {"lease_id": "l-1"}),
+        (
+            "p",
+            ActionTarget("l-1", False, "alice", "suspended", True),
+            "",
+            "Leases/Resume",
+            {"lease_id": "l-1"},
+        ),
         (
             "e",
-            Target("l-1", False, "alice", "active", True),
+            ActionTarget("l-1", False, "alice", "active", True),
             "2h",
             "Leases/Extend",
             {"lease_id": "l-1", "time": "2h"},
@@ -251,7 +257,7 @@ JOB = {"id": "k3m9x0p2qa", "state": "running"}
     ],
 )
 def test_an_action_makes_the_call_of_its_command(
-    standin: StandIn, key: str, target: Target, typed: str, call: str, asked: dict[str, str]
+    standin: StandIn, key: str, target: ActionTarget, typed: str, call: str, asked: dict[str, str]
 ) -> None:
     standin.answers[call] = ok(JOB if target.is_job else LEASE)
     action = next(one for one in ACTIONS if one.key == key)
@@ -264,7 +270,7 @@ def test_an_action_makes_the_call_of_its_command(
 def test_the_story_has_the_words_of_why(standin: StandIn) -> None:
     explained = {"lease": machines.lease(1), "story": [{"at": NOW, "state": "active", "text": "it began"}]}
     standin.answers["Leases/Explain"] = ok(explained)
-    target = Target("l-0001", False, "bob", "active", True)
+    target = ActionTarget("l-0001", False, "bob", "active", True)
     whole = story(Client(standin.host), target, whole=True)
     assert whole[0].startswith("l-0001: active")
     assert whole[-1].endswith("it began")
@@ -278,17 +284,17 @@ def test_the_story_has_the_words_of_why(standin: StandIn) -> None:
 
 def test_only_the_callers_own_leases_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpushared.cli.top.answers.os.getuid", lambda: 1001)
-    mine = narrowed(machines.busy(), Scope(mine=True))
+    mine = narrowed(machines.busy(), WantedLeases(mine=True))
     assert {lease.owner for lease in mine.leases.leases} == {"bob"}
     assert not mine.leases.unmanaged
     assert len(mine.gpus.gpus) == 8
     monkeypatch.setattr("gpushared.cli.top.answers._user_name", lambda: "carol")
-    of_pool = narrowed(machines.pool(), Scope(pool=True, mine=True))
+    of_pool = narrowed(machines.pool(), WantedLeases(pool=True, mine=True))
     assert {lease.owner for lease in of_pool.leases.leases} == {"carol"}
 
 
 def test_only_one_node_of_the_pool_is_shown() -> None:
-    shown = narrowed(machines.pool(), Scope(pool=True, node="b"))
+    shown = narrowed(machines.pool(), WantedLeases(pool=True, node="b"))
     assert {gpu.node for gpu in shown.gpus.gpus} == {"b"}
     assert {lease.node for lease in shown.leases.leases} == {"b", ""}, "those who wait may still go there"
     assert shown.nodes is not None

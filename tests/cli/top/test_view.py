@@ -20,38 +20,38 @@ from gpushared.cli.table import text_width
 from gpushared.cli.top.answers import Answers
 from gpushared.cli.top.keys import GRID, HELP, HELP_LINES, TEXT, Ui
 from gpushared.cli.top.panels import GPUS, LEASES, NODES, QUEUE, health, panels
-from gpushared.cli.top.view import News, Size, as_text, picture, shared_out, whole_picture
+from gpushared.cli.top.view import News, ScreenSize, as_text, picture, shared_out, whole_picture
 from tests.cli.top import machines
 from tests.cli.top.machines import NOW
 from tests.cli.top.svg import of_a_busy_machine, svg
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 STORY = ("l-0002: active, asks 0.25", "  why      " + "a long sentence " * 12, "  story")
-CASES: dict[str, tuple[Callable[[], Answers], Ui, Size]] = {
-    "busy-80x24": (machines.busy, Ui(), Size(80, 24)),
-    "busy-120x40": (machines.busy, Ui(), Size(120, 40)),
-    "busy-40x10": (machines.busy, Ui(), Size(40, 10)),
-    "busy-gpus": (machines.busy, Ui(focus=GPUS, chosen={GPUS: "/GPU-0005"}), Size(100, 24)),
-    "busy-ascii": (machines.busy, Ui(), Size(100, 24, plain=True)),
-    "reference": (machines.busy, Ui(), Size(100, 24)),
-    "empty-80x24": (machines.empty, Ui(), Size(80, 24)),
-    "big-80x24": (machines.big, Ui(chosen={LEASES: "/l-0100"}, orders={LEASES: 1}), Size(80, 24)),
-    "big-filter": (machines.big, Ui(words="carol", focus=LEASES), Size(80, 24)),
-    "wide-names": (machines.wide, Ui(), Size(90, 20)),
-    "wide-names-ascii": (machines.wide, Ui(), Size(90, 20, plain=True)),
-    "hostile": (machines.hostile, Ui(), Size(120, 20)),
-    "pool": (machines.pool, Ui(focus=NODES), Size(100, 30)),
-    "help": (machines.busy, Ui(screen=HELP, lines=HELP_LINES), Size(80, 30)),
-    "story": (machines.busy, Ui(screen=TEXT, title="gpushare why l-0002", lines=STORY), Size(80, 20)),
+CASES: dict[str, tuple[Callable[[], Answers], Ui, ScreenSize]] = {
+    "busy-80x24": (machines.busy, Ui(), ScreenSize(80, 24)),
+    "busy-120x40": (machines.busy, Ui(), ScreenSize(120, 40)),
+    "busy-40x10": (machines.busy, Ui(), ScreenSize(40, 10)),
+    "busy-gpus": (machines.busy, Ui(focus=GPUS, chosen={GPUS: "/GPU-0005"}), ScreenSize(100, 24)),
+    "busy-ascii": (machines.busy, Ui(), ScreenSize(100, 24, plain=True)),
+    "reference": (machines.busy, Ui(), ScreenSize(100, 24)),
+    "empty-80x24": (machines.empty, Ui(), ScreenSize(80, 24)),
+    "big-80x24": (machines.big, Ui(chosen={LEASES: "/l-0100"}, orders={LEASES: 1}), ScreenSize(80, 24)),
+    "big-filter": (machines.big, Ui(words="carol", focus=LEASES), ScreenSize(80, 24)),
+    "wide-names": (machines.wide, Ui(), ScreenSize(90, 20)),
+    "wide-names-ascii": (machines.wide, Ui(), ScreenSize(90, 20, plain=True)),
+    "hostile": (machines.hostile, Ui(), ScreenSize(120, 20)),
+    "pool": (machines.pool, Ui(focus=NODES), ScreenSize(100, 30)),
+    "help": (machines.busy, Ui(screen=HELP, lines=HELP_LINES), ScreenSize(80, 30)),
+    "story": (machines.busy, Ui(screen=TEXT, title="gpushare why l-0002", lines=STORY), ScreenSize(80, 20)),
     "hour": (
         lambda: machines.busy()._replace(recent=RecentUse(machines.recent())),
         Ui(screen=GRID),
-        Size(100, 16),
+        ScreenSize(100, 16),
     ),
     "hour-narrow": (
         lambda: machines.busy()._replace(recent=RecentUse(machines.recent())),
         Ui(screen=GRID),
-        Size(40, 16),
+        ScreenSize(40, 16),
     ),
 }
 
@@ -65,7 +65,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def drawn(answers: Answers, ui: Ui, size: Size, trouble: str = "") -> str:
+def drawn(answers: Answers, ui: Ui, size: ScreenSize, trouble: str = "") -> str:
     made = panels(answers, NOW, words=ui.words, orders=ui.orders, plain=size.plain)
     return as_text(picture(News(answers, trouble), ui, made, size, NOW), colour=False)
 
@@ -89,7 +89,7 @@ def test_the_picture_has_the_size_of_the_screen(make: Callable[[], Answers], wid
     answers = make()
     for ui in (Ui(), Ui(focus=QUEUE), Ui(screen=HELP, lines=HELP_LINES), Ui(screen=GRID)):
         made = panels(answers, NOW, words="", orders={}, plain=False)
-        lines = picture(News(answers, "the daemon is away"), ui, made, Size(width, height), NOW)
+        lines = picture(News(answers, "the daemon is away"), ui, made, ScreenSize(width, height), NOW)
         assert len(lines) == height
         assert max(sum(text_width(one.text) for one in line) for line in lines) <= width
 
@@ -99,7 +99,7 @@ def test_the_picture_has_the_size_of_the_screen(make: Callable[[], Answers], wid
 def test_no_name_reaches_the_terminal_as_more_than_text(screen: str, *, plain: bool) -> None:
     answers = machines.hostile()
     ui = Ui(screen=screen, lines=(machines.HOSTILE,), title=machines.HOSTILE, message=machines.HOSTILE)
-    size = Size(300, 60, plain)
+    size = ScreenSize(300, 60, plain)
     made = panels(answers, NOW, words="", orders={}, plain=plain)
     for lines in (
         picture(News(answers, machines.HOSTILE), ui, made, size, NOW),
@@ -142,7 +142,7 @@ def test_the_health_of_a_gpu_is_one_word(mode: str, trouble: str, word: str) -> 
 
 
 def test_an_answer_that_is_late_shows_its_age_and_the_reason() -> None:
-    shown = drawn(machines.busy()._replace(at=NOW - 95), Ui(), Size(80, 24), "nobody listens there")
+    shown = drawn(machines.busy()._replace(at=NOW - 95), Ui(), ScreenSize(80, 24), "nobody listens there")
     assert "1m old" in shown
     assert "no answer for 1m: nobody listens there" in shown
     assert "l-0001" in shown, "what was known is still there"
@@ -152,7 +152,7 @@ def test_an_answer_that_is_late_shows_its_age_and_the_reason() -> None:
     ("trouble", "said"), [("", "asking the daemon"), ("nobody listens", "nobody listens")]
 )
 def test_before_the_first_answer_the_picture_says_so(trouble: str, said: str) -> None:
-    lines = picture(News(None, trouble), Ui(), {}, Size(40, 6), NOW)
+    lines = picture(News(None, trouble), Ui(), {}, ScreenSize(40, 6), NOW)
     assert said in as_text(lines, colour=False)
     assert len(lines) == 6
 
@@ -160,13 +160,13 @@ def test_before_the_first_answer_the_picture_says_so(trouble: str, said: str) ->
 def test_the_whole_picture_has_every_row() -> None:
     answers = machines.big()
     made = panels(answers, NOW, words="", orders={}, plain=False)
-    shown = as_text(whole_picture(News(answers), made, Size(80, 0), NOW), colour=False)
+    shown = as_text(whole_picture(News(answers), made, ScreenSize(80, 0), NOW), colour=False)
     assert all(f"l-{number:04}" in shown for number in (*range(190), *range(200, 210)))
 
 
 def test_without_colour_there_is_no_escape_sequence() -> None:
     made = panels(machines.busy(), NOW, words="", orders={}, plain=False)
-    lines = whole_picture(News(machines.busy()), made, Size(80, 0), NOW)
+    lines = whole_picture(News(machines.busy()), made, ScreenSize(80, 0), NOW)
     assert "\x1b" not in as_text(lines, colour=False)
     assert "\x1b[1m" in as_text(lines, colour=True)
 
@@ -189,7 +189,7 @@ def test_the_panel_in_focus_gets_what_others_do_not_need(
 
 
 def test_the_chosen_row_is_marked_without_colour_too() -> None:
-    shown = drawn(machines.big(), Ui(chosen={LEASES: "/l-0150"}), Size(80, 24)).splitlines()
+    shown = drawn(machines.big(), Ui(chosen={LEASES: "/l-0150"}), ScreenSize(80, 24)).splitlines()
     assert [line.split()[0] for line in shown if line.startswith(">")] == [">l-0150"]
 
 
@@ -202,7 +202,7 @@ def test_the_reference_shows_the_picture() -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_picture_for_pages_has_the_same_text(*, dark: bool) -> None:
     made = panels(machines.busy(), NOW, words="", orders={}, plain=False)
-    lines = picture(News(machines.busy()), Ui(), made, Size(100, 24), NOW)
+    lines = picture(News(machines.busy()), Ui(), made, ScreenSize(100, 24), NOW)
     drawing = fromstring(svg(lines, dark=dark))
     texts = [one.text or "" for one in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert "".join("".join(texts).split()) == "".join(as_text(lines, colour=False).split())
