@@ -26,5 +26,5 @@ def test_generating_again_changes_nothing(tmp_path: Path) -> None:
 
 def texts(folder: Path) -> dict[str, str]:
     """The generated files by their paths below the folder, without byte code."""
-    files = (path for path in folder.glob("*/*") if path.is_file())
+    files = (path for path in folder.glob("*/*") if path.is_file() and path.suffix != ".pyc")
     return {str(path.relative_to(folder)): path.read_text() for path in files}
