@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.api.v1 import gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2
+from gpushared.api.v1 import gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2, web_pb2
 from gpushared.net.call_audit import ALWAYS, ON_LEASES
 from gpushared.net.limits import UserLimits
 from tests.disks import full
@@ -109,7 +109,7 @@ def test_a_reload_that_fails_leaves_a_line_that_says_why(new_daemon: NewDaemon) 
 def test_each_call_that_is_to_leave_a_line_is_a_call() -> None:
     there = {
         f"{service.name}/{method.name}"
-        for module in (gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2)
+        for module in (gpus_pb2, jobs_pb2, leases_pb2, node_pb2, pool_pb2, projects_pb2, web_pb2)
         for service in module.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
