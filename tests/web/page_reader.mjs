@@ -57,7 +57,7 @@ function read(tree) {
   }));
   const facts = all(tree, "dt").map(words);
   const values = all(tree, "dd").map(words);
-  return { tables, paragraphs: all(tree, "p").map(words), pres: all(tree, "pre").map(words), headings: all(tree, "h1").map(words), facts: facts.map((fact, at) => [fact, values[at]]), code: all(tree, "code").map(words) };
+  return { tables, paragraphs: all(tree, "p").map(words), texts: all(tree, "pre").map(words), headings: all(tree, "h1").map(words), facts: facts.map((fact, at) => [fact, values[at]]), code: all(tree, "code").map(words) };
 }
 
 const questions = JSON.parse(text);

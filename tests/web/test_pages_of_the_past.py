@@ -365,7 +365,7 @@ def test_the_coordinators_page_asks_for_nothing_that_only_a_node_has(read: Read)
         for page in ("lease", "submit")
     }
     assert pages["submit"]["calls"] == []
-    assert "gpushare run --gpu 0.25 --pool IMAGE" in pages["submit"]["pres"]
+    assert "gpushare run --gpu 0.25 --pool IMAGE" in pages["submit"]["texts"]
     assert set(pages["lease"]["watched"]) == {"leases", "report"}
 
 
