@@ -32,8 +32,6 @@ from gpushared.domain.scheduling.use_over_time import Usage
 HOUR = 3600.0
 WEEK = 7 * 24 * HOUR
 CLUSTER = Cluster.of(3, 8)
-SMALL_JOBS, LARGE_JOBS = 3000, 250
-"""Each is about half as much work again as its half of a week: ``work was endless`` tells if it was enough."""
 
 
 def main() -> int:
@@ -47,12 +45,10 @@ def _fairness() -> None:
     """Two projects of equal weight, one with small and short leases, one with large and long ones."""
     chance = random.Random(42)
     small = [
-        _job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4))
-        for n in range(SMALL_JOBS)
+        _job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4)) for n in range(9000)
     ]
     large = [
-        _job(SMALL_JOBS + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12))
-        for n in range(LARGE_JOBS)
+        _job(9000 + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12)) for n in range(900)
     ]
     core = Core(CLUSTER, Policy())
     outcome = replay([*small, *large], core, until=WEEK)
