@@ -48,3 +48,14 @@ class TaskSet:
         over()
         if self._failed and not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s", self._failed, exc_info=error)
+
+
+async def until_first_ends(*work: Coroutine[Any, Any, object]) -> None:
+    """Run all until the first ends, then cancel the others and wait for them; errors of theirs are dropped."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

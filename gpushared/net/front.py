@@ -25,7 +25,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 
-from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.tasks import TaskSet, until_first_ends
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
@@ -194,17 +194,10 @@ class Front:
     ) -> None:
         inner_reader, inner_writer = await asyncio.open_unix_connection(sock=inner)
         inner_writer.write(prefix)
-        ways = [
-            asyncio.create_task(_copy(reader, inner_writer, share)),
-            asyncio.create_task(_copy(inner_reader, writer, share)),
-        ]
         try:
             # HTTP/2 has no half-closed connections: if one direction ends, the other ends too.
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await until_first_ends(_copy(reader, inner_writer, share), _copy(inner_reader, writer, share))
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
             inner_writer.close()
 
     async def _connect_as(self, peer: Peer, number: int) -> socket.socket:

@@ -393,11 +393,7 @@ class Daemon:
         policy = PolicyApi(gate)
         json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
-        streams = self._make_streams(json, jobs)
-        stack.push_async_callback(streams.close)
-        site = self._make_site(json, gate, streams)
-        self._browsers = browsers = self._make_browsers(site)
-        json.add(WebApi(site.logins, site.base_path, browsers.url).calls())
+        site, browsers = self._make_page(json, gate, jobs, stack)
         front = Front(
             inner, self._identities, replace(routes, browser=lambda exchange: take_over(exchange, site))
         )
@@ -411,9 +407,17 @@ class Daemon:
         await check_identity(listener.getsockname(), _ask_own_uid)
         await self._live(loop, browsers)
 
-    def _make_browsers(self, site: BrowserSite) -> BrowserListeners:
-        account = self._identities.account
-        return BrowserListeners(lambda: self._config.web, site, UserLookups(account, account), self._troubles)
+    def _make_page(
+        self, json: JsonApi, gate: Gate, jobs: NodeJobs, stack: AsyncExitStack
+    ) -> tuple[BrowserSite, BrowserListeners]:
+        """Make the page's parts, and add the page's own calls to the others."""
+        streams = self._make_streams(json, jobs)
+        stack.push_async_callback(streams.close)
+        site = self._make_site(json, gate, streams)
+        users = UserLookups(self._identities.account, self._identities.account)
+        self._browsers = browsers = BrowserListeners(lambda: self._config.web, site, users, self._troubles)
+        json.add(WebApi(site.logins, site.base_path, browsers.url).calls())
+        return site, browsers
 
     def _make_streams(self, json: JsonApi, jobs: NodeJobs) -> EventStreams:
         self._loop.on_change = self._room.on_change = self._revisions.state_changed

@@ -19,7 +19,7 @@ from gpushared.web.arrivals import Arrival
 from gpushared.web.browser_checks import LOOPBACK_NAMES
 from gpushared.web.browser_server import serve_browser
 from gpushared.web.browser_site import Access, BrowserSite
-from gpushared.web.logins import NEW_LINK_HINT, User
+from gpushared.web.logins import NEW_LINK_HINT, User, needing_a_login
 from gpushared.web.named_users import NameUser, identified
 from gpushared.web.network_listener import NetworkListener
 from gpushared.web.proxy_socket import AccountOf, ProxySocket
@@ -116,10 +116,8 @@ async def caller_of_account(account: AccountOf, user: User) -> Caller:
 
     Raises NotLoggedIn if the account was removed, even if another one has its uid now.
     """
-    try:
+    with needing_a_login():
         caller = await account(user.uid)
-    except PermissionRefused as error:
-        raise NotLoggedIn(error.message, hint=error.hint) from error
     if caller.name != user.name:
         raise NotLoggedIn(f"uid {user.uid} was {user.name}'s and is {caller.name}'s now", hint=NEW_LINK_HINT)
     return caller

@@ -197,6 +197,15 @@ class Logins:
                 log.warning("browsers must log in again after a restart: %s", error)
 
 
+@contextmanager
+def needing_a_login() -> Iterator[None]:
+    """Turn the refusal of a user who is not there any more into the end of the session."""
+    try:
+        yield
+    except PermissionRefused as error:
+        raise NotLoggedIn(error.message, hint=error.hint) from error
+
+
 def _hash(secret: str) -> str:
     return sha256(secret.encode(errors="replace")).hexdigest()
 

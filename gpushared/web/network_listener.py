@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from gpushared.config.web_settings import WebConfig
-from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.tasks import TaskSet, until_first_ends
 from gpushared.daemon.troubles import Troubles
 from gpushared.net.limits import UserLimits, UserShare
 from gpushared.net.moving_listener import ListenPlace, MovingListener, listen_tcp, tcp_words
@@ -185,13 +185,7 @@ async def _handshake(sock: socket.socket, context: ssl.SSLContext) -> Streams:
 
 async def _splice(one: Streams, other: Streams) -> None:
     """Copy both ways until one of them is over: a browser that ends its side wants no more."""
-    ways = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
-    try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+    await until_first_ends(_copy(one[0], other[1]), _copy(other[0], one[1]))
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

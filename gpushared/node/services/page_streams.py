@@ -43,15 +43,8 @@ class NodeLogs:
         self._jobs = jobs
         self._gate = gate
 
-    async def follow(
-        self, watch: LogWatch, caller: Caller, tail: int
-    ) -> AsyncGenerator[jobs_pb2.LogChunk, None]:
+    def follow(self, watch: LogWatch, caller: Caller, tail: int) -> AsyncGenerator[jobs_pb2.LogChunk, None]:
         """Yield a log's last lines, then what follows. Raises errors of the tree."""
-        async with aclosing(self._of(watch, caller, tail)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def _of(self, watch: LogWatch, caller: Caller, tail: int) -> AsyncGenerator[jobs_pb2.LogChunk, None]:
         if watch.lease_id:
             return self._of_lease(watch.lease_id, caller, tail)
         message = jobs_pb2.LogsRequest(job_id=watch.job_id, follow=True, tail=tail)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpushared.config.kinds import HOUR_SECONDS
-from gpushared.domain.model.errors import NotLoggedIn, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.job_views import has_simulated
 from gpushared.net.http_server import Exchange
@@ -21,7 +20,7 @@ from gpushared.storage.audit.line import NOBODY_HERE
 from gpushared.web.browser_server import take_over
 from gpushared.web.browser_site import BrowserSite, SiteFacts
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
-from gpushared.web.logins import Logins, User
+from gpushared.web.logins import Logins, User, needing_a_login
 from gpushared.web.stream import EventStreams
 from gpushared.web.web_service import WebApi
 
@@ -74,19 +73,15 @@ class PoolPage:
     # --- who it is
 
     async def _user_of_token(self, secret: str) -> User:
-        try:
+        with needing_a_login():
             caller = self._coordinator.trust.callers.logged_in(secret)
-        except PermissionRefused as error:
-            raise NotLoggedIn(error.message, hint=error.hint) from error
         return User(NOBODY_HERE, NOBODY_HERE, caller.name, caller.token)
 
     async def _caller_of(self, user: User) -> Caller:
         if not user.token:
             return await caller_of_account(self._identities.account, user)
-        try:
+        with needing_a_login():
             return self._coordinator.trust.callers.token_caller(user.token)
-        except PermissionRefused as error:
-            raise NotLoggedIn(error.message, hint=error.hint) from error
 
     async def _named(self, name: str) -> PersonCaller:
         return self._coordinator.trust.callers.named_caller(name)

@@ -49,7 +49,7 @@ class EtcdStore:
         call_seconds: float = CALL_SECONDS,
         for_filling: bool = False,
     ) -> None:
-        """With ``for_filling`` a store is also used that is not complete, or has moved away."""
+        """Take ``for_filling`` to use also a store that is not complete, or has moved away."""
         self.client = EtcdClient(access, call_seconds=call_seconds)
         self.keys = Keys(prefix)
         self._leadership = Leadership(
