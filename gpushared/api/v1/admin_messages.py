@@ -175,6 +175,33 @@ class Trust(Message):
     now: float = 0.0
 
 
+class PoolCoordinator(Message):
+    """A coordinator of the pool leads it, or stands by."""
+
+    name: str = ""
+    # HOST:PORT for users and joining machines.
+    address: str = ""
+    # HOST:PORT for nodes.
+    node_address: str = ""
+    leads: bool = False
+    version: str = ""
+    started_at: Time = None
+
+
+class StoreMember(Message):
+    """A member of the etcd that keeps the pool's store."""
+
+    endpoint: str = ""
+    # The member answers, knows etcd's leader and has no alarm.
+    healthy: bool = False
+    # It leads etcd.
+    leads: bool = False
+    version: str = ""
+    size_bytes: int = 0
+    # What is wrong with it, as a sentence.
+    problem: str = ""
+
+
 class PoolStatus(Message):
     """The coordinator is in this state."""
 
@@ -190,6 +217,15 @@ class PoolStatus(Message):
     queued: int = 0
     running: int = 0
     started_at: Time = None
+    # leader, standby
+    role: str = ""
+    # All coordinators that run on the store in etcd; empty with a store in a file.
+    coordinators: tuple[PoolCoordinator, ...] = ()
+    # file, etcd
+    store: str = ""
+    store_members: tuple[StoreMember, ...] = ()
+    # A standby answers as the pool was so many seconds ago; 0 = a leader answers.
+    age_seconds: float = 0.0
 
 
 class WebLink(Message):

@@ -392,6 +392,8 @@ class Welcome(_message.Message):
     BEAT_SECONDS_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    NODE_ADDRESSES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     epoch: _builtins.int
     revision: _builtins.int
@@ -399,6 +401,14 @@ class Welcome(_message.Message):
     now: _builtins.float
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All coordinators of the pool, each HOST:PORT: for users, and in the same order for nodes. Empty = only this
+        one.
+        """
+
+    @_builtins.property
+    def node_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -408,10 +418,12 @@ class Welcome(_message.Message):
         beat_seconds: _builtins.float = ...,
         now: _builtins.float = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+        node_addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_seconds", b"beat_seconds", "capabilities", b"capabilities", "epoch", b"epoch", "now", b"now", "pool", b"pool", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "beat_seconds", b"beat_seconds", "capabilities", b"capabilities", "epoch", b"epoch", "node_addresses", b"node_addresses", "now", b"now", "pool", b"pool", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -930,6 +930,27 @@ interface PoolStatus {
   queued: number;
   running: number;
   started_at: number;
+  role: string;
+  coordinators: PoolCoordinator[];
+  store: string;
+  store_members: StoreMember[];
+  age_seconds: number;
+}
+interface PoolCoordinator {
+  name: string;
+  address: string;
+  node_address: string;
+  leads: boolean;
+  version: string;
+  started_at: number;
+}
+interface StoreMember {
+  endpoint: string;
+  healthy: boolean;
+  leads: boolean;
+  version: string;
+  size_bytes: string;
+  problem: string;
 }
 interface ListProjectsRequest {
 }

@@ -553,6 +553,11 @@ class PoolStatus(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    COORDINATORS_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    STORE_MEMBERS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     version: _builtins.str
     epoch: _builtins.int
@@ -563,10 +568,22 @@ class PoolStatus(_message.Message):
     queued: _builtins.int
     running: _builtins.int
     started_at: _builtins.float
+    role: _builtins.str
+    """leader, standby"""
+    store: _builtins.str
+    """file, etcd"""
+    age_seconds: _builtins.float
+    """A standby answers as the pool was so many seconds ago; 0 = a leader answers."""
     @_builtins.property
     def awaited_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def troubles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def coordinators(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolCoordinator]:
+        """All coordinators that run on the store in etcd; empty with a store in a file."""
+
+    @_builtins.property
+    def store_members(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreMember]: ...
     def __init__(
         self,
         *,
@@ -581,11 +598,93 @@ class PoolStatus(_message.Message):
         queued: _builtins.int = ...,
         running: _builtins.int = ...,
         started_at: _builtins.float = ...,
+        role: _builtins.str = ...,
+        coordinators: _abc.Iterable[Global___PoolCoordinator] | None = ...,
+        store: _builtins.str = ...,
+        store_members: _abc.Iterable[Global___StoreMember] | None = ...,
+        age_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited_nodes", b"awaited_nodes", "epoch", b"epoch", "nodes", b"nodes", "phase", b"phase", "pool", b"pool", "queued", b"queued", "revision", b"revision", "running", b"running", "started_at", b"started_at", "troubles", b"troubles", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "awaited_nodes", b"awaited_nodes", "coordinators", b"coordinators", "epoch", b"epoch", "nodes", b"nodes", "phase", b"phase", "pool", b"pool", "queued", b"queued", "revision", b"revision", "role", b"role", "running", b"running", "started_at", b"started_at", "store", b"store", "store_members", b"store_members", "troubles", b"troubles", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
+
+@_typing.final
+class PoolCoordinator(_message.Message):
+    """A coordinator of the pool leads it, or stands by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NODE_ADDRESS_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    address: _builtins.str
+    """HOST:PORT for users and joining machines."""
+    node_address: _builtins.str
+    """HOST:PORT for nodes."""
+    leads: _builtins.bool
+    version: _builtins.str
+    started_at: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        node_address: _builtins.str = ...,
+        leads: _builtins.bool = ...,
+        version: _builtins.str = ...,
+        started_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leads", b"leads", "name", b"name", "node_address", b"node_address", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolCoordinator: _TypeAlias = PoolCoordinator  # noqa: Y015
+
+@_typing.final
+class StoreMember(_message.Message):
+    """A member of the etcd that keeps the pool's store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    HEALTHY_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    healthy: _builtins.bool
+    """The member answers, knows etcd's leader and has no alarm."""
+    leads: _builtins.bool
+    """It leads etcd."""
+    version: _builtins.str
+    size_bytes: _builtins.int
+    problem: _builtins.str
+    """What is wrong with it, as a sentence."""
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        healthy: _builtins.bool = ...,
+        leads: _builtins.bool = ...,
+        version: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "healthy", b"healthy", "leads", b"leads", "problem", b"problem", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreMember: _TypeAlias = StoreMember  # noqa: Y015

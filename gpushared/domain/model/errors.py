@@ -16,6 +16,7 @@
     │   ├── GpusUnavailable
     │   ├── HistoryUnavailable
     │   ├── JournalUnavailable
+    │   ├── NotLeader
     │   ├── OutboxUnavailable
     │   └── SharingUnavailable
     ├── TimedOut                  no answer in time                    deadline_exceeded    125
@@ -155,6 +156,10 @@ class OutboxUnavailable(Unavailable):
 
 class SharingUnavailable(Unavailable):
     """MPS or another means of sharing does not answer."""
+
+
+class NotLeader(Unavailable):
+    """This coordinator stands by: another one leads the pool, or none does yet."""
 
 
 class TimedOut(GpushareError):
