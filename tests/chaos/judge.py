@@ -182,8 +182,8 @@ def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:
 
     On a full disk a node cannot note that it was heard, and a coordinator takes no node in.
     """
-    parts = {f"daemon-{node}", f"cable-{node}", f"disk-{node}", "coordinator", "disk-coordinator"}
-    silent = [(span.began, span.ended) for span in spans if span.target in parts]
+    parts = {f"daemon-{node}", f"cable-{node}", f"disk-{node}"}
+    silent = [(span.began, span.ended) for span in spans if span.target in parts or _is_of_the_pool(span)]
     joined: list[tuple[float, float]] = []
     for began, ended in sorted(silent):
         if joined and began <= joined[-1][1] + REJOIN_SECONDS:
@@ -538,5 +538,10 @@ def _faults_at(record: Record, run: Run) -> list[str]:
         span.show()
         for span in record.spans
         if span.began - 5 <= run.last <= span.ended + 60
-        and (span.target.endswith(f"-{node}") or "coord" in span.target)
+        and (span.target.endswith(f"-{node}") or _is_of_the_pool(span))
     ]
+
+
+def _is_of_the_pool(span: Span) -> bool:
+    """Whether it hit a coordinator, or a member of the etcd that keeps the store, and not a node."""
+    return "coordinator" in span.target or span.target.startswith("etcd-")

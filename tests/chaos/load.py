@@ -219,5 +219,7 @@ class Load:
                 process.kill()
 
     def _environ(self, node: str) -> dict[str, str]:
-        kept = {name: self._machines.environ[name] for name in ("PATH", "LC_ALL", "DOCKER_CONFIG")}
+        kept = {
+            name: self._machines.environ[name] for name in ("PATH", "PYTHONPATH", "LC_ALL", "DOCKER_CONFIG")
+        }
         return {**kept, "HOME": "/nonexistent", "GPUSHARE_HOST": f"unix://{self._machines.socket(node)}"}

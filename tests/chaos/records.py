@@ -25,9 +25,12 @@ class Span:
     target: str
     began: float
     ended: float
+    role: str = ""
+    """What the target was when it was hit, where that changes: ``leader``, ``standby``."""
 
     def show(self) -> str:
-        return f"{self.kind} {self.target} {self.began:.2f}..{self.ended:.2f}"
+        role = f" ({self.role})" if self.role else ""
+        return f"{self.kind} {self.target}{role} {self.began:.2f}..{self.ended:.2f}"
 
 
 @dataclass(slots=True)
