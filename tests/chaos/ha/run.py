@@ -172,7 +172,7 @@ class HaRun(ChaosRun):
                 status = self._hosts.ask(host, "PoolAdmin/Status")
             except GpushareError as error:
                 return f"the coordinator of {host} does not answer: {error}"
-            if status.get("role", "leader") == "leader":
+            if (status.get("role") or "leader") == "leader":
                 leaders.append(host)
         if len(leaders) != 1:
             return f"{leaders or 'nobody'} lead"

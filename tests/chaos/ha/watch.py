@@ -43,7 +43,7 @@ class Watch:
             except GpushareError:
                 status = {}
             # Before there were standbys, whoever answered led.
-            if status and status.get("role", "leader") == "leader":
+            if status and (status.get("role") or "leader") == "leader":
                 self.claims.append(Claim(host, int(status.get("epoch", 0)), asked, now()))
             await asyncio.sleep(ASK_SECONDS)
 
