@@ -160,13 +160,14 @@ def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
     """Return the other side's error, or an error that ``who`` does not answer if it was not reached."""
     kind = kind_of_code(error.code().name.lower())
     details = error.details() or error.code().name
-    hint = _hint(error)
+    hint = hint_of(error)
     if error.code() in NOT_REACHED and not hint:
         return kind(f"{who} does not answer: {details}", hint="is it running, and are the clocks right?")
     return kind(details, hint=hint)
 
 
-def _hint(error: grpc.aio.AioRpcError) -> str:
+def hint_of(error: grpc.aio.AioRpcError) -> str:
+    """Return the hint with which the other side refused; empty if it was not reached, or gave none."""
     for key, value in error.trailing_metadata() or ():
         if key == HINT_METADATA and isinstance(value, bytes):
             return value.decode(errors="replace")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, assert_never
 
@@ -208,6 +209,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         try:
             node = self._guard.node_of(context.auth_context())
             self._check_member(node)
+            await accept(context)
             await self._serve(await self._meet(node, context), context)
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
@@ -413,3 +415,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 def _claim_of(node: NodeName) -> str:
     """Return the name of the trouble of a node that too often claims to have seen a newer pool."""
     return f"claim-{node}"
+
+
+async def accept(context: Context) -> None:
+    """Show the node that this coordinator is alive, before the registration is read; again it does nothing."""
+    with suppress(grpc.aio.UsageError):
+        await context.send_initial_metadata(())
