@@ -115,7 +115,7 @@ def _with_port(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, str(USERS_PORT)
-    if not host or set(host) & set(" /@") or not port.isdecimal():
+    if not host or set(host) & set(" /@,") or not port.isdecimal():
         raise RequestError(
             f"{address[:100]!r} is not the address of a pool",
             hint="write HOST or HOST:PORT, several with commas between",
