@@ -57,6 +57,10 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
             await abort(context, NotLeader("dgx1 stands by: dgx2 leads the pool lab", hint="ask dgx2"))
 
 
+def coordinator(*, leads: bool = True, state: str = "succeeded") -> Jobs:
+    return Jobs(leads=leads, state=state)  # type: ignore[abstract]  # a few calls are enough here
+
+
 class Coordinators:
     """Serves them with one pool's certificates, in this order."""
 
@@ -98,7 +102,7 @@ def coordinators(tmp_path: Path) -> Coordinators:
 
 async def test_the_one_that_leads_is_found_and_stayed_with(coordinators: Coordinators) -> None:
     """No call but the first goes to one that does not lead."""
-    standby, leader = Jobs(leads=False), Jobs()
+    standby, leader = coordinator(leads=False), coordinator()
     async with (
         coordinators.serving(standby, leader) as addresses,
         coordinators.pool(DEAD, *addresses) as pool,
@@ -111,14 +115,14 @@ async def test_the_one_that_leads_is_found_and_stayed_with(coordinators: Coordin
 
 
 async def test_a_plain_program_finds_it_too(coordinators: Coordinators) -> None:
-    async with coordinators.serving(Jobs(leads=False), Jobs()) as addresses:
+    async with coordinators.serving(coordinator(leads=False), coordinator()) as addresses:
         made = Pool(",".join(addresses), ca_file=coordinators.anchors, token_file=coordinators.token)
         with made as pool:
             assert (await asyncio.to_thread(pool.get, "j")).id == "j"
 
 
 async def test_a_watch_is_taken_up_at_the_next_leader(coordinators: Coordinators) -> None:
-    first, second = Jobs(state="running"), Jobs()
+    first, second = coordinator(state="running"), coordinator()
     async with coordinators.serving(first, second) as addresses, coordinators.pool(*addresses) as pool:
         assert [job.state async for job in pool.watch("j")] == ["running", "succeeded"]
     assert (first.calls, second.calls) == (["Watch"], ["Watch"])
@@ -126,7 +130,7 @@ async def test_a_watch_is_taken_up_at_the_next_leader(coordinators: Coordinators
 
 async def test_while_nobody_leads_all_are_asked_again_until_one_does(coordinators: Coordinators) -> None:
     """Also by a program that has just begun: a refusal shows that the pool is there."""
-    one, other = Jobs(leads=False), Jobs(leads=False)
+    one, other = coordinator(leads=False), coordinator(leads=False)
     async with coordinators.serving(one, other) as addresses, coordinators.pool(*addresses) as pool:
         asked = asyncio.create_task(pool.get("j"))
         async with asyncio.timeout(SECONDS):
@@ -137,7 +141,7 @@ async def test_while_nobody_leads_all_are_asked_again_until_one_does(coordinator
 
 
 async def test_the_patience_is_of_all_together(coordinators: Coordinators) -> None:
-    async with coordinators.serving(Jobs(leads=False)) as addresses:
+    async with coordinators.serving(coordinator(leads=False)) as addresses:
         pool = coordinators.pool(DEAD, *addresses, patience_seconds=0.1)
         with pytest.raises(Unavailable):
             await pool.get("j")
@@ -145,7 +149,7 @@ async def test_the_patience_is_of_all_together(coordinators: Coordinators) -> No
 
 
 async def test_a_refusal_of_the_leader_is_asked_of_no_other(coordinators: Coordinators) -> None:
-    leader, other = Jobs(), Jobs()
+    leader, other = coordinator(), coordinator()
     async with coordinators.serving(leader, other) as addresses, coordinators.pool(*addresses) as pool:
         with pytest.raises(NotFound):
             await pool.get("nothing")

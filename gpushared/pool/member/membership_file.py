@@ -75,7 +75,7 @@ def _assertion_key(pem: str) -> Ed25519PrivateKey:
 def _read(fields: Any) -> Membership:
     if not isinstance(fields, dict):
         raise ValueError("it holds no fields")  # noqa: TRY004 - the file is wrong, not this program
-    lists = {name: tuple(fields.pop(name, ())) for name in ("addresses", "node_addresses")}
+    lists: dict[str, Any] = {name: tuple(fields.pop(name, ())) for name in ("addresses", "node_addresses")}
     return Membership(**fields, **lists)
 
 

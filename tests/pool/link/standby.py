@@ -11,7 +11,7 @@ import grpc
 from gpushared.api.v1 import link_pb2_grpc
 from gpushared.domain.model.errors import NotLeader
 from gpushared.net.call_checks import OPTIONS, abort
-from gpushared.pool.coordinator.node_links import accept
+from gpushared.pool.coordinator.node_links import TunnelContext, accept
 from gpushared.pool.coordinator.node_stream import Context
 from tests.pool.link.coordinator import Coordinator
 
@@ -42,6 +42,11 @@ class Standby(link_pb2_grpc.NodeLinkServicer):
         if not self.leads.is_set():
             await abort(context, NotLeader("dgx2 stands by: dgx1 leads the pool lab", hint="ask dgx1"))
         await self.coordinator.link.Connect(requests, context)
+
+    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
+        self, _: object, context: TunnelContext
+    ) -> None:
+        await abort(context, NotLeader("dgx2 stands by", hint="ask dgx1"))
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Standby]:

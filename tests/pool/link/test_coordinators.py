@@ -30,7 +30,7 @@ def address_of(coordinator: Coordinator) -> str:
 
 def member(coordinator: Coordinator, *addresses: str, retry: Retry = NO_WAITS, **timing: float) -> Node:
     credentials = coordinator.enrol("n1")
-    return Node(credentials, lambda: joined(addresses), retry=retry, timing=Timing(**timing))  # type: ignore[arg-type]
+    return Node(credentials, lambda: joined(addresses), retry=retry, timing=Timing(**timing))
 
 
 async def until(so: Callable[[], bool]) -> None:
