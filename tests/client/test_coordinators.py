@@ -28,6 +28,7 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     def __init__(self, *, leads: bool = True, state: str = "succeeded") -> None:
         self.leads = leads
         self.state = state
+        self.answered_by_all = frozenset[str]()
         self.calls: list[str] = []
 
     async def Submit(self, request: Any, context: Context[Any, Any]) -> Any:  # noqa: N802 - gRPC's name
@@ -51,9 +52,13 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
             self.leads = False
             await abort(context, NotLeader("dgx1 leads no longer", hint="ask the others"))
 
+    async def Logs(self, _: Any, context: Context[Any, Any]) -> AsyncIterator[Any]:  # noqa: N802 - gRPC's name
+        await self._note("Logs", context)
+        yield jobs_pb2.LogChunk(data=b"some output")
+
     async def _note(self, name: str, context: Context[Any, Any]) -> None:
         self.calls.append(name)
-        if not self.leads:
+        if not self.leads and name not in self.answered_by_all:
             await abort(context, NotLeader("dgx1 stands by: dgx2 leads the pool lab", hint="ask dgx2"))
 
 
@@ -146,6 +151,17 @@ async def test_the_patience_is_of_all_together(coordinators: Coordinators) -> No
         with pytest.raises(Unavailable):
             await pool.get("j")
         await pool.close()
+
+
+async def test_output_is_read_from_the_leader_where_a_standby_tells_of_the_job(
+    coordinators: Coordinators,
+) -> None:
+    """Reading once, without following."""
+    standby, leader = coordinator(leads=False), coordinator()
+    standby.answered_by_all = frozenset({"Get"})
+    async with coordinators.serving(standby, leader) as addresses, coordinators.pool(*addresses) as pool:
+        assert [piece async for piece in pool.logs("j")] == [b"some output"]
+    assert standby.calls == ["Get", "Logs"]
 
 
 async def test_a_refusal_of_the_leader_is_asked_of_no_other(coordinators: Coordinators) -> None:

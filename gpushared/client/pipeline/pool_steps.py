@@ -31,6 +31,7 @@ from gpushared.domain.model.coordinator_addresses import AddressRound, Coordinat
 from gpushared.domain.model.errors import (
     GpushareError,
     NeverFits,
+    NotLeader,
     PermissionRefused,
     RequestError,
     TimedOut,
@@ -119,14 +120,17 @@ class Tries:
         self._round.begin_anew()
 
     def pause(self, error: GpushareError) -> Pause:
-        """Leave the address, and return the pause: none before all addresses have failed.
+        """Return the pause before the next try.
 
-        Raises ``error`` if there is no next try.
+        Another coordinator is asked next if this one is away or does not lead, without a pause before all have
+        been asked. Raises ``error`` if there is no next try.
         """
-        if self._addresses.has_others and not isinstance(error, ConnectionLost):
+        if isinstance(error, NotLeader):
             self._patience.reached()
         seconds = self._patience.pause_seconds(error, time.monotonic())
-        return Pause(seconds if self._round.failed(self._address) else 0.0)
+        if isinstance(error, ConnectionLost | NotLeader) and not self._round.failed(self._address):
+            return Pause(0.0)
+        return Pause(seconds)
 
 
 class PoolSteps:
@@ -291,7 +295,7 @@ class PoolSteps:
             except GpushareError as error:
                 if position.all_was_read(job, error):
                     return
-                if not follow and not isinstance(error, ConnectionLost):
+                if not follow and not isinstance(error, ConnectionLost | NotLeader):
                     raise
                 pause = tries.pause(error)
             finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, assert_never
@@ -32,6 +32,7 @@ from gpushared.domain.jobs.staleness_claims import ClaimRefused
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
+    NotLeader,
     PermissionRefused,
     RequestError,
     StateConflict,
@@ -41,6 +42,7 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs.job_requests import is_own_id
+from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import abort
 from gpushared.net.limits import host_of
@@ -101,6 +103,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self.registrations = registrations or Registrations()
         self._audit = audit or CallAudit()
         self._closed = False
+        self.standby: Callable[[], Standby | None] = lambda: None
+        """Return how the coordinator stands by, or None while it leads."""
+        self.addresses: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ())
+        """Return the addresses of all coordinators: for users, and in the same order for nodes."""
 
     # --- what the coordinator says ---------------------------------------------------------------------
 
@@ -208,9 +214,12 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         node = NodeName("")
         try:
             node = self._guard.node_of(context.auth_context())
+            await self._until_leading(context)
             self._check_member(node)
             await accept(context)
             await self._serve(await self._meet(node, context), context)
+        except NotLeader as error:
+            await abort(context, error)
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
             await refuse(context, error)
@@ -227,6 +236,22 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             await self.tunnels.serve(node, context)
         except GpushareError as error:
             await abort(context, error)
+
+    async def _until_leading(self, context: Context) -> None:
+        """Raises NotLeader while this coordinator stands by.
+
+        A node that has asked all coordinators in vain may wait here until one leads; so it need not ask again
+        and again.
+        """
+        standby = self.standby()
+        if standby is None:
+            return
+        told = dict(context.invocation_metadata() or ()).get(codec.WAIT_METADATA, "0")
+        seconds = int(told) if isinstance(told, str) and told.isdecimal() else 0
+        if not seconds:
+            raise standby.refusal()
+        await accept(context)
+        await standby.until_leading(seconds)
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""
@@ -360,6 +385,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
 
     def _welcome(self) -> link_pb2.Welcome:
+        users, nodes = self.addresses()
         return link_pb2.Welcome(
             pool=self._guard.pool,
             epoch=self._machine.state.epoch,
@@ -367,6 +393,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             beat_seconds=self._beat_seconds(len(self._machine.state.members)),
             now=time.time(),
             capabilities=codec.CAPABILITIES,
+            addresses=users,
+            node_addresses=nodes,
         )
 
     def _tell_standing_drain(self, node: NodeName) -> None:

@@ -23,6 +23,7 @@ from gpushared.domain.model.coordinator_addresses import AddressRound
 from gpushared.domain.model.errors import Code, GpushareError, Unavailable, WrongCoordinator
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.net.call_checks import hint_of
+from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
@@ -37,6 +38,7 @@ AWAY_SECONDS = 15.0
 MAX_CLOCK_DIFFERENCE_SECONDS = 120.0
 """Certificates and users' assertions tolerate this difference."""
 
+MAX_LOGGED = 64
 SPREAD = 0.1
 """Spread the nodes that lost a coordinator at the same time over this part of a heartbeat's interval."""
 
@@ -112,6 +114,8 @@ class MemberLink:
         self._retry = retry or Retry()
         self._backoff = Backoff(self._retry, self._random)
         self._round = AddressRound(dial.addresses)
+        self._all_failed = False
+        self._logged: set[str] = set()
         self._may_pass = False
         """Hold True if an address of this round failed in a way that may pass."""
         self._dialled = ""
@@ -216,7 +220,7 @@ class MemberLink:
                 except GpushareError as error:
                     # Make a new error, because the traceback holds the call, and a call keeps its connection
                     # dialling.
-                    self._lost(type(error)(error.message, hint=error.hint))
+                    self._lost(type(error)(self._placed(error.message), hint=error.hint))
                 await self._wait()
         finally:
             await self._undecided.cancel()
@@ -234,7 +238,7 @@ class MemberLink:
         channel = await self.dial.channel(address)
         session: Session | None = None
         try:
-            call = link_pb2_grpc.NodeLinkStub(channel).Connect()
+            call = link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=self._wait_metadata())
             session = self._session = Session(
                 self._identity,
                 call,
@@ -263,10 +267,16 @@ class MemberLink:
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
 
+    def _wait_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the request to wait at a standby, once all have been asked in vain."""
+        return ((codec.WAIT_METADATA, str(self._timing.held)),) if self._all_failed else ()
+
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()
         self._backoff.after_success()
         self._round.begin_anew()
+        self._all_failed = False
+        self._logged.clear()
         self._coordinators = len(session.welcome.node_addresses)
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = session.welcome.epoch
@@ -289,9 +299,17 @@ class MemberLink:
             f"users' jobs may be refused (synchronise both clocks)",
         )
 
+    def _placed(self, message: str) -> str:
+        """Return the message with the address, if there are several and the message names none."""
+        is_clear = self._dialled in message or not self.dial.addresses.has_others
+        return message if is_clear else f"{self._dialled}: {message}"
+
     def _lost(self, error: GpushareError) -> None:
-        if self._connected_since is not None or str(error) != str(self._error):
+        """Note why there is no link. Each reason is logged once, until there is a link again."""
+        if self._connected_since is not None or str(error) not in self._logged:
             log.warning("pool=%s link lost: %s", self._identity.pool, error)
+        if len(self._logged) < MAX_LOGGED:
+            self._logged.add(str(error))
         self._was_up = self._connected_since is not None
         if self._was_up:
             self._connected_since, self._away_since = None, boottime()
@@ -324,7 +342,7 @@ class MemberLink:
             self._may_pass |= not refused
             if not self._round.failed(self._dialled):
                 return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
-            refused, self._may_pass = not self._may_pass, False
+            refused, self._may_pass, self._all_failed = not self._may_pass, False, True
             if not refused and self._away_seconds() < self._retry.brisk:
                 return False, self._backoff.brisk_seconds(self._beat_seconds / 2)
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)

@@ -1,4 +1,4 @@
-"""Other coordinators beside the leader: one that refuses, one that holds calls, and a machine that is frozen."""
+"""Other coordinators beside the leader: one that stands by, and a machine that is frozen."""
 
 from __future__ import annotations
 
@@ -9,54 +9,48 @@ from contextlib import asynccontextmanager
 import grpc
 
 from gpushared.api.v1 import link_pb2_grpc
-from gpushared.domain.model.errors import NotLeader
-from gpushared.net.call_checks import OPTIONS, abort
-from gpushared.pool.coordinator.node_links import TunnelContext, accept
-from gpushared.pool.coordinator.node_stream import Context
+from gpushared.jobs.standby import Standby
+from gpushared.net.call_checks import OPTIONS
 from tests.pool.link.coordinator import Coordinator
 
 DEAD = "127.0.0.1:1"
 
 
-class Standby(link_pb2_grpc.NodeLinkServicer):
-    """Has the leader's certificates; once it ``leads``, it is the same coordinator at another address."""
+class OtherCoordinator:
+    """Has the leader's certificates and stands by; once it ``leads``, it is the same coordinator elsewhere."""
 
-    def __init__(self, coordinator: Coordinator, *, holds: bool = False) -> None:
-        self.coordinator = coordinator
-        self.holds = holds
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._identity = coordinator.trust.identity
+        self.standby = Standby("dgx2", lambda: 0.0)
+        self.standby.led_by("dgx1")
+        self._leads = False
+        self.link = coordinator.other_service()
+        self.link.standby = self._standby
         self.asked = 0
-        self.leads = asyncio.Event()
         self.port = 0
+
+    def _standby(self) -> Standby | None:
+        self.asked += 1
+        return None if self._leads else self.standby
+
+    def lead(self) -> None:
+        self._leads = True
+        self.standby.end()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def Connect(  # type: ignore[override]  # noqa: N802 - gRPC's name
-        self, requests: object, context: Context
-    ) -> None:
-        self.asked += 1
-        if self.holds:
-            await accept(context)
-            await self.leads.wait()
-        if not self.leads.is_set():
-            await abort(context, NotLeader("dgx2 stands by: dgx1 leads the pool lab", hint="ask dgx1"))
-        await self.coordinator.link.Connect(requests, context)
-
-    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
-        self, _: object, context: TunnelContext
-    ) -> None:
-        await abort(context, NotLeader("dgx2 stands by", hint="ask dgx1"))
-
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Standby]:
+    async def serving(self) -> AsyncIterator[OtherCoordinator]:
         server = grpc.aio.server(options=OPTIONS)
-        link_pb2_grpc.add_NodeLinkServicer_to_server(self, server)
-        self.port = server.add_secure_port("127.0.0.1:0", self.coordinator.trust.identity.for_nodes())
+        link_pb2_grpc.add_NodeLinkServicer_to_server(self.link, server)
+        self.port = server.add_secure_port("127.0.0.1:0", self._identity.for_nodes())
         await server.start()
         try:
             yield self
         finally:
+            await self.link.close()
             await server.stop(0)
 
 

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.api.v1 import link_pb2
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.model.coordinator_addresses import AddressRound, CoordinatorAddresses, divided, joined
-from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.member.dial import Retry
 from gpushared.pool.member.link_session import Timing
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, foreign
 from tests.pool.link.member import Node
 from tests.pool.link.proxy import Proxy
-from tests.pool.link.standby import DEAD, Standby, frozen
+from tests.pool.link.standby import DEAD, OtherCoordinator, frozen
 
 NEVER = 3600.0
 """A test fails long before a wait of this length is over."""
+BRISK = Retry(first=0.01, last=0.05, patient=NEVER)
 NO_WAITS = Retry(first=NEVER, last=NEVER, patient=NEVER, brisk=0.0)
 
 
@@ -40,8 +39,8 @@ async def until(so: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-async def standby(coordinator: Coordinator) -> AsyncIterator[Standby]:
-    async with Standby(coordinator).serving() as serving:
+async def standby(coordinator: Coordinator) -> AsyncIterator[OtherCoordinator]:
+    async with OtherCoordinator(coordinator).serving() as serving:
         yield serving
 
 
@@ -93,7 +92,7 @@ def test_an_address_that_is_no_longer_known_is_not_used() -> None:
 
 
 async def test_the_leader_is_found_behind_others_without_a_wait(
-    coordinator: Coordinator, standby: Standby
+    coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
     node = member(coordinator, DEAD, standby.address, address_of(coordinator))
     async with node.running():
@@ -103,9 +102,9 @@ async def test_the_leader_is_found_behind_others_without_a_wait(
 
 
 async def test_a_lost_leader_is_left_for_the_next_one_without_a_wait(
-    coordinator: Coordinator, standby: Standby
+    coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
-    standby.leads.set()
+    standby.lead()
     async with Proxy(coordinator.port).running() as proxy:
         node = member(coordinator, proxy.address, standby.address)
         async with node.running():
@@ -118,18 +117,33 @@ async def test_a_lost_leader_is_left_for_the_next_one_without_a_wait(
 
 async def test_a_node_that_a_standby_holds_is_linked_once_it_leads(coordinator: Coordinator) -> None:
     """And its users' reads go to the standby meanwhile."""
-    async with Standby(coordinator, holds=True).serving() as standby:
-        node = member(coordinator, DEAD, standby.address)
+    async with OtherCoordinator(coordinator).serving() as standby:
+        node = member(coordinator, DEAD, standby.address, retry=BRISK)
         async with node.running():
-            await until(lambda: node.link.dial.addresses.answering == standby.address and standby.asked == 1)
+            await until(lambda: standby.asked == 2)
+            assert node.link.dial.addresses.answering == standby.address
             assert not node.link.connected
-            standby.leads.set()
+            standby.lead()
             await node.connected()
-    assert standby.asked == 1
+    assert standby.asked == 2
+
+
+async def test_a_node_that_a_standby_holds_goes_on_once_another_leads(coordinator: Coordinator) -> None:
+    async with (
+        OtherCoordinator(coordinator).serving() as standby,
+        OtherCoordinator(coordinator).serving() as next_leader,
+    ):
+        node = member(coordinator, standby.address, next_leader.address, retry=BRISK)
+        async with node.running():
+            await until(lambda: standby.asked == 2)
+            next_leader.lead()
+            standby.standby.led_by("dgx3")
+            await node.connected()
+    assert (standby.asked, next_leader.asked) == (2, 2)
 
 
 async def test_a_standby_that_refuses_is_asked_by_users_rather_than_a_dead_coordinator(
-    coordinator: Coordinator, standby: Standby
+    coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
     node = member(coordinator, standby.address, DEAD)
     async with node.running():
@@ -147,10 +161,10 @@ async def test_a_frozen_coordinator_is_left_soon(coordinator: Coordinator) -> No
 
 
 async def test_a_leader_that_falls_silent_is_left_for_another(
-    coordinator: Coordinator, standby: Standby
+    coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
     """Nobody closes the connection, as when a machine is frozen or cut off."""
-    standby.leads.set()
+    standby.lead()
     async with Proxy(coordinator.port).running() as proxy:
         node = member(coordinator, proxy.address, standby.address, silence=NEVER, silence_among_others=0.1)
         async with node.running():
@@ -176,9 +190,9 @@ def test_two_heartbeats_at_least_are_waited_for(beat_seconds: float, has_others:
 
 
 async def test_nobody_is_asked_again_before_the_wait_after_a_round(
-    coordinator: Coordinator, standby: Standby
+    coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
-    async with Standby(coordinator).serving() as other:
+    async with OtherCoordinator(coordinator).serving() as other:
         node = member(coordinator, standby.address, other.address)
         async with node.running():
             await node.until(lambda _: other.asked > 0 and "dgx1 leads" in node.link.state.last_error)
@@ -189,7 +203,7 @@ async def test_nobody_is_asked_again_before_the_wait_after_a_round(
 
 
 async def test_a_refusal_that_people_must_change_is_told_and_waited_out(
-    coordinator: Coordinator, standby: Standby
+    coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
     """A standby knows no better."""
     node = member(coordinator, address_of(coordinator), standby.address)
@@ -227,16 +241,10 @@ async def test_where_nobody_is_a_coordinator_of_the_pool_the_node_is_patient(
 
 
 async def test_people_are_told_which_of_the_coordinators_is_linked(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: Coordinator,
 ) -> None:
-    told = LinkService._welcome
-
-    def welcome(link: LinkService) -> link_pb2.Welcome:
-        whole = told(link)
-        whole.node_addresses.extend(["a:7441", "b:7441", "c:7441"])
-        return whole
-
-    monkeypatch.setattr(LinkService, "_welcome", welcome)
+    users, nodes = [[f"{host}:{port}" for host in "abc"] for port in (7440, 7441)]
+    coordinator.link.addresses = lambda: (users, nodes)
     node = member(coordinator, address_of(coordinator))
     async with node.running():
         await node.connected()

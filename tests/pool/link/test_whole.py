@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.api.v1 import link_pb2
 from gpushared.config.history_settings import PrivacyConfig
 from gpushared.config.job_settings import PoolConfig
 from gpushared.config.model import Config
@@ -39,7 +38,6 @@ from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.node.runtime.loop import Loop
 from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
-from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
@@ -423,18 +421,13 @@ async def test_the_link_ends_with_the_membership(world: World, machine: Machine)
 
 
 @pytest.fixture
-def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def named(world: World) -> list[str]:
     """The hosts that the coordinator names in its welcome; may be changed."""
     hosts = ["dgx1", "dgx2", "dgx3"]
-    told = LinkService._welcome
-
-    def welcome(link: LinkService) -> link_pb2.Welcome:
-        whole = told(link)
-        whole.addresses.extend(f"{host}:7440" for host in hosts)
-        whole.node_addresses.extend(f"{host}:7441" for host in hosts)
-        return whole
-
-    monkeypatch.setattr(LinkService, "_welcome", welcome)
+    world.coordinator.link.addresses = lambda: (
+        [f"{host}:7440" for host in hosts],
+        [f"{host}:7441" for host in hosts],
+    )
     return hosts
 
 
