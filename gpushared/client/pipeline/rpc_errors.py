@@ -7,10 +7,12 @@ from typing import Protocol, cast
 import grpc
 
 from gpushared.client.http import ConnectionLost
-from gpushared.domain.model.errors import GpushareError, PermissionRefused, kind_of_code
+from gpushared.domain.model.errors import GpushareError, NotLeader, PermissionRefused, kind_of_code
 
 HINT_METADATA = "gpushare-hint-bin"
 """The daemons send an error's hint in this trailing metadata."""
+NOT_LEADER_METADATA = "gpushare-not-leader-bin"
+"""A coordinator that does not lead sends this with its refusal."""
 MAX_DETAILS = 300
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
@@ -38,6 +40,8 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
         return ConnectionLost(
             f"the pool at {target} does not answer: {details}", hint="does it run there? is the port open?"
         )
+    if _trailing(status, NOT_LEADER_METADATA):
+        return NotLeader(details, hint=hint)
     return kind_of_code(code.name.lower())(details, hint=hint)
 
 
@@ -47,10 +51,12 @@ def ended_early(target: str) -> ConnectionLost:
 
 
 def _hint(status: _Status) -> str:
-    for key, value in status.trailing_metadata() or ():
-        if key == HINT_METADATA and isinstance(value, bytes):
-            return value.decode(errors="replace")
-    return ""
+    return _trailing(status, HINT_METADATA).decode(errors="replace")
+
+
+def _trailing(status: _Status, wanted: str) -> bytes:
+    values = (value for key, value in status.trailing_metadata() or () if key == wanted)
+    return next((value for value in values if isinstance(value, bytes)), b"")
 
 
 def _one_line(details: str) -> str:

@@ -55,6 +55,8 @@ TUNNEL = "tunnel"
 TRUST = "trust"
 GIVE_BACK = "give-back"
 CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
+WAIT_METADATA = "gpushare-wait-seconds"
+"""A node sends this with ``Connect`` to wait so long at a coordinator that stands by, until one leads."""
 HISTORY, LEASES, GPUS = "history", "leases", "gpus"
 """These are the kinds of questions that a coordinator asks a node."""
 
