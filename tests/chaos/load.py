@@ -123,6 +123,8 @@ class Load:
             self._follow("logs", ["logs", "-f", job], work, jobs)
         if work.cancel_after_seconds is not None:
             await asyncio.sleep(work.cancel_after_seconds)
+            for one in accepted:
+                one.is_cancel_asked = True
             call = await self.call("cancel", ["cancel", job], work.key, work.node)
             if call.code == 0 and KEPT not in call.err:
                 for one in accepted:

@@ -43,6 +43,8 @@ class Accepted:
     pool: bool
     stop_after_seconds: int = 0
     cancelled_at: float | None = None
+    is_cancel_asked: bool = False
+    """Its cancellation was asked for, whatever was answered: it may be carried out later."""
     state: str | None = None
     """What the product says at the end; None where it does not know the job."""
     exit_code: int | None = None
@@ -51,6 +53,10 @@ class Accepted:
     @property
     def work(self) -> tuple[str, str]:
         return self.key, self.index
+
+    @property
+    def may_be_cancelled(self) -> bool:
+        return self.is_cancel_asked or self.cancelled_at is not None
 
 
 @dataclass(slots=True)

@@ -162,6 +162,7 @@ class HaMachines(Machines):
         }
         for key, value in own.items():
             text = re.sub(rf"^{key} = .*$", f'{key} = "{value}"', text, flags=re.MULTILINE)
+        text = text.replace("[coordinator]\n", f'[coordinator]\nadvertise = "{self.address(host)}"\n', 1)
         return text + self._store_section(self._store_url())
 
     def _store_section(self, url: str) -> str:

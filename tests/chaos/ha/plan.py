@@ -68,6 +68,7 @@ _LONG_SECONDS: Final = (LEASE_SECONDS + 1.0, LEASE_SECONDS + 6.0)
 """Longer than a leader's lease lives."""
 _LONG_RATIO: Final = 0.5
 _CANCEL_RATIO: Final = 0.3
+_MAX_BEATS: Final = 60
 _WORKS: Final = (1, 2, 2, 3)
 _TAKES_OFF: Final = frozenset({WorkKind.PAUSE, WorkKind.PREEMPT})
 
@@ -133,6 +134,7 @@ def _choose_work(chance: random.Random, number: int) -> tuple[Work, ...]:
         work = choose_work(chance, at, number * 10 + place)
         while work.kind in _TAKES_OFF:
             work = choose_work(chance, at, number * 10 + place)
+        work = replace(work, beats=min(work.beats, _MAX_BEATS))
         if work.kind is WorkKind.SUBMIT and chance.random() < _CANCEL_RATIO:
             work = replace(work, cancel_after_seconds=round(chance.uniform(0.5, 12.0), 2))
         chosen.append(work)
