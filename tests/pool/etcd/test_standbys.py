@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from gpushared.client.pipeline import JobRequest
 from gpushared.client.pipeline import Pool as PoolOfPrograms
-from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.errors import PermissionRefused
 from tests.bed.etcd import EtcdCluster
 from tests.node.daemon import make_directory
 from tests.pool.processes import CoordinatorProcess
@@ -166,15 +167,17 @@ def test_a_standby_answers_reads_with_their_age_and_refuses_the_rest(pool: Pool)
 def test_a_program_with_a_token_reads_at_a_standby(pool: Pool) -> None:
     """The token was made by the leader, and the standby proves itself by the same authority."""
     leader, (standby, _) = pool.leader(), pool.standbys()
-    job, token, anchors = leader.submit("one"), leader.token_file(), leader.anchors_file
+    token, anchors = leader.token_file(), leader.anchors_file
+    with PoolOfPrograms(leader.address, token_file=token, ca_file=anchors) as program:
+        job = program.submit(JobRequest("busybox", gpu="0.1"))
 
     def reads() -> bool:
         with PoolOfPrograms(
             standby.address, token_file=token, ca_file=anchors, patience_seconds=0
         ) as program:
             try:
-                return job in {one.id for one in program.jobs(everybody=True)}
-            except GpushareError:
+                return job in {one.id for one in program.jobs()}
+            except PermissionRefused:
                 return False  # the standby has not heard of the token yet
 
     eventually(reads)
