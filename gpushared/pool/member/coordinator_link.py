@@ -277,7 +277,7 @@ class MemberLink:
         self._round.begin_anew()
         self._all_failed = False
         self._logged.clear()
-        self._coordinators = len(session.welcome.node_addresses)
+        self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = session.welcome.epoch
         self._connected_since, self._away_since = boottime(), None

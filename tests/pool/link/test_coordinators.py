@@ -27,9 +27,11 @@ def address_of(coordinator: Coordinator) -> str:
     return f"127.0.0.1:{coordinator.port}"
 
 
-def member(coordinator: Coordinator, *addresses: str, retry: Retry = NO_WAITS, **timing: float) -> Node:
+def member(
+    coordinator: Coordinator, *addresses: str, retry: Retry = NO_WAITS, timing: Timing | None = None
+) -> Node:
     credentials = coordinator.enrol("n1")
-    return Node(credentials, lambda: joined(addresses), retry=retry, timing=Timing(**timing))
+    return Node(credentials, lambda: joined(addresses), retry=retry, timing=timing)
 
 
 async def until(so: Callable[[], bool]) -> None:
@@ -154,7 +156,7 @@ async def test_a_standby_that_refuses_is_asked_by_users_rather_than_a_dead_coord
 async def test_a_frozen_coordinator_is_left_soon(coordinator: Coordinator) -> None:
     """It accepts connections; gRPC itself would wait for its TLS handshake three times as long."""
     async with frozen() as address:
-        node = member(coordinator, address, address_of(coordinator), reach=0.2)
+        node = member(coordinator, address, address_of(coordinator), timing=Timing(reach=0.2))
         async with node.running():
             await node.connected()
             assert node.link.state.address == address_of(coordinator)
@@ -166,7 +168,8 @@ async def test_a_leader_that_falls_silent_is_left_for_another(
     """Nobody closes the connection, as when a machine is frozen or cut off."""
     standby.lead()
     async with Proxy(coordinator.port).running() as proxy:
-        node = member(coordinator, proxy.address, standby.address, silence=NEVER, silence_among_others=0.1)
+        timing = Timing(silence=NEVER, silence_among_others=0.1)
+        node = member(coordinator, proxy.address, standby.address, timing=timing)
         async with node.running():
             await node.connected()
             proxy.up.lossy = proxy.down.lossy = True
