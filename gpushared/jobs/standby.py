@@ -38,6 +38,7 @@ class Standby:
             return NotLeader(
                 f"the coordinator {self.name} stands by, and {self.leader} leads",
                 hint=f"ask {self.leader}; programs and nodes name all coordinators: HOST:PORT,HOST:PORT",
+                leader=self.leader,
             )
         return NotLeader(
             f"no coordinator of the pool leads now, and {self.name} stands by", hint="try again in a moment"
@@ -51,12 +52,14 @@ class Standby:
             f"{self.age_seconds():.1f} s ago, and nodes are not heard here"
         )
 
-    async def until_leading(self, seconds: float) -> None:
-        """Wait until this coordinator leads. Raises NotLeader when another one does, or the time is over."""
-        before = self.leader
+    async def until_leading(self, seconds: float, lost: str) -> None:
+        """Wait until this coordinator leads.
+
+        Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
-                while not self._over and self.leader in {before, ""}:
+                while not self._over and self.leader in {lost, ""}:
                     await self._changed.wait()
         if not self._over:
             raise self.refusal()

@@ -10,6 +10,8 @@ import pytest
 
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.model.coordinator_addresses import AddressRound, CoordinatorAddresses, divided, joined
+from gpushared.domain.model.errors import NotLeader
+from gpushared.jobs.standby import Standby
 from gpushared.pool.member.dial import Retry
 from gpushared.pool.member.link_session import Timing
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, foreign
@@ -174,6 +176,29 @@ async def test_a_leader_that_falls_silent_is_left_for_another(
             await node.connected()
             proxy.up.lossy = proxy.down.lossy = True
             await node.until(lambda link: link.connected and link.dial.address == standby.address)
+
+
+async def test_a_leader_that_fell_silent_is_asked_last(
+    coordinator: Coordinator, standby: OtherCoordinator
+) -> None:
+    """It would answer nothing for long, while a standby already knows the next leader."""
+    timing = Timing(silence=NEVER, silence_among_others=0.1)
+    async with Proxy(coordinator.port).running() as proxy:
+        node = member(coordinator, proxy.address, standby.address, retry=BRISK, timing=timing)
+        async with node.running():
+            await node.connected()
+            proxy.up.lossy = proxy.down.lossy = True
+            await until(lambda: standby.asked == 2)
+            standby.lead()
+            await node.until(lambda link: link.connected and link.dial.address == standby.address)
+        assert proxy.connections == 1
+
+
+async def test_a_standby_lets_nobody_wait_who_has_not_asked_the_leader() -> None:
+    standby = Standby("dgx2", lambda: 0.0)
+    standby.led_by("dgx3")
+    with pytest.raises(NotLeader, match="dgx3 leads"):
+        standby.until_leading(NEVER, "dgx1").send(None)
 
 
 @pytest.mark.parametrize(
