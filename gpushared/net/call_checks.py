@@ -30,7 +30,10 @@ from gpushared.storage.audit.line import Origin
 
 HINT_METADATA = "gpushare-hint-bin"
 NOT_LEADER_METADATA = "gpushare-not-leader-bin"
-"""A refusal with this trailing metadata means that another coordinator is to be asked."""
+"""A refusal with this trailing metadata means that another coordinator is to be asked.
+
+The value is the leader's name, or empty.
+"""
 """This trailing metadata carries the error's hint; it is binary, because hints may hold any character."""
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -156,8 +159,8 @@ def _size(message: object) -> int:
 async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
     """End the call with the error's status, its sentence, and its hint in the trailing metadata."""
     hint = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
-    ask_another = ((NOT_LEADER_METADATA, b"1"),) if isinstance(error, NotLeader) else ()
-    await context.abort(STATUS[error.code], error.message, (*hint, *ask_another))
+    leader = ((NOT_LEADER_METADATA, error.leader.encode()),) if isinstance(error, NotLeader) else ()
+    await context.abort(STATUS[error.code], error.message, (*hint, *leader))
 
 
 def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
@@ -172,8 +175,17 @@ def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
 
 def hint_of(error: grpc.aio.AioRpcError) -> str:
     """Return the hint with which the other side refused; empty if it was not reached, or gave none."""
+    return _trailing(error, HINT_METADATA)
+
+
+def leader_of(error: grpc.aio.AioRpcError) -> str:
+    """Return the name of the coordinator that leads as one that does not lead says; empty if it is unknown."""
+    return _trailing(error, NOT_LEADER_METADATA)
+
+
+def _trailing(error: grpc.aio.AioRpcError, wanted: str) -> str:
     for key, value in error.trailing_metadata() or ():
-        if key == HINT_METADATA and isinstance(value, bytes):
+        if key == wanted and isinstance(value, bytes):
             return value.decode(errors="replace")
     return ""
 

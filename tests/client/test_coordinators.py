@@ -12,11 +12,13 @@ import grpc
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
-from gpushared.client.pipeline import AsyncPool, JobRequest, Pool
+from gpushared.client.pipeline import AsyncPool, JobRequest, Pool, pool_address
 from gpushared.client.pipeline.pool_address import find_door
 from gpushared.domain.model.errors import NotFound, NotLeader, RequestError, Unavailable
 from gpushared.net.call_checks import Context, abort
 from tests.pool.link.coordinator import Coordinator
+from tests.pool.link.proxy import Proxy
+from tests.pool.test_keepalive import FASTER, faster
 
 DEAD = "127.0.0.1:1"
 SECONDS = 20.0
@@ -131,6 +133,24 @@ async def test_a_watch_is_taken_up_at_the_next_leader(coordinators: Coordinators
     async with coordinators.serving(first, second) as addresses, coordinators.pool(*addresses) as pool:
         assert [job.state async for job in pool.watch("j")] == ["running", "succeeded"]
     assert (first.calls, second.calls) == (["Watch"], ["Watch"])
+
+
+async def test_a_leader_that_falls_silent_is_left_within_a_call(
+    coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its machine is frozen; the time-out of the call itself is not waited for."""
+    monkeypatch.setattr(pool_address, "_CALL_OPTIONS", faster(pool_address._CALL_OPTIONS, FASTER))
+    silent, leader = coordinator(), coordinator()
+    async with (
+        coordinators.serving(silent, leader) as (first, second),
+        Proxy(int(first.rpartition(":")[2])).running() as proxy,
+        coordinators.pool(proxy.address, second) as pool,
+    ):
+        await pool.get("j")
+        proxy.up.lossy = proxy.down.lossy = True
+        async with asyncio.timeout(SECONDS):
+            await pool.submit(JobRequest("busybox"))
+    assert (silent.calls, leader.calls) == (["Get"], ["Submit", "Explain"])
 
 
 async def test_while_nobody_leads_all_are_asked_again_until_one_does(coordinators: Coordinators) -> None:

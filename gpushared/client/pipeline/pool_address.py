@@ -27,6 +27,8 @@ _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A pool that is cut off without a word is noticed after both times.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # A ping that measures the bandwidth holds back those of the keep-alive, and has 60 s of its own.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),

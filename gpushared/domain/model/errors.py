@@ -164,7 +164,11 @@ class SharingUnavailable(Unavailable):
 
 
 class NotLeader(Unavailable):
-    """This coordinator stands by: another one leads the pool, or none does yet."""
+    """This coordinator stands by: another one, named ``leader``, leads the pool, or none does yet."""
+
+    def __init__(self, message: str, *, hint: str = "", leader: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.leader = leader
 
 
 class TimedOut(GpushareError):

@@ -246,12 +246,14 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         standby = self.standby()
         if standby is None:
             return
-        told = dict(context.invocation_metadata() or ()).get(codec.WAIT_METADATA, "0")
+        metadata = dict(context.invocation_metadata() or ())
+        told, lost = metadata.get(codec.WAIT_METADATA, "0"), metadata.get(codec.LOST_METADATA, b"")
         seconds = int(told) if isinstance(told, str) and told.isdecimal() else 0
         if not seconds:
             raise standby.refusal()
         await accept(context)
-        await standby.until_leading(seconds)
+        name = lost.decode(errors="replace") if isinstance(lost, bytes) else lost
+        await standby.until_leading(seconds, name)
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""

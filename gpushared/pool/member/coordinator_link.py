@@ -20,9 +20,9 @@ from gpushared.daemon.clocks import boottime, day_at
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.coordinator_addresses import AddressRound
-from gpushared.domain.model.errors import Code, GpushareError, Unavailable, WrongCoordinator
+from gpushared.domain.model.errors import Code, GpushareError, TimedOut, Unavailable, WrongCoordinator
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.net.call_checks import hint_of
+from gpushared.net.call_checks import hint_of, leader_of
 from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
@@ -115,6 +115,10 @@ class MemberLink:
         self._backoff = Backoff(self._retry, self._random)
         self._round = AddressRound(dial.addresses)
         self._all_failed = False
+        self._leader = ""
+        """Hold the name of the leader as the last standby told it."""
+        self._silent = ""
+        """Hold the address of the coordinator that fell silent while it led."""
         self._logged: set[str] = set()
         self._may_pass = False
         """Hold True if an address of this round failed in a way that may pass."""
@@ -257,6 +261,7 @@ class MemberLink:
         except grpc.aio.AioRpcError as error:
             if hint_of(error):
                 addresses.answered(address)
+                self._leader = leader_of(error)
             raise fault(address, error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio raises this for a call that ended
             raise Unavailable("the link to the coordinator ended") from error
@@ -267,17 +272,20 @@ class MemberLink:
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
 
-    def _wait_metadata(self) -> tuple[tuple[str, str], ...]:
+    def _wait_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the request to wait at a standby, once all have been asked in vain."""
-        return ((codec.WAIT_METADATA, str(self._timing.held)),) if self._all_failed else ()
+        if not self._all_failed:
+            return ()
+        wait = str(self._timing.held)
+        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, self._leader.encode())
 
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()
         self._backoff.after_success()
         self._round.begin_anew()
-        self._all_failed = False
+        self._all_failed, self._silent = False, ""
         self._logged.clear()
-        self._coordinators = len(session.welcome.node_addresses)
+        self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = session.welcome.epoch
         self._connected_since, self._away_since = boottime(), None
@@ -312,6 +320,7 @@ class MemberLink:
             self._logged.add(str(error))
         self._was_up = self._connected_since is not None
         if self._was_up:
+            self._silent = self._dialled if isinstance(error, TimedOut) else ""
             self._connected_since, self._away_since = None, boottime()
         self._error = error
         self._wake()
@@ -342,6 +351,8 @@ class MemberLink:
             self._may_pass |= not refused
             if not self._round.failed(self._dialled):
                 return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
+            if self.dial.address == self._silent:
+                self.dial.addresses.leave(self._silent)  # it is asked last: it may answer nothing for long
             refused, self._may_pass, self._all_failed = not self._may_pass, False, True
             if not refused and self._away_seconds() < self._retry.brisk:
                 return False, self._backoff.brisk_seconds(self._beat_seconds / 2)

@@ -50,6 +50,8 @@ def channel_options(server_name: str) -> list[tuple[str, str | int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+        # A ping that measures the bandwidth holds back those of the keep-alive, and has 60 s of its own.
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
         ("grpc.http2.max_pings_without_data", 0),

@@ -74,7 +74,7 @@ class Timing:
     silence: float = 40.0
     silence_among_others: float = 12.0
     reach: float = 8.0
-    held: int = 20
+    held: int = 10
     news: float = 0.05
     settle: float = 0.02
     look: float = 1.0

@@ -21,7 +21,7 @@ from tests.chaos.ha.machines import HaMachines
 from tests.chaos.ha.plan import HOSTS, Blow, Role, Round, make_round
 from tests.chaos.ha.watch import Watch, false_claims
 from tests.chaos.judge import judge
-from tests.chaos.machines import a_free_number, sweep, wait_for
+from tests.chaos.machines import Json, a_free_number, sweep, wait_for
 from tests.chaos.plan import NODES, Plan, Work, WorkKind
 from tests.chaos.records import OVER, Record, Violation, now
 
@@ -166,20 +166,28 @@ class HaRun(ChaosRun):
 
     def _ailment(self) -> str:
         """What is not as it has to be, or nothing."""
-        leaders = []
+        told = {}
         for host in self._hosts.coordinators:
             try:
-                status = self._hosts.ask(host, "PoolAdmin/Status")
+                told[host] = self._hosts.ask(host, "PoolAdmin/Status")
             except GpushareError as error:
                 return f"the coordinator of {host} does not answer: {error}"
-            if (status.get("role") or "leader") == "leader":
-                leaders.append(host)
+        leaders = [host for host, status in told.items() if status["role"] == "leader"]
         if len(leaders) != 1:
             return f"{leaders or 'nobody'} lead"
+        if wrong := [host for host in told if not self._tells_of(leaders[0], told[host])]:
+            return f"not all coordinators, one leader or all of etcd's members are told by {wrong}: {told}"
         if not self._hosts.are_nodes_ready():
             return f"not all nodes are ready: {self._presences()}"
         sick = [host for host in HOSTS if not self._hosts.serves(f"etcd-{host}")]
         return f"etcd does not answer on {sick}" if sick else ""
+
+    def _tells_of(self, leader: str, status: Json) -> bool:
+        """Whether a coordinator's status has all of them, with this one as the leader, and a healthy etcd."""
+        listed = {one["name"]: (one["leads"], one["runs"]) for one in status["coordinators"]}
+        names = {host: self._hosts.address(host) for host in self._hosts.coordinators}
+        healthy = [one["healthy"] for one in status["store_members"]]
+        return listed == {names[host]: (host == leader, True) for host in names} and healthy == [True] * 3
 
     # --- the screens
 

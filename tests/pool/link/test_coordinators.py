@@ -10,6 +10,8 @@ import pytest
 
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.model.coordinator_addresses import AddressRound, CoordinatorAddresses, divided, joined
+from gpushared.domain.model.errors import NotLeader
+from gpushared.jobs.standby import Standby
 from gpushared.pool.member.dial import Retry
 from gpushared.pool.member.link_session import Timing
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, foreign
@@ -27,9 +29,11 @@ def address_of(coordinator: Coordinator) -> str:
     return f"127.0.0.1:{coordinator.port}"
 
 
-def member(coordinator: Coordinator, *addresses: str, retry: Retry = NO_WAITS, **timing: float) -> Node:
+def member(
+    coordinator: Coordinator, *addresses: str, retry: Retry = NO_WAITS, timing: Timing | None = None
+) -> Node:
     credentials = coordinator.enrol("n1")
-    return Node(credentials, lambda: joined(addresses), retry=retry, timing=Timing(**timing))
+    return Node(credentials, lambda: joined(addresses), retry=retry, timing=timing)
 
 
 async def until(so: Callable[[], bool]) -> None:
@@ -154,7 +158,7 @@ async def test_a_standby_that_refuses_is_asked_by_users_rather_than_a_dead_coord
 async def test_a_frozen_coordinator_is_left_soon(coordinator: Coordinator) -> None:
     """It accepts connections; gRPC itself would wait for its TLS handshake three times as long."""
     async with frozen() as address:
-        node = member(coordinator, address, address_of(coordinator), reach=0.2)
+        node = member(coordinator, address, address_of(coordinator), timing=Timing(reach=0.2))
         async with node.running():
             await node.connected()
             assert node.link.state.address == address_of(coordinator)
@@ -166,11 +170,35 @@ async def test_a_leader_that_falls_silent_is_left_for_another(
     """Nobody closes the connection, as when a machine is frozen or cut off."""
     standby.lead()
     async with Proxy(coordinator.port).running() as proxy:
-        node = member(coordinator, proxy.address, standby.address, silence=NEVER, silence_among_others=0.1)
+        timing = Timing(silence=NEVER, silence_among_others=0.1)
+        node = member(coordinator, proxy.address, standby.address, timing=timing)
         async with node.running():
             await node.connected()
             proxy.up.lossy = proxy.down.lossy = True
             await node.until(lambda link: link.connected and link.dial.address == standby.address)
+
+
+async def test_a_leader_that_fell_silent_is_asked_last(
+    coordinator: Coordinator, standby: OtherCoordinator
+) -> None:
+    """It would answer nothing for long, while a standby already knows the next leader."""
+    timing = Timing(silence=NEVER, silence_among_others=0.1)
+    async with Proxy(coordinator.port).running() as proxy:
+        node = member(coordinator, proxy.address, standby.address, retry=BRISK, timing=timing)
+        async with node.running():
+            await node.connected()
+            proxy.up.lossy = proxy.down.lossy = True
+            await until(lambda: standby.asked == 2)
+            standby.lead()
+            await node.until(lambda link: link.connected and link.dial.address == standby.address)
+        assert proxy.connections == 1
+
+
+async def test_a_standby_lets_nobody_wait_who_has_not_asked_the_leader() -> None:
+    standby = Standby("dgx2", lambda: 0.0)
+    standby.led_by("dgx3")
+    with pytest.raises(NotLeader, match="dgx3 leads"):
+        standby.until_leading(NEVER, "dgx1").send(None)
 
 
 @pytest.mark.parametrize(
