@@ -138,12 +138,13 @@ class Succession:
         while True:
             took = 0.0
             if self._follower.revision != shown:
-                shown, began = self._follower.revision, clock()
+                revision, began = self._follower.revision, clock()
                 try:
                     await self._show()
                 except GpushareError as error:
                     log.warning("the followed state cannot be shown: %s", error)
-                took = clock() - began
+                else:
+                    shown, took = revision, clock() - began
             await asyncio.sleep(max(SHOW_SECONDS, SHOW_SHARE * took))
 
     async def _show(self) -> None:
