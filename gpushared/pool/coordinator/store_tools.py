@@ -21,7 +21,7 @@ from gpushared.jobs.job_records import ENDED, JOB, MEMBER, read_job, read_member
 from gpushared.jobs.restore import HighWater, read_high_water, write_high_water
 from gpushared.pool.coordinator.stores import MOVED, SQLITE_SCHEME, mark_path, open_store, sqlite_path
 from gpushared.ports.job_store import Contents, JobStore
-from gpushared.storage.etcd.failures import EtcdFailure
+from gpushared.storage.etcd.failures import EtcdFailure, FailureKind
 from gpushared.storage.etcd.filling import fill, mark_as_moved
 from gpushared.storage.etcd.store import EtcdStore
 from gpushared.storage.job_store import SqliteStore, StoreFile
@@ -181,6 +181,9 @@ async def _members(store: JobStore) -> tuple[list[str], list[str]]:
     lines, problems = [], []
     statuses = await store.client.statuses()
     for endpoint, found in statuses.items():
+        if isinstance(found, EtcdFailure) and found.kind is FailureKind.DENIED:
+            lines.append(f"etcd's member {endpoint}: serves; its version is not told: {found.words}")
+            continue
         if isinstance(found, EtcdFailure):
             problems.append(f"etcd's member {endpoint} does not answer: {found.words}")
             continue

@@ -54,8 +54,8 @@ _MEANINGS = {
     "etcdserver: request is too large": _Meaning(FailureKind.TOO_LARGE),
     "etcdserver: requested lease not found": _Meaning(FailureKind.NO_LEASE),
 }
-_TOO_LARGE_TO_READ = "Received message larger than max"
-"""gRPC says so itself, of an answer."""
+_TOO_LARGE_TO_READ = "received message larger than max"
+"""gRPC says so itself, here of an answer and in etcd of a request, which etcd then has not seen."""
 _UNKNOWN_OUTCOMES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -86,7 +86,7 @@ class EtcdFailure(Exception):
     def of(cls, code: grpc.StatusCode, details: str) -> EtcdFailure:
         """Return the failure that a status of gRPC means."""
         meaning = _MEANINGS.get(details)
-        if meaning is None and _TOO_LARGE_TO_READ in details:
+        if meaning is None and _TOO_LARGE_TO_READ in details.lower():
             meaning = _Meaning(FailureKind.TOO_LARGE)
         if meaning is None:
             unknown = code in _UNKNOWN_OUTCOMES
