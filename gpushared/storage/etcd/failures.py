@@ -46,6 +46,7 @@ _MEANINGS = {
     "etcdserver: revision of auth store is old": _Meaning(FailureKind.TOKEN),
     "etcdserver: user name is empty": _Meaning(FailureKind.TOKEN),
     "etcdserver: permission denied": _Meaning(FailureKind.DENIED),
+    "etcdserver: user name not found": _Meaning(FailureKind.DENIED),
     "etcdserver: authentication failed, invalid user ID or password": _Meaning(FailureKind.DENIED),
     "etcdserver: mvcc: required revision has been compacted": _Meaning(FailureKind.COMPACTED),
     # A transaction that goes over the quota while it is applied is applied, and answered with this error
