@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -148,7 +148,7 @@ Answer = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[b
 
 
 @asynccontextmanager
-async def before(endpoint: str, answers: dict[str, Answer]) -> AsyncIterator[str]:
+async def before(endpoint: str, answers: Mapping[str, Answer]) -> AsyncIterator[str]:
     """Serve before a member: some calls are answered otherwise than by it."""
 
     class Handlers(grpc.GenericRpcHandler):
@@ -158,7 +158,8 @@ async def before(endpoint: str, answers: dict[str, Answer]) -> AsyncIterator[str
             )
 
     async def on(method: str, request: bytes, _: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        return await channel.unary_unary(method)(request)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        return await call(request)
 
     async with grpc.aio.insecure_channel(endpoint) as channel:
         server = grpc.aio.server()
@@ -195,7 +196,9 @@ async def no_etcd() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("wrong", ["nowhere.invalid:2379", "127.0.0.1:1", silent, no_etcd])
 async def test_one_address_that_is_no_member_does_no_harm(
-    etcd_member: EtcdCluster, wrong: str | Callable[[], AsyncIterator[str]], request: pytest.FixtureRequest
+    etcd_member: EtcdCluster,
+    wrong: str | Callable[[], AbstractAsyncContextManager[str]],
+    request: pytest.FixtureRequest,
 ) -> None:
     async with AsyncExitStack() as stack:
         first = wrong if isinstance(wrong, str) else await stack.enter_async_context(wrong())
