@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from gpushared.ports.job_store import StoreUnavailable
 from gpushared.storage.etcd.access import EtcdAccess
 from tests.bed.etcd import EtcdCluster, EtcdMember
 from tests.pool.etcd.test_failures import Cluster, a_follower, access_first
+from tests.pool.etcd.test_store_tools import Pool
 from tests.pool.etcd.writers import SECONDS, Writer, opened, values
 
 LEASE_SECONDS = 10
@@ -98,3 +100,24 @@ async def test_writes_that_wait_while_etcd_is_defragmented_are_told_what_became_
         cluster.members[0].slow_down(0)
         await writer.put_surely("after", "1")
         assert await values(store) == {**told, "after": "1"}
+
+
+def test_the_pools_status_says_that_its_store_is_slow_until_it_is_not(etcd_cluster: Cluster) -> None:
+    cluster = etcd_cluster(1, disks_may_be_slow=True)
+    pool = Pool(cluster)
+
+    def troubles() -> str:
+        return " ".join(pool.status()["troubles"])
+
+    try:
+        pool.process.start()
+        cluster.members[0].slow_down(1.5)
+        pool.submit("slow")
+        assert "the store takes more than 1 s for a write" in troubles()
+        cluster.members[0].slow_down(0)
+        until = time.monotonic() + SECONDS
+        while troubles():
+            assert time.monotonic() < until, troubles()
+            time.sleep(0.1)
+    finally:
+        pool.process.dispose()
