@@ -101,13 +101,15 @@ class EtcdCluster:
     scheme: str = "http"
     ctl_flags: Sequence[str] = ()
     disks_may_be_slow: bool = False
+    hosts: Sequence[str] = ()
+    """Addresses instead of loopback ones, one for each member."""
     members: list[EtcdMember] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         first, second = _NET
+        hosts = self.hosts or [f"127.{first}.{second}.{next(_HOSTS)}" for _ in range(self.count)]
         self.members = [
-            EtcdMember(f"m{number}", f"127.{first}.{second}.{next(_HOSTS)}", self.folder, [], self.scheme)
-            for number in range(self.count)
+            EtcdMember(f"m{number}", host, self.folder, [], self.scheme) for number, host in enumerate(hosts)
         ]
         cluster = ",".join(f"{one.name}={one.peer_url}" for one in self.members)
         for member in self.members:
