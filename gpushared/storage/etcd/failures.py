@@ -52,6 +52,7 @@ _MEANINGS = {
     # A transaction that goes over the quota while it is applied is applied, and answered with this error
     # (etcd 3.4, etcdserver/apply.go, quotaApplierV3.Txn).
     "etcdserver: mvcc: database space exceeded": _Meaning(FailureKind.NO_SPACE, nothing_happened=False),
+    "etcdserver: corrupt cluster": _Meaning(FailureKind.OTHER),
     "etcdserver: request is too large": _Meaning(FailureKind.TOO_LARGE),
     "etcdserver: requested lease not found": _Meaning(FailureKind.NO_LEASE),
 }
