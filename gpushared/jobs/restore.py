@@ -1,21 +1,17 @@
-"""Read the state of a coordinator's rules from its store; detect an old copy of the store by a mark."""
+"""Read the state of a coordinator's rules from its store; detect a store that has lost some of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from gpushared.daemon.files import write_private
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.jobs.job_records import (
@@ -54,21 +50,31 @@ class Stored:
 
 async def load(store: JobStore, ended_kept: int) -> Stored:
     """Read the store. Raises the store's errors, and StoreUnavailable for an unreadable record."""
-    live = await _jobs(store)
-    over = await _newest_over(Archive(store), ended_kept)
-    over += await _awaited(Archive(store), live, {job.id for job in over})
-    members = [read_member(key, record.value) for key, record in (await store.load(MEMBER)).records.items()]
-    accounts: dict[str, Record] = {}
-    for prefix in (USAGE, TURN, PROJECT):
-        accounts |= (await store.load(prefix)).records
+    live = await load_jobs(store)
+    over = await newest_over(store, ended_kept)
+    over += await awaited(store, live, {job.id for job in over})
+    members, accounts = await load_members(store), await load_accounts(store)
     mark = await store.load(RECOVERING)
     return Stored(
         revision=mark.revision,
         jobs=(*live, *over),
-        members=tuple(members),
+        members=members,
         accounts=read_accounts(accounts),
         recovering=RECOVERING in mark.records,
     )
+
+
+async def load_members(store: JobStore) -> tuple[Member, ...]:
+    found = await store.load(MEMBER)
+    return tuple(read_member(key, record.value) for key, record in found.records.items())
+
+
+async def load_accounts(store: JobStore) -> dict[str, Record]:
+    """Return the records of usage, turns and projects."""
+    found: dict[str, Record] = {}
+    for prefix in (USAGE, TURN, PROJECT):
+        found |= (await store.load(prefix)).records
+    return found
 
 
 async def restored(
@@ -79,20 +85,22 @@ async def restored(
     now: float,
     ahead_seconds: float = 0.0,
     enrolled: Iterable[Member] = (),
-    mark: HighWater | None = None,
+    is_behind: bool | None = None,
+    followed: Stored | None = None,
 ) -> PoolState:
     """Return the state of a coordinator that leads with ``epoch``; all of the state is in the store.
 
     ``now`` and ``ahead_seconds`` are by the coordinator's clock.
 
-    ``enrolled`` are the members according to the authority that signed their certificates. ``mark`` is the
-    last known position of the store. A store behind the mark is a restored copy, or has lost records. Raises
-    as the store does.
+    ``enrolled`` are the members according to the authority that signed their certificates. ``is_behind`` is
+    the store's own word (``JobStore.is_behind``).
+    ``followed`` is the whole store, if the caller has followed it: such a store has everything that was ever
+    written. Raises as the store does.
     """
-    stored = await load(store, rules.ended_kept)
+    stored = followed or await load(store, rules.ended_kept)
     enrolled = tuple(enrolled)
     lacking = _lacking(stored, enrolled)
-    lost = _is_old(stored, mark, lacking)
+    lost = _is_old(stored, lacking, is_behind=is_behind)
     state = restore(
         rules,
         epoch=epoch,
@@ -103,6 +111,7 @@ async def restored(
         now=now,
         ahead_seconds=ahead_seconds,
         from_copy=stored.recovering or lost,
+        complete=followed is not None,
     )
     gone = _gone(stored, enrolled)
     state.waived |= {one.name for one in gone}
@@ -144,27 +153,17 @@ def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> lis
     return changes
 
 
-def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Return True if the store has less than it once had, and log that."""
-    if not _has_less(stored, mark, lacking):
+def _is_old(stored: Stored, lacking: Sequence[Member], *, is_behind: bool | None) -> bool:
+    """Return True if the store has less than it once had, and log that.
+
+    If the store is as far as it ever was, the coordinator had just signed the lacking members when it ended.
+    """
+    if not (bool(lacking) if is_behind is None else is_behind):
         return False
     log.warning(
         "the store is an old copy, or lost some: revision=%d lacking=%d nodes", stored.revision, len(lacking)
     )
     return True
-
-
-def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Return True if the store has less than it once had.
-
-    If the store is as far as its mark, the coordinator had just signed the lacking members when it ended. The
-    mark does not cover the last seconds, but nodes know these changes and report them.
-    """
-    if mark is not None and mark.doubted:
-        return True
-    if mark is None or not mark.revision:
-        return bool(lacking)
-    return stored.revision < mark.revision
 
 
 async def _write(store: JobStore, epoch: int, changes: Sequence[Changes]) -> int:
@@ -175,7 +174,8 @@ async def _write(store: JobStore, epoch: int, changes: Sequence[Changes]) -> int
     return revision
 
 
-async def _jobs(store: JobStore) -> list[Job]:
+async def load_jobs(store: JobStore) -> list[Job]:
+    """Return all jobs that are not over."""
     found: list[Job] = []
     after = ""
     while page := await store.page(JOB, PAGE, after=after):
@@ -188,15 +188,18 @@ def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
     return [read_job(key, record.value) for key, record in page]
 
 
-async def _awaited(archive: Archive, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
+async def awaited(store: JobStore, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
     """Return finished jobs, however long over, that other jobs still await."""
     there = {job.id for job in live}.union(known)
     wanted = {after.job for job in live for after in job.awaits} - there
+    archive = Archive(store)
     found = [await archive.get(job) for job in sorted(wanted)]
     return [job for job in found if job is not None]
 
 
-async def _newest_over(archive: Archive, limit: int) -> list[Job]:
+async def newest_over(store: JobStore, limit: int) -> list[Job]:
+    """Return so many of the jobs that ended last."""
+    archive = Archive(store)
     found: list[Job] = []
     token = ""
     while len(found) < limit:
@@ -206,37 +209,3 @@ async def _newest_over(archive: Archive, limit: int) -> list[Job]:
         if not token:
             break
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class HighWater:
-    """Hold the highest epoch and revision that the store is known to have reached.
-
-    The mark may lie behind the store, never before it: the coordinator writes it now and then, after the
-    store.
-
-    ``doubted`` means that the store was found to be older than the mark and does not record that itself yet.
-    """
-
-    epoch: int = 0
-    revision: int = 0
-    doubted: bool = False
-
-
-def read_high_water(path: Path) -> HighWater:
-    """Return the mark, or an empty one without a file. Raises ConfigError."""
-    try:
-        told = json.loads(path.read_bytes())
-        return HighWater(int(told["epoch"]), int(told["revision"]), bool(told.get("doubted", False)))
-    except FileNotFoundError:
-        return HighWater()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}",
-            hint="put it back, or remove it: then only nodes tell whether the store is an old copy",
-        ) from error
-
-
-def write_high_water(path: Path, mark: HighWater) -> None:
-    """Write the mark whole or not at all, and durably. Raises Unavailable."""
-    write_private(path, json.dumps(asdict(mark)).encode())

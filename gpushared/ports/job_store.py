@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 from gpushared.domain.model.errors import RequestError, StateConflict, Unavailable
 
@@ -112,6 +112,13 @@ class JobStore(Protocol):
         """
         ...
 
+    async def is_behind(self) -> bool | None:
+        """Return True if the store once had more than it had when this process began to lead: a copy was put back.
+
+        Return None if nobody knows. Ask the one that leads.
+        """
+        ...
+
     async def epoch(self) -> int:
         """Return the highest epoch with which anybody led, or 0."""
         ...
@@ -147,3 +154,59 @@ class JobStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Name the coordinator that leads, or with an empty name nobody; ``epoch`` is the newest of the store."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMember:
+    """Describe one member of the engine behind a shared store; ``problem`` says why it is not healthy.
+
+    ``version`` is empty if the member does not tell it.
+    """
+
+    endpoint: str
+    leads: bool = False
+    version: str = ""
+    size_bytes: int = 0
+    problem: str = ""
+
+
+@runtime_checkable
+class SharedStore(JobStore, Protocol):
+    """Store records for several coordinators: one leads, and the others follow by ``watch``.
+
+    ``lead`` raises Deposed while another coordinator leads. One that never led may call ``lead`` again.
+    """
+
+    heard_at: float
+    """When ``watch`` was last known to be complete, by the event loop's clock."""
+
+    async def leader(self) -> Leader:
+        """Return who leads now."""
+        ...
+
+    def doubt_seconds(self) -> float:
+        """Return how long the store has not confirmed that this process leads, if another may lead by now; else 0."""
+        ...
+
+    async def announce(self, name: str, facts: bytes) -> None:
+        """Show a coordinator's facts to the others, as long as this process lives.
+
+        Call it again now and then: what was announced may have ended.
+        """
+        ...
+
+    async def announced(self) -> Mapping[str, bytes]:
+        """Return the facts of all coordinators that run, by their names."""
+        ...
+
+    async def health(self) -> tuple[StoreMember, ...]:
+        """Return what each member of the engine says of itself."""
+        ...

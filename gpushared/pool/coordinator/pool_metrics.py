@@ -15,6 +15,7 @@ from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Cancelling, JobState, Placing, Queued, Running
 from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.standby import Standby
 from gpushared.net.exposition import Family, Kind, Metric, Value, format_of, write
 from gpushared.net.http_server import WebReply
 from gpushared.net.metrics_listener import KeptPages, MetricsListener
@@ -32,6 +33,11 @@ def _metric(name: str, kind: Kind, text: str, *labels: str) -> Metric:
 
 LEADER = _metric(
     "pool_leader", Kind.GAUGE, "1 if this coordinator leads the pool and its store answers, else 0."
+)
+STANDBY_AGE = _metric(
+    "pool_standby_age_seconds",
+    Kind.GAUGE,
+    "Age of what this coordinator knows while it stands by; absent while it leads.",
 )
 EPOCH = _metric("pool_epoch", Kind.GAUGE, "The epoch, which rises with each new leader.")
 SETTLED = _metric("pool_settled", Kind.GAUGE, "1 if all nodes have reported since the start, else 0.")
@@ -69,7 +75,9 @@ class PoolMetrics:
         troubles: Troubles,
         audit: AuditLog,
         config: Callable[[], CoordinatorConfig],
+        standby: Callable[[], Standby | None] = lambda: None,
     ) -> None:
+        self._standby = standby
         self._loop = loop
         self._troubles = troubles
         self._audit = audit
@@ -98,11 +106,13 @@ class PoolMetrics:
 
     def _families(self) -> list[Family]:
         page = _Page()
-        loop = self._loop()
+        loop, standby = self._loop(), self._standby()
         if loop is not None:
             troubles = self._troubles.by_part()
-            page.add(LEADER, int("store" not in troubles))
-            page.add(EPOCH, loop.epoch)
+            page.add(LEADER, int("store" not in troubles and standby is None))
+            page.add(STANDBY_AGE, None if standby is None else standby.age_seconds())
+            page.add(EPOCH, loop.epoch or loop.state.epoch)
+        if loop is not None and standby is None:
             page.add_members(loop.state, loop.now())
             page.add_jobs(loop.state)
             page.add_queue(loop.state, loop.now())

@@ -70,12 +70,17 @@ def _head_of(
 class Leadership:
     """Lead one store from this process. What is lost once is lost for good: others may have written since."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, *, ttl_seconds: int, wait_seconds: float) -> None:
+    def __init__(
+        self, client: EtcdClient, keys: Keys, *, name: str, ttl_seconds: int, wait_seconds: float
+    ) -> None:
         self._client = client
         self._keys = keys
         self._ttl_seconds = ttl_seconds
         self._wait_seconds = wait_seconds
-        self._name = f"{socket.gethostname()} process {os.getpid()} {secrets.token_hex(8)}".encode()
+        name = name or socket.gethostname()
+        self._name = f"{name} process {os.getpid()} {secrets.token_hex(8)}".encode()
+        self._confirmed_at = 0.0
+        self._announced: tuple[int, bytes, bytes] | None = None
         self._lease = 0
         self._epoch = 0
         self._keeping: asyncio.Task[None] | None = None
@@ -127,6 +132,11 @@ class Leadership:
         assert self._loss is not None
         return self._loss
 
+    def doubt_seconds(self) -> float:
+        """Return how long etcd has not confirmed the lease, once that is longer than the lease lives; else 0."""
+        seconds = asyncio.get_running_loop().time() - self._confirmed_at
+        return seconds if self._epoch and seconds > self._ttl_seconds else 0.0
+
     async def end(self) -> None:
         """Let others lead at once, if etcd can be reached."""
         if self._keeping is not None:
@@ -135,6 +145,22 @@ class Leadership:
         if self._lease and self._loss is None:
             with suppress(StoreUnavailable, TimedOut):
                 await self._client.call(self._revoke, seconds=REVOKE_SECONDS)
+
+    async def announce(self, key: bytes, facts: bytes) -> None:
+        """Put a key that goes with this process's lease, unless it is there already."""
+        async with self._leading:
+            if not self._lease:
+                await self._have_lease()
+            wanted = (self._lease, key, facts)
+            if self._announced == wanted:
+                return
+            request = rpc_pb2.TxnRequest(success=[put(key, facts, self._lease)])
+
+            async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
+                return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
+
+            await self._client.call(ask)
+            self._announced = wanted
 
     # --- becoming the leader ---------------------------------------------------------------------------
 
@@ -179,11 +205,14 @@ class Leadership:
         if self._lease and await self._beat() > 0:
             return
 
+        began = asyncio.get_running_loop().time()
+
         async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.LeaseGrantResponse:
             request = rpc_pb2.LeaseGrantRequest(TTL=self._ttl_seconds)
             return await member.lease.LeaseGrant(request, metadata=metadata, timeout=seconds)
 
         self._lease = (await self._client.call(ask)).ID
+        self._confirmed_at = began
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep(), name="etcd lease")
 
@@ -195,6 +224,8 @@ class Leadership:
         while self._loss is None:
             await asyncio.sleep(pause)
             pause = self._ttl_seconds / BEATS
+            if not self._lease:
+                continue
             try:
                 left = await self._beat()
                 await self._client.renew_certificates()
@@ -204,10 +235,12 @@ class Leadership:
             else:
                 if left <= 0 and self._epoch:
                     self._lose("its lease at etcd has ended")
+                elif left <= 0:
+                    self._lease = 0  # nothing but an announcement went with it
 
     async def _beat(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""
-        lease = self._lease
+        lease, began = self._lease, asyncio.get_running_loop().time()
 
         async def ask(member: Member, metadata: Metadata, seconds: float) -> int:
             call = member.lease.LeaseKeepAlive(metadata=metadata, timeout=seconds)
@@ -222,7 +255,10 @@ class Leadership:
                 call.cancel()
 
         # Another member is asked in time if one does not answer.
-        return await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
+        left = await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
+        if left > 0:
+            self._confirmed_at = began
+        return left
 
     async def _revoke(self, member: Member, metadata: Metadata, seconds: float) -> None:
         request = rpc_pb2.LeaseRevokeRequest(ID=self._lease)
@@ -255,6 +291,11 @@ def _epoch_in(value: bytes) -> int:
         raise StoreUnavailable(
             "the store in etcd cannot be read: its epoch is damaged", hint="restore a backup"
         ) from error
+
+
+def leader_name(head: StoreHead) -> str:
+    """Return the name of the coordinator that leads, or an empty text."""
+    return head.leader.decode(errors="replace").partition(" ")[0]
 
 
 def _led_by_another(head: StoreHead) -> Deposed:

@@ -15,9 +15,8 @@ import pytest
 
 from gpushared.api.etcd import rpc_pb2
 from gpushared.domain.model.errors import RequestError
-from gpushared.ports.job_store import MAX_RECORD_BYTES, StoreUnavailable, Transaction
+from gpushared.ports.job_store import MAX_RECORD_BYTES, StoreMember, StoreUnavailable, Transaction
 from gpushared.storage.etcd.access import EtcdAccess
-from gpushared.storage.etcd.failures import EtcdFailure
 from gpushared.storage.etcd.store import EtcdStore
 from tests.bed import parts
 from tests.bed.etcd import EtcdCluster
@@ -62,7 +61,7 @@ async def check_that_the_store_serves(access: EtcdAccess) -> None:
             assert (await anext(changes)).key == "b"
         assert await values(store) == {"a": "1", "b": "2"}
         assert [key for key, _ in await store.page("", 1, reverse=True)] == ["b"]
-        assert await store.client.statuses()
+        assert all(not member.problem for member in await store.health())
     async with opened(access) as store:
         await store.lead()  # at once: the first one gave its lease back
     async with opened(access, "/another/") as store:
@@ -139,9 +138,7 @@ async def test_an_etcd_that_tells_its_status_to_its_administrators_only_is_used(
         opened(EtcdAccess((endpoint,)), "/hidden/") as store,
     ):
         assert await store.epoch() == 0
-        (status,) = (await store.client.statuses()).values()
-        assert isinstance(status, EtcdFailure)
-        assert status.words == "permission denied"
+        assert await store.health() == (StoreMember(endpoint),)
 
 
 Answer = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
@@ -223,10 +220,8 @@ async def test_a_member_of_another_cluster_is_not_taken_for_one_of_ours(
         cluster.members[0].kill()
         with pytest.raises(StoreUnavailable):
             await store.load()
-        statuses = await store.client.statuses()
-        told = statuses[etcd_member.endpoints[0]]
-        assert isinstance(told, EtcdFailure)
-        assert "another cluster of etcd" in told.words
+        _, other = await store.health()
+        assert "another cluster of etcd" in other.problem
         cluster.members[0].start()
         await writer.put_surely("a", "2")
     async with opened(EtcdAccess(etcd_member.endpoints)) as store:
