@@ -32,7 +32,8 @@ MEMBER_PORT: Final = 2380
 USERS_PORT: Final = 7440
 NODES_PORT: Final = 7441
 PREFIX: Final = "/gpushare/lab/"
-CALL_SECONDS: Final = 2.0
+CALL_SECONDS: Final = 5.0
+"""A status waits for each member of etcd, half as long."""
 CTL_SECONDS: Final = 5.0
 READY_SECONDS: Final = 60.0
 FIRST_ADDRESS: Final = 21
