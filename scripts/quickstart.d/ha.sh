@@ -121,8 +121,8 @@ find_leader() {
 explain_ha() {
   cat <<END
 
-Each of ${HA_NODES[*]} has a coordinator, and that of $LEADER leads. Kill it while jobs run: another one leads within 15 s, and the
-killed one is started again and stands by.
+Each of ${HA_NODES[*]} has a coordinator, and that of $LEADER leads. Kill it while jobs run: it is started again, and it or another
+one leads within 15 s.
 
   sudo kill -9 \$(cat $POOL_RUN/$LEADER/coordinator.pid)
   gpushare nodes                                                # answers as before

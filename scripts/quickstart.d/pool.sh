@@ -155,6 +155,7 @@ coordinator_config() {
 [coordinator]
 listen = "$1:7440"
 listen_nodes = "$1:7441"
+advertise = "$1"
 state_dir = "$POOL_STATE$2/coordinator"
 runtime_dir = "$POOL_RUN$2/coordinator"
 
