@@ -98,6 +98,12 @@ class CoordinatorSection:
     listen_nodes: str = setting(
         "[::]:7441", _LISTEN, "Where its nodes reach it, by TLS with their certificates."
     )
+    advertise: str = setting(
+        "",
+        Text("a host's name or address without a port, or empty", lambda text: not set(text) & set(" /@,")),
+        "Where several coordinators share a store in etcd: the name or address under which nodes, users and the "
+        "other coordinators reach this one; empty: the machine's host name.",
+    )
     state_dir: str = setting(
         "/var/lib/gpushared-pool",
         PATH,

@@ -76,13 +76,20 @@ async def run_with_signals(
 
 async def until_one_ends(notifier: Notifier, *work: Coroutine[Any, Any, object]) -> None:
     """Run all coroutines until the first ends, with an error or not; then cancel the others."""
+    await first_to_end(*work, at_end=notifier.stopping)
+
+
+async def first_to_end(
+    *work: Coroutine[Any, Any, object], at_end: Callable[[], object] = lambda: None
+) -> None:
+    """Run all coroutines until the first ends, with an error or not; call ``at_end``, and cancel the others."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        notifier.stopping()
+        at_end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

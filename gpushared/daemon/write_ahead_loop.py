@@ -99,6 +99,11 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         """Wait until the state may have changed; return False if the time is over first."""
         return await within(self._changed, timeout_seconds)
 
+    @property
+    def clock(self) -> Clock:
+        """Return the clock by which the state's times are."""
+        return self._clock
+
     def now(self) -> float:
         return self._clock.now()
 

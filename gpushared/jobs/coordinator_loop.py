@@ -16,7 +16,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from gpushared.daemon.troubles import Troubles
-from gpushared.daemon.write_ahead_loop import SentEvent, WriteAheadLoop, within
+from gpushared.daemon.write_ahead_loop import MAX_PENDING, SentEvent, WriteAheadLoop, within
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle
@@ -50,6 +50,7 @@ from gpushared.jobs.job_records import (
     without,
 )
 from gpushared.jobs.job_search import Archive
+from gpushared.jobs.standby import Standby
 from gpushared.ports import Clock
 from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Transaction
 
@@ -77,8 +78,10 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
     """Own the pool's state, and alone write its records; other parts write theirs with ``write``."""
 
     def __init__(self, state: PoolState, store: JobStore, clock: Clock, troubles: Troubles) -> None:
-        """The store leads already, with ``state.epoch``."""
+        """The store leads already, with ``state.epoch``, unless ``standby`` is set before the loop runs."""
         super().__init__(state, clock, "the coordinator")
+        self.standby: Standby | None = None
+        """How this coordinator stands by; None while it leads."""
         self.revision = state.revision
         """Hold the newest known revision of the store."""
         self.snapshot = ClusterSnapshot()
@@ -108,6 +111,11 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             event = await self._without_forgotten(event)
         return await self._handled(event)
 
+    async def take(self, event: m.PoolEvent, most_pending: int = MAX_PENDING) -> PoolStep:
+        if self.standby is not None:
+            raise self.standby.refusal()
+        return await super().take(event, most_pending)
+
     async def _handled(self, event: m.PoolEvent) -> Job | None:
         if isinstance(event, m.JobSubmitted):
             return (await self.take(event, MAX_PENDING_SUBMITTED)).job
@@ -123,6 +131,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
 
         Raises as ``JobStore.commit``.
         """
+        if self.standby is not None:
+            raise self.standby.refusal()
         while True:
             epoch = self._epoch
             try:
@@ -150,6 +160,29 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         """Wait until this job changes; return False if the time ends first."""
         event = self._job_changed.setdefault(job, asyncio.Event())
         return await within(event, timeout_seconds)
+
+    # --- standing by -----------------------------------------------------------------------------------
+
+    def follow(self, state: PoolState, clock: Clock) -> None:
+        """Show the state that another coordinator has written, by its clock; this one stands by."""
+        self.state, self.revision, self._clock = state, state.revision, clock
+        self._wake_all()
+
+    def begin(self, state: PoolState, clock: Clock) -> None:
+        """Lead from now on, with ``state.epoch``, which the store has already, and by this clock."""
+        standby, self.standby = self.standby, None
+        self._epoch, self._writer = state.epoch, StepWriter(state)
+        self.follow(state, clock)
+        if standby is not None:
+            standby.end()
+
+    def _wake_all(self) -> None:
+        for event in list(self._job_changed.values()):
+            event.set()
+        self._job_changed.clear()
+        self._wake_waiters()
+
+    # --- rules -----------------------------------------------------------------------------------------
 
     def take_rules(self, rules: PoolRules) -> None:
         """Apply new settings of the configuration, which hold from the next event on."""
@@ -199,6 +232,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
                     await self._handled(m.PoolDayTimeSet(ahead))
 
     def _seconds_to_look(self) -> float | None:
+        if self.standby is not None:
+            return None
         at = self.state.look_again_at
         return None if at == NEVER else max(0.0, max(at, self._rest_until) - self._clock.now())
 

@@ -54,21 +54,31 @@ class Stored:
 
 async def load(store: JobStore, ended_kept: int) -> Stored:
     """Read the store. Raises the store's errors, and StoreUnavailable for an unreadable record."""
-    live = await _jobs(store)
-    over = await _newest_over(Archive(store), ended_kept)
-    over += await _awaited(Archive(store), live, {job.id for job in over})
-    members = [read_member(key, record.value) for key, record in (await store.load(MEMBER)).records.items()]
-    accounts: dict[str, Record] = {}
-    for prefix in (USAGE, TURN, PROJECT):
-        accounts |= (await store.load(prefix)).records
+    live = await load_jobs(store)
+    over = await newest_over(store, ended_kept)
+    over += await awaited(store, live, {job.id for job in over})
+    members, accounts = await load_members(store), await load_accounts(store)
     mark = await store.load(RECOVERING)
     return Stored(
         revision=mark.revision,
         jobs=(*live, *over),
-        members=tuple(members),
+        members=members,
         accounts=read_accounts(accounts),
         recovering=RECOVERING in mark.records,
     )
+
+
+async def load_members(store: JobStore) -> tuple[Member, ...]:
+    found = await store.load(MEMBER)
+    return tuple(read_member(key, record.value) for key, record in found.records.items())
+
+
+async def load_accounts(store: JobStore) -> dict[str, Record]:
+    """Return the records of usage, turns and projects."""
+    found: dict[str, Record] = {}
+    for prefix in (USAGE, TURN, PROJECT):
+        found |= (await store.load(prefix)).records
+    return found
 
 
 async def restored(
@@ -80,16 +90,18 @@ async def restored(
     ahead_seconds: float = 0.0,
     enrolled: Iterable[Member] = (),
     mark: HighWater | None = None,
+    followed: Stored | None = None,
 ) -> PoolState:
     """Return the state of a coordinator that leads with ``epoch``; all of the state is in the store.
 
     ``now`` and ``ahead_seconds`` are by the coordinator's clock.
 
     ``enrolled`` are the members according to the authority that signed their certificates. ``mark`` is the
-    last known position of the store. A store behind the mark is a restored copy, or has lost records. Raises
-    as the store does.
+    last known position of the store. A store behind the mark is a restored copy, or has lost records.
+    ``followed`` is the whole store, if the caller has followed it: such a store has everything that was ever
+    written. Raises as the store does.
     """
-    stored = await load(store, rules.ended_kept)
+    stored = followed or await load(store, rules.ended_kept)
     enrolled = tuple(enrolled)
     lacking = _lacking(stored, enrolled)
     lost = _is_old(stored, mark, lacking)
@@ -103,6 +115,7 @@ async def restored(
         now=now,
         ahead_seconds=ahead_seconds,
         from_copy=stored.recovering or lost,
+        complete=followed is not None,
     )
     gone = _gone(stored, enrolled)
     state.waived |= {one.name for one in gone}
@@ -175,7 +188,8 @@ async def _write(store: JobStore, epoch: int, changes: Sequence[Changes]) -> int
     return revision
 
 
-async def _jobs(store: JobStore) -> list[Job]:
+async def load_jobs(store: JobStore) -> list[Job]:
+    """Return all jobs that are not over."""
     found: list[Job] = []
     after = ""
     while page := await store.page(JOB, PAGE, after=after):
@@ -188,15 +202,18 @@ def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
     return [read_job(key, record.value) for key, record in page]
 
 
-async def _awaited(archive: Archive, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
+async def awaited(store: JobStore, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
     """Return finished jobs, however long over, that other jobs still await."""
     there = {job.id for job in live}.union(known)
     wanted = {after.job for job in live for after in job.awaits} - there
+    archive = Archive(store)
     found = [await archive.get(job) for job in sorted(wanted)]
     return [job for job in found if job is not None]
 
 
-async def _newest_over(archive: Archive, limit: int) -> list[Job]:
+async def newest_over(store: JobStore, limit: int) -> list[Job]:
+    """Return so many of the jobs that ended last."""
+    archive = Archive(store)
     found: list[Job] = []
     token = ""
     while len(found) < limit:

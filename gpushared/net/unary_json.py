@@ -26,6 +26,8 @@ MAX_PARSER_WORDS = 200
 REVISION = b"Gpushare-Revision"
 """Two answers with this header's same value are of the same state."""
 
+AGE = b"Gpushare-Age-Seconds"
+
 HTTP_STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.FAILED_PRECONDITION: 400,
@@ -60,10 +62,15 @@ class JsonApi:
         calls: Mapping[str, Unary],
         audit: CallAudit | None = None,
         revision: Callable[[], object] = str,
+        age: Callable[[], str] = str,
     ) -> None:
-        """Take ``revision``, the present revision of what the calls answer; an empty text is not told."""
+        """Take ``revision``, the present revision of what the calls answer; an empty text is not told.
+
+        ``age`` returns how many seconds old the answers are; an empty text is not told either.
+        """
         self._audit = audit or CallAudit()
         self._revision = revision
+        self._age = age
         self.calls: dict[str, Unary] = {}
         self.add(calls)
 
@@ -84,6 +91,7 @@ class JsonApi:
         except GpushareError as error:
             return failure(error)
         headers = [(REVISION, revision.encode())] if revision else []
+        headers += [(AGE, age.encode())] if (age := self._age()) else []
         return WebReply(200, json_text(answer).encode(), headers=headers)
 
     async def make(self, unary: Unary, message: Message, caller: Caller, origin: Origin) -> Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 from gpushared.domain.model.errors import RequestError, StateConflict, Unavailable
 
@@ -147,3 +147,52 @@ class JobStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Name the coordinator that leads, or with an empty name nobody; ``epoch`` is the newest of the store."""
+
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMember:
+    """Describe one member of the engine behind a shared store; ``problem`` says why it is not healthy."""
+
+    endpoint: str
+    leads: bool = False
+    version: str = ""
+    size_bytes: int = 0
+    problem: str = ""
+
+
+@runtime_checkable
+class SharedStore(JobStore, Protocol):
+    """Store records for several coordinators: one leads, and the others follow by ``watch``.
+
+    ``lead`` raises Deposed while another coordinator leads. One that never led may call ``lead`` again.
+    """
+
+    heard_at: float
+    """When ``watch`` was last known to be complete, by the event loop's clock."""
+
+    async def leader(self) -> Leader:
+        """Return who leads now."""
+        ...
+
+    async def announce(self, name: str, facts: bytes) -> None:
+        """Show a coordinator's facts to the others, as long as this process lives.
+
+        Call it again now and then: what was announced may have ended.
+        """
+        ...
+
+    async def announced(self) -> Mapping[str, bytes]:
+        """Return the facts of all coordinators that run, by their names."""
+        ...
+
+    async def health(self) -> tuple[StoreMember, ...]:
+        """Return what each member of the engine says of itself."""
+        ...

@@ -27,6 +27,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.pool.coordinator.admin_service import Admin
 from gpushared.pool.trust.callers import ALL_SCOPES, PoolCaller
+from gpushared.testing.fake_job_store import MemoryStore
 from tests.pool.pools import ADA, NODE, Pool, coordinator, job_id
 
 ROOT = PoolCaller(Owner("root@lab", "root", admin=True), None, ALL_SCOPES, is_admin=True)
@@ -55,7 +56,12 @@ class Office:
         self.certificates = Certificates()
         self.drained: list[NodeName] = []
         self.admin = Admin(
-            pool.loop, self.certificates, pool.troubles, pool="lab", drained=self.drained.append
+            pool.loop,
+            self.certificates,
+            pool.troubles,
+            pool="lab",
+            drained=self.drained.append,
+            store=MemoryStore(),
         )
 
     async def status(self) -> pool_pb2.PoolStatus:

@@ -186,6 +186,8 @@ class PoolCoordinator(Message):
     leads: bool = False
     version: str = ""
     started_at: Time = None
+    # False for one that was there once and does not run now.
+    runs: bool = False
 
 
 class StoreMember(Message):

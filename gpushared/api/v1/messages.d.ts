@@ -943,6 +943,7 @@ interface PoolCoordinator {
   leads: boolean;
   version: string;
   started_at: number;
+  runs: boolean;
 }
 interface StoreMember {
   endpoint: string;

@@ -624,6 +624,7 @@ class PoolCoordinator(_message.Message):
     LEADS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     """HOST:PORT for users and joining machines."""
@@ -632,6 +633,8 @@ class PoolCoordinator(_message.Message):
     leads: _builtins.bool
     version: _builtins.str
     started_at: _builtins.float
+    runs: _builtins.bool
+    """False for one that was there once and does not run now."""
     def __init__(
         self,
         *,
@@ -641,10 +644,11 @@ class PoolCoordinator(_message.Message):
         leads: _builtins.bool = ...,
         version: _builtins.str = ...,
         started_at: _builtins.float = ...,
+        runs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leads", b"leads", "name", b"name", "node_address", b"node_address", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leads", b"leads", "name", b"name", "node_address", b"node_address", "runs", b"runs", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

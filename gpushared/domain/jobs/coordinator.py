@@ -80,12 +80,14 @@ def restore(
     now: float,
     ahead_seconds: float = 0.0,
     from_copy: bool = False,
+    complete: bool = False,
 ) -> PoolState:
     """Return the state at the start of an epoch, from the store's jobs (finished ones too) and members.
 
     ``from_copy`` says that the store is a copy of an older store, or has lost changes, so that all members
     must report before any old job is placed. If nobody knows that the store is old, the first node that has
-    seen a newer state reports it.
+    seen a newer state reports it. ``complete`` says that the store cannot have lost changes: what it has of
+    each job is all that nodes may have been told, so nothing waits for their reports.
     """
     accounts = accounts or ProjectAccounts()
     everything = sorted(jobs, key=lambda job: job.sequence)
@@ -110,7 +112,10 @@ def restore(
     draft.state.recovering_since = now if from_copy else None
     draft.wake(now + (rules.recover_seconds if from_copy else rules.settle_seconds), Wake.SETTLE)
     _look_after(draft)
-    recovery.settle_if_due(draft)
+    if complete and not from_copy:
+        recovery.settle(draft)
+    else:
+        recovery.settle_if_due(draft)
     return draft.state
 
 

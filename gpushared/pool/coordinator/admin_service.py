@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -15,17 +16,21 @@ from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Job, NodeName, Queued, Running
 from gpushared.domain.jobs.liveness import presence
 from gpushared.domain.jobs.member import Member, Presence
-from gpushared.domain.model.errors import NotFound, RequestError, StateConflict
+from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, StateConflict
 from gpushared.domain.model.units import shown
+from gpushared.jobs.standby import Standby
+from gpushared.pool.coordinator.coordinator_registry import CoordinatorRegistry
 from gpushared.pool.coordinator.running_parts import Handler
 from gpushared.pool.trust.callers import PoolCaller
 from gpushared.pool.trust.token_records import ApiRecord, JoinRecord
 from gpushared.pool.trust.trust import PoolTrust
+from gpushared.ports.job_store import JobStore, SharedStore, StoreMember
 
 log = logging.getLogger(__name__)
 
 NORMAL, SETTLING, RECOVERING = "normal", "settling", "recovering"
 MAX_REASON = 500
+OTHERS_SECONDS = 5.0
 
 
 class AdminLoop(Protocol):
@@ -35,6 +40,8 @@ class AdminLoop(Protocol):
     def state(self) -> PoolState: ...
     @property
     def revision(self) -> int: ...
+    @property
+    def standby(self) -> Standby | None: ...
     async def send(self, event: PoolEvent) -> Job | None: ...
     def now(self) -> float: ...
 
@@ -61,7 +68,11 @@ class Admin:
         *,
         pool: str,
         drained: Callable[[NodeName], None],
+        store: JobStore,
+        registry: CoordinatorRegistry | None = None,
     ) -> None:
+        self._store = store
+        self._registry = registry
         self._machine = machine
         self._certificates = certificates
         self._troubles = troubles
@@ -75,7 +86,9 @@ class Admin:
         """Return the coordinator's state."""
         caller.require_admin()
         state = self._machine.state
-        return pool_pb2.PoolStatus(
+        status = pool_pb2.PoolStatus(
+            role="leader" if self._machine.standby is None else "standby",
+            store="etcd" if isinstance(self._store, SharedStore) else "file",
             pool=self._pool,
             version=gpushared.__version__,
             epoch=state.epoch,
@@ -88,6 +101,23 @@ class Admin:
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),
             started_at=state.day(state.started_at),
         )
+        if self._machine.standby is not None:
+            status.age_seconds = self._machine.standby.age_seconds()
+        await self._add_others(status)
+        return status
+
+    async def _add_others(self, status: pool_pb2.PoolStatus) -> None:
+        """Add the other coordinators, and the members of the store's engine."""
+        if not isinstance(self._store, SharedStore) or self._registry is None:
+            return
+        try:
+            async with asyncio.timeout(OTHERS_SECONDS):
+                status.store_members.extend(map(_store_member, await self._store.health()))
+                status.coordinators.extend(await self._registry.all())
+        except TimeoutError:
+            status.troubles.append(f"etcd did not tell who runs within {OTHERS_SECONDS:g} s")
+        except GpushareError as error:
+            status.troubles.append(str(error))
 
     async def drain_node(self, message: pool_pb2.DrainNodeRequest, caller: PoolCaller) -> pool_pb2.NodeAnswer:
         """Drain or undrain a node: a drained node gets no new work, and its running jobs continue."""
@@ -172,6 +202,17 @@ class Admin:
             return f"node {node} takes work again"
         running = len(self._machine.state.by_node.get(node, ()))
         return f"node {node} gets no new work of the pool; jobs that run on there: {running}"
+
+
+def _store_member(one: StoreMember) -> pool_pb2.StoreMember:
+    return pool_pb2.StoreMember(
+        endpoint=one.endpoint,
+        healthy=not one.problem,
+        leads=one.leads,
+        version=one.version,
+        size_bytes=one.size_bytes,
+        problem=one.problem,
+    )
 
 
 def phase_of(state: PoolState) -> str:

@@ -15,15 +15,17 @@ from pathlib import Path
 
 import grpc
 
+import gpushared
 from gpushared.api.v1 import jobs_pb2, link_pb2, pool_pb2, pool_pb2_grpc
 from gpushared.config.model import HostMode
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.config.queue_policy import queue_policy_of
 from gpushared.config.queue_rules import EVERYBODY
 from gpushared.daemon.clocks import CLOCK_NAME, SteadyClock, keep, keep_always
-from gpushared.daemon.process import keep_aside, no_collection, until_one_ends
+from gpushared.daemon.process import first_to_end, keep_aside, no_collection, until_one_ends
 from gpushared.daemon.systemd import Notifier, feed_watchdog
 from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.coordinator_events import NodeEnrolled, PoolTick
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
@@ -37,6 +39,7 @@ from gpushared.domain.scheduling.projects import may_use
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews, has_simulated
+from gpushared.jobs.leader_clock import keep_leader_clock
 from gpushared.jobs.restore import HighWater, read_high_water, restored, write_high_water
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator, check_identity
@@ -51,6 +54,7 @@ from gpushared.notify.payload import Origin
 from gpushared.notify.targets import routes_of
 from gpushared.pool.coordinator.admin_service import phase_of
 from gpushared.pool.coordinator.connections import Connections, bounds_here
+from gpushared.pool.coordinator.coordinator_registry import CoordinatorRegistry
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.coordinator.page_streams import pool_streams
@@ -68,10 +72,11 @@ from gpushared.pool.coordinator.service_factories import (
     listing_services,
 )
 from gpushared.pool.coordinator.stores import mark_path, open_store
+from gpushared.pool.coordinator.succession import Succession
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.ports import Clock
-from gpushared.ports.job_store import JobStore
+from gpushared.ports.job_store import JobStore, SharedStore
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.history import SqliteHistory
@@ -87,8 +92,6 @@ SOCKET_NAME = "gpushared-pool.sock"
 INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 MARK_SECONDS = 5.0
-LEAD_SECONDS = 15.0
-"""Wait so long for another leader's end: the lease in etcd of a coordinator that was killed ends after 10 s."""
 PRUNE_SECONDS = 300.0
 ROOMS: tuple[Room, ...] = (
     admin_services,
@@ -118,7 +121,7 @@ def real_pool_parts(config: CoordinatorConfig) -> PoolParts:
     """Return the parts as configured."""
     folder = Path(config.coordinator.state_dir)
     return PoolParts(
-        open_store(config, wait_seconds=LEAD_SECONDS),
+        open_store(config),
         SteadyClock(folder / CLOCK_NAME),
         SqliteAudit(folder / AUDIT_NAME),
         SqliteHistory(folder / HISTORY_NAME),
@@ -155,6 +158,10 @@ class PoolDaemon:
         self._json = JsonApi({})
         self._page: PoolPage | None = None
         self._told = ""
+        self._shared = parts.store if isinstance(parts.store, SharedStore) else None
+        self._started_at = parts.now()
+        self._succession: Succession | None = None
+        self._registry: CoordinatorRegistry | None = None
         self.users_port = 0
         self.nodes_port = 0
 
@@ -197,12 +204,11 @@ class PoolDaemon:
             stack.callback(watchdog.cancel)
             await keep(self._parts.clock, self._troubles)
             stack.push_async_callback(keep, self._parts.clock, self._troubles)
-            mark = await self._read_mark()
-            epoch = await self._parts.store.lead(above=mark.epoch)
             front, authenticator = self._front()
             trust = self._trust(authenticator)
-            loop = await self._loop_of(trust, epoch, mark)
-            stack.push_async_callback(self._mark, loop)
+            loop = await self._loop_of(trust)
+            if self._shared is None:
+                stack.push_async_callback(self._mark, loop)
             self._make_notifier(loop, trust.pool, stack)
             await stack.enter_async_context(loop.running())
             await stack.enter_async_context(trust.running())
@@ -220,10 +226,11 @@ class PoolDaemon:
             epoch=lambda: 0 if self._loop is None else self._loop.epoch,
             people=lambda: self._people,
             now=self._parts.now,
-            hosts=(socket.gethostname(),),
+            hosts=(socket.gethostname(), *filter(None, [self._config.coordinator.advertise])),
             enrolled=self._enrolled,
             authenticator=authenticator,
             audit=self._of_calls,
+            is_shared=self._shared is not None,
         )
         name = self._config.coordinator.name
         if name and name != trust.pool:
@@ -246,30 +253,51 @@ class PoolDaemon:
             await asyncio.to_thread(write_high_water, self._mark_path, mark)
         return mark
 
-    async def _loop_of(self, trust: PoolTrust, epoch: int, mark: HighWater) -> PoolLoop:
+    async def _loop_of(self, trust: PoolTrust) -> PoolLoop:
+        """Return the loop: with a store of its own it leads already, with a shared one it stands by."""
         clock = self._parts.clock
-        now, ahead = clock.now(), clock.ahead()
-        enrolled = [
-            Member(one.node, one.enrolled_at - ahead, tuple(sorted({one.node, *one.realms})))
-            for one in trust.members().values()
-        ]
+        if self._shared is not None:
+            await trust.load()
+            state = restore(pool_rules_of(self._config), epoch=0, now=clock.now())
+            loop = self._loop = PoolLoop(state, self._shared, clock, self._troubles)
+            loop.on_change = self._revisions.state_changed
+            self._succession = Succession(
+                self._shared,
+                loop,
+                clock,
+                lambda: pool_rules_of(self._config),
+                self._troubles,
+                name=self._name,
+                noticed=trust.noticed,
+            )
+            await self._succession.prepare()
+            return loop
+        mark = await self._read_mark()
+        epoch = await self._parts.store.lead(above=mark.epoch)
         with no_collection():
             state = await restored(
                 self._parts.store,
                 pool_rules_of(self._config),
                 epoch=epoch,
-                now=now,
-                ahead_seconds=ahead,
-                enrolled=enrolled,
+                now=clock.now(),
+                ahead_seconds=clock.ahead(),
+                enrolled=enrolled_in(trust, clock.ahead()),
                 mark=mark,
             )
-        log.info(
-            "store loaded epoch=%d revision=%d jobs=%d nodes=%d",
-            *(epoch, state.revision, len(state.jobs), len(state.members)),
-        )
-        self._loop = PoolLoop(state, self._parts.store, self._parts.clock, self._troubles)
+        self._log_loaded(state)
+        self._loop = PoolLoop(state, self._parts.store, clock, self._troubles)
         self._loop.on_change = self._revisions.state_changed
         return self._loop
+
+    @property
+    def _name(self) -> str:
+        return self._config.coordinator.advertise or socket.gethostname()
+
+    def _log_loaded(self, state: PoolState) -> None:
+        log.info(
+            "store loaded epoch=%d revision=%d jobs=%d nodes=%d",
+            *(state.epoch, state.revision, len(state.jobs), len(state.members)),
+        )
 
     def _make_notifier(self, loop: PoolLoop, pool: str, stack: AsyncExitStack) -> None:
         def day(at: float) -> float:
@@ -297,6 +325,7 @@ class PoolDaemon:
         )
         loop.subscribe(link.perform)
         loop.on_new_epoch(link.renew)
+        link.standby = trust.callers.standby = lambda: loop.standby
         trust.on_fall(link.drop)
         trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
         owners = LeaseOwners(
@@ -312,6 +341,9 @@ class PoolDaemon:
             owners,
             lambda: loop.state.ahead_seconds,
         )
+        if self._shared is not None:
+            self._registry = CoordinatorRegistry(self._shared, self._announcement)
+            link.addresses = self._registry.addresses
         return CoordinatorParts(
             config=lambda: self._config,
             loop=loop,
@@ -326,6 +358,7 @@ class PoolDaemon:
             audit=self._audit,
             of_calls=self._of_calls,
             nodes_port=lambda: self.nodes_port,
+            registry=self._registry,
         )
 
     async def _job(self, loop: PoolLoop, job: JobId) -> Job | None:
@@ -382,7 +415,7 @@ class PoolDaemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
-        self._json = JsonApi(calls, self._of_calls, lambda: self._revisions)
+        self._json = JsonApi(calls, self._of_calls, lambda: self._revisions, self._age)
         streams = pool_streams(self._json, self._revisions, services)
         stack.push_async_callback(streams.close)
         self._page = PoolPage(coordinator, self._json, streams, self._identities, self._shares)
@@ -390,6 +423,10 @@ class PoolDaemon:
         await stack.enter_async_context(server.serving(services))
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_status)
+
+    def _age(self) -> str:
+        standby = None if self._loop is None else self._loop.standby
+        return "" if standby is None else f"{standby.age_seconds():.1f}"
 
     async def _live(self, loop: PoolLoop, connections: Connections, coordinator: CoordinatorParts) -> None:
         """Serve until the stop. Raises Deposed if this coordinator must not go on."""
@@ -404,22 +441,53 @@ class PoolDaemon:
         )
         await until_one_ends(
             self._notifier,
+            self._lead(loop, coordinator),
             self._tick(loop),
-            self._keep_mark(loop),
-            self._prune(loop),
-            coordinator.gatherer.run(),
-            coordinator.recorder.run(),
             connections.run(),
             keep_always(self._parts.clock, self._troubles),
             keep_aside(),
             self._audit.run(),
             self._outbox.run(),
-            self._pool_notifier.run(),
             self._metrics.run(),
             page.listeners.run(),
             loop.ended(),
-            self._parts.store.lost(),
             self._stop.wait(),
+        )
+
+    async def _lead(self, loop: PoolLoop, coordinator: CoordinatorParts) -> None:
+        """Lead, after having stood by on a shared store. Raises Deposed if this coordinator must not go on."""
+        if self._succession is not None:
+            await self._stand_by(self._succession, coordinator)
+            self._log_loaded(loop.state)
+        await first_to_end(
+            self._keep_mark(loop) if self._registry is None else self._keep_others(loop, self._registry),
+            self._prune(loop),
+            coordinator.gatherer.run(),
+            coordinator.recorder.run(),
+            self._pool_notifier.run(),
+            self._parts.store.lost(),
+        )
+
+    async def _stand_by(self, succession: Succession, coordinator: CoordinatorParts) -> None:
+        assert coordinator.registry is not None, "a shared store has one"
+
+        async def members(epoch: int) -> list[Member]:
+            await coordinator.trust.begin(epoch)
+            return enrolled_in(coordinator.trust, self._parts.clock.ahead())
+
+        await succession.run(coordinator.registry.announce, members)
+
+    async def _keep_others(self, loop: PoolLoop, registry: CoordinatorRegistry) -> None:
+        """Keep in the store what the coordinators that stand by need."""
+        await first_to_end(registry.keep(loop), keep_leader_clock(loop))
+
+    def _announcement(self) -> pool_pb2.PoolCoordinator:
+        return pool_pb2.PoolCoordinator(
+            name=self._name,
+            address=f"{_in_brackets(self._name)}:{self.users_port}",
+            node_address=f"{_in_brackets(self._name)}:{self.nodes_port}",
+            version=gpushared.__version__,
+            started_at=self._started_at,
         )
 
     async def _tick(self, loop: PoolLoop) -> None:
@@ -487,6 +555,8 @@ class PoolDaemon:
 
     def _status(self, loop: PoolLoop) -> str:
         state = loop.state
+        if loop.standby is not None:
+            return f"stands by, {loop.standby.leader or 'nobody'} leads"
         connected = sum(member.connected for member in state.members.values())
         waiting = state.queued_count
         phase = "" if state.settled else f", {phase_of(state)}"
@@ -494,6 +564,18 @@ class PoolDaemon:
             f"{connected} of {len(state.members)} nodes, {waiting} jobs queued, "
             f"{len(state.jobs) - waiting} under way{phase}"
         )
+
+
+def enrolled_in(trust: PoolTrust, ahead_seconds: float) -> list[Member]:
+    """Return the nodes that have a certificate of the pool's authority."""
+    return [
+        Member(one.node, one.enrolled_at - ahead_seconds, tuple(sorted({one.node, *one.realms})))
+        for one in trust.members().values()
+    ]
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 async def _no_docker(_: Exchange) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
-from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError, NotLeader
 from gpushared.domain.model.units import shown
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import Context, abort
@@ -59,6 +59,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
     ) -> pool_pb2.SignAnswer:
         try:
             self._rates.spend(host_of(context.peer()))
+            self._trust.callers.check_answers("Join/Sign")
             words = read_join_token(request.token)
             check_clock(f"the machine that is to be node {shown(request.node)}", request.now, self._now())
             signed = await self._trust.enlisting.enlist(request.node, request.csr, words)
@@ -74,6 +75,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
         who = _stranger(context)
         try:
             node = self._trust.callers.node_of(context)
+            self._trust.callers.check_answers("Join/Renew")
             who = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {who.user}")
             check_clock(f"node {node.node}", request.now, self._now())
             self._renewals.spend(f"node {node.node}")
@@ -86,7 +88,8 @@ class JoinService(pool_pb2_grpc.JoinServicer):
     async def _refuse(
         self, name: str, request: Message, who: Asker, context: Context[Any, Any], error: GpushareError
     ) -> NoReturn:
-        self._audit.refused(name, request, who, error)
+        if not isinstance(error, NotLeader):
+            self._audit.refused(name, request, who, error)
         await abort(context, error)
 
     def _answer(self, signed: Signed) -> pool_pb2.SignAnswer:

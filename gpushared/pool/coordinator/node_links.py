@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, assert_never
 
@@ -31,6 +31,7 @@ from gpushared.domain.jobs.staleness_claims import ClaimRefused
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
+    NotLeader,
     PermissionRefused,
     RequestError,
     StateConflict,
@@ -40,6 +41,7 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.units import shown
 from gpushared.jobs.job_requests import is_own_id
+from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import abort
 from gpushared.net.limits import host_of
@@ -62,6 +64,9 @@ log = logging.getLogger(__name__)
 DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
 """Remember the refusals of this many callers, so that the log shows each only once."""
+
+WAIT_METADATA = "gpushare-wait-seconds"
+"""A node sends this with ``Connect`` to wait so long at a coordinator that stands by, until one leads."""
 
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
@@ -100,6 +105,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self.registrations = registrations or Registrations()
         self._audit = audit or CallAudit()
         self._closed = False
+        self.standby: Callable[[], Standby | None] = lambda: None
+        """Return how the coordinator stands by, or None while it leads."""
+        self.addresses: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ())
+        """Return the addresses of all coordinators: for users, and in the same order for nodes."""
 
     # --- what the coordinator says ---------------------------------------------------------------------
 
@@ -207,8 +216,11 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         node = NodeName("")
         try:
             node = self._guard.node_of(context.auth_context())
+            await self._until_leading(context)
             self._check_member(node)
             await self._serve(await self._meet(node, context), context)
+        except NotLeader as error:
+            await abort(context, error)
         except GpushareError as error:
             self._tell_of_refusal(node, error, context)
             await refuse(context, error)
@@ -225,6 +237,22 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             await self.tunnels.serve(node, context)
         except GpushareError as error:
             await abort(context, error)
+
+    async def _until_leading(self, context: Context) -> None:
+        """Raises NotLeader while this coordinator stands by.
+
+        A node that has asked all coordinators in vain may wait here until one leads; so it need not ask again
+        and again.
+        """
+        standby = self.standby()
+        if standby is None:
+            return
+        told = dict(context.invocation_metadata() or ()).get(WAIT_METADATA, "0")
+        seconds = int(told) if isinstance(told, str) and told.isdecimal() else 0
+        if not seconds:
+            raise standby.refusal()
+        await context.send_initial_metadata(())  # it shows the node that this coordinator is alive
+        await standby.until_leading(seconds)
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""
@@ -358,6 +386,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
 
     def _welcome(self) -> link_pb2.Welcome:
+        users, nodes = self.addresses()
         return link_pb2.Welcome(
             pool=self._guard.pool,
             epoch=self._machine.state.epoch,
@@ -365,6 +394,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             beat_seconds=self._beat_seconds(len(self._machine.state.members)),
             now=time.time(),
             capabilities=codec.CAPABILITIES,
+            addresses=users,
+            node_addresses=nodes,
         )
 
     def _tell_standing_drain(self, node: NodeName) -> None:

@@ -33,6 +33,11 @@ def _metric(name: str, kind: Kind, text: str, *labels: str) -> Metric:
 LEADER = _metric(
     "pool_leader", Kind.GAUGE, "1 if this coordinator leads the pool and its store answers, else 0."
 )
+STANDBY_AGE = _metric(
+    "pool_standby_age_seconds",
+    Kind.GAUGE,
+    "Age of what this coordinator knows while it stands by; absent while it leads.",
+)
 EPOCH = _metric("pool_epoch", Kind.GAUGE, "The epoch, which rises with each new leader.")
 SETTLED = _metric("pool_settled", Kind.GAUGE, "1 if all nodes have reported since the start, else 0.")
 MEMBERS = _metric("pool_members", Kind.GAUGE, "Nodes of the pool, without those that were forgotten.")
@@ -101,8 +106,10 @@ class PoolMetrics:
         loop = self._loop()
         if loop is not None:
             troubles = self._troubles.by_part()
-            page.add(LEADER, int("store" not in troubles))
-            page.add(EPOCH, loop.epoch)
+            page.add(LEADER, int("store" not in troubles and loop.standby is None))
+            page.add(STANDBY_AGE, None if loop.standby is None else loop.standby.age_seconds())
+            page.add(EPOCH, loop.epoch or loop.state.epoch)
+        if loop is not None and loop.standby is None:
             page.add_members(loop.state, loop.now())
             page.add_jobs(loop.state)
             page.add_queue(loop.state, loop.now())

@@ -21,6 +21,7 @@ from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
+from gpushared.pool.coordinator.coordinator_registry import CoordinatorRegistry
 from gpushared.pool.coordinator.history_gatherer import HistoryGatherer, LeaseOwners
 from gpushared.pool.coordinator.node_links import LinkService
 from gpushared.pool.trust.callers import Callers, PersonCaller, PoolCaller, unless
@@ -77,6 +78,8 @@ class CoordinatorParts:
     of_calls: CallAudit
     """This audit receives the calls that it must record."""
     nodes_port: Callable[[], int]
+    registry: CoordinatorRegistry | None = None
+    """All coordinators of the pool; None with a store that only this one has."""
 
 
 Room = Callable[[CoordinatorParts], Sequence[Service]]
@@ -102,7 +105,8 @@ def unary_service(
         add=lambda server: server.add_generic_rpc_handlers((generic,)),
         calls={
             f"{descriptor.full_name}/{name}": Unary(
-                GetMessageClass(methods[name].input_type), _local(handler, callers)
+                GetMessageClass(methods[name].input_type),
+                _local(f"{descriptor.name}/{name}", handler, callers),
             )
             for name, handler in handlers.items()
         },
@@ -118,9 +122,10 @@ def _served(
     return unary_handler(method, call)
 
 
-def _local(handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
+def _local(name: str, handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
     async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
         found = callers.of_json(caller)
+        callers.check_answers(name)
         if not isinstance(caller, PersonCaller):
             return await handler(message, found)
         with callers.watching(found) as gone:

@@ -23,7 +23,7 @@ from gpushared.api.v1 import (
     pool_pb2_grpc,
 )
 from gpushared.domain.jobs.job import Owner
-from gpushared.domain.model.errors import ConfigError, GpushareError, RequestError, TimedOut
+from gpushared.domain.model.errors import ConfigError, GpushareError, NotLeader, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.job_requests import Wanted
@@ -31,7 +31,7 @@ from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
 from gpushared.jobs.jobs_service import JobsService
 from gpushared.net.audit_service import AuditApi
-from gpushared.net.call_checks import OPTIONS, Context
+from gpushared.net.call_checks import OPTIONS, Context, abort
 from gpushared.net.history_service import HistoryApi, Rights
 from gpushared.net.intake import Intake
 from gpushared.net.unary_json import Unary
@@ -152,7 +152,10 @@ class _Room:
 
     def _notices(self) -> list[str]:
         """Return the reasons why the listed state is uncertain."""
-        state = self._coordinator.loop.state
+        loop = self._coordinator.loop
+        if loop.standby is not None:
+            return [loop.standby.notice()]
+        state = loop.state
         if state.settled:
             return []
         missing = state.missing()
@@ -207,6 +210,7 @@ class _Room:
     async def _written(
         self, message: jobs_pb2.LogsRequest, caller: PoolCaller
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
+        self._callers.check_answers("Jobs/Logs")
         caller.require(Scope.LOGS)
         job = await self._service.find(message.job_id, caller.owner)
         async for chunk in self._streams.logs(job, message, caller.owner):
@@ -221,11 +225,14 @@ class _Room:
             if not isinstance(first, jobs_pb2.TunnelChunk):
                 raise RequestError("a tunnel begins with the job that it leads to")
             caller = await self._callers.caller_of(context, first)
+            self._callers.check_answers("Jobs/Tunnel")
             for scope in _FOR_TUNNELS:
                 caller.require(scope)
             job = await self._service.find(first.job_id, caller.owner)
             with self._callers.watching(caller) as gone:
                 await unless(gone, self._streams.tunnel(job, first, caller.owner, context))
+        except NotLeader as error:
+            await abort(context, error)
         except GpushareError as error:
             asked = first if isinstance(first, jobs_pb2.TunnelChunk) else None
             await self._callers.refuse("Jobs/Tunnel", asked, caller, context, error)
@@ -258,6 +265,8 @@ def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
         coordinator.troubles,
         pool=coordinator.trust.pool,
         drained=coordinator.link.tell_drain,
+        store=coordinator.store,
+        registry=coordinator.registry,
     )
     join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.of_calls)
     return (

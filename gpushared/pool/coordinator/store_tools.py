@@ -19,9 +19,16 @@ from gpushared.daemon.files import sync_folder
 from gpushared.domain.model.errors import GpushareError, StateConflict
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, read_job, read_member
 from gpushared.jobs.restore import HighWater, read_high_water, write_high_water
-from gpushared.pool.coordinator.stores import MOVED, SQLITE_SCHEME, mark_path, open_store, sqlite_path
-from gpushared.ports.job_store import Contents, JobStore
-from gpushared.storage.etcd.failures import EtcdFailure
+from gpushared.pool.coordinator.stores import (
+    MOVED,
+    SQLITE_SCHEME,
+    ca_folder,
+    mark_path,
+    open_store,
+    sqlite_path,
+)
+from gpushared.pool.trust.shared_trust import make_store_key
+from gpushared.ports.job_store import Contents, JobStore, SharedStore
 from gpushared.storage.etcd.filling import fill, mark_as_moved
 from gpushared.storage.etcd.store import EtcdStore
 from gpushared.storage.job_store import SqliteStore, StoreFile
@@ -38,6 +45,7 @@ async def migrate(config: CoordinatorConfig, to: str, *, replaces: bool) -> list
     async with _opened(config, None) as source:
         epoch = await source.lead()
         contents = await source.load()
+        await asyncio.to_thread(make_store_key, ca_folder(config))
         filled, revision = await _fill(config, to, contents, above=epoch, replaces=replaces)
         mark = await asyncio.to_thread(read_high_water, mark_path(config))
         await _write_mark(config, HighWater(filled, revision, doubted=mark.doubted))
@@ -176,18 +184,18 @@ def _put_aside(path: Path, why: str) -> Path:
 
 async def _members(store: JobStore) -> tuple[list[str], list[str]]:
     """Return a line on each of etcd's members, and what is wrong with them."""
-    if not isinstance(store, EtcdStore):
+    if not isinstance(store, SharedStore):
         return [], []
     lines, problems = [], []
-    statuses = await store.client.statuses()
-    for endpoint, found in statuses.items():
-        if isinstance(found, EtcdFailure):
-            problems.append(f"etcd's member {endpoint} does not answer: {found.words}")
-            continue
-        leads = ", leads" if found.leader == found.header.member_id else ""
-        lines.append(f"etcd's member {endpoint}: {found.version}, {found.dbSize / 2**20:.1f} MiB{leads}")
-        problems += [f"etcd's member {endpoint}: {error}" for error in found.errors]
-    if len(statuses) < LEAST_MEMBERS:
+    members = await store.health()
+    for member in members:
+        leads = ", leads" if member.leads else ""
+        if member.version:
+            size = member.size_bytes / 2**20
+            lines.append(f"etcd's member {member.endpoint}: {member.version}, {size:.1f} MiB{leads}")
+        if member.problem:
+            problems.append(f"etcd's member {member.endpoint}: {member.problem}")
+    if len(members) < LEAST_MEMBERS:
         lines.append("fewer than three members are named in store.url: the pool stops when one stops")
     return lines, problems
 

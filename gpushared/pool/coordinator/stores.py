@@ -20,9 +20,7 @@ MOVED = ".moved"
 """A file whose records have moved to etcd has this at the end of its name."""
 
 
-def open_store(
-    config: CoordinatorConfig, url: str | None = None, *, wait_seconds: float = 0.0, for_filling: bool = False
-) -> JobStore:
+def open_store(config: CoordinatorConfig, url: str | None = None, *, for_filling: bool = False) -> JobStore:
     """Return the store with this address, or the configured one; ``sqlite:`` is the file in its usual place.
 
     Raises ConfigError.
@@ -37,7 +35,10 @@ def open_store(
             )
         return SqliteStore(path)
     return EtcdStore(
-        etcd_access(config, url), etcd_prefix(config), wait_seconds=wait_seconds, for_filling=for_filling
+        etcd_access(config, url),
+        etcd_prefix(config),
+        name=config.coordinator.advertise,
+        for_filling=for_filling,
     )
 
 
@@ -68,13 +69,14 @@ def etcd_prefix(config: CoordinatorConfig) -> str:
     """Return what the store's keys begin with. Raises ConfigError if there is no pool to name it after."""
     if config.store.prefix:
         return config.store.prefix
-    return f"/gpushare/{config.coordinator.name or Authority.load(_ca_folder(config)).pool}/"
+    return f"/gpushare/{config.coordinator.name or Authority.load(ca_folder(config)).pool}/"
 
 
 def mark_path(config: CoordinatorConfig) -> Path:
     """Return the file that notes how far the store was."""
-    return _ca_folder(config) / MARK_NAME
+    return ca_folder(config) / MARK_NAME
 
 
-def _ca_folder(config: CoordinatorConfig) -> Path:
+def ca_folder(config: CoordinatorConfig) -> Path:
+    """Return the folder of the pool's certificate authority."""
     return Path(config.coordinator.state_dir) / CA_FOLDER

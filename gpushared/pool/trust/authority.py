@@ -116,6 +116,48 @@ class Authority:
         write_private(self._folder / TRUST_FILE, json.dumps(facts).encode())
         self.generation, self._anchors = generation, tuple(anchors)
 
+    # --- for other coordinators ------------------------------------------------------------------------
+
+    def content(self) -> bytes:
+        """Return the anchors with their keys, which are secret."""
+        anchors = [
+            {
+                "number": one.number,
+                "certificate": certificates.pem_of(one.certificate).decode(),
+                "key": key_pem(one.key).decode(),
+            }
+            for one in self._anchors
+        ]
+        return json.dumps({"pool": self.pool, "generation": self.generation, "anchors": anchors}).encode()
+
+    def take(self, content: bytes) -> None:
+        """Trust the anchors of ``content`` and no others, and keep them in the folder.
+
+        Raises ConfigError if they cannot be read or are of another pool, Unavailable.
+        """
+        try:
+            told = json.loads(content)
+            pool, generation = str(told["pool"]), int(told["generation"])
+            anchors = [
+                _anchor_of(int(one["number"]), one["certificate"].encode(), one["key"].encode())
+                for one in told["anchors"]
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            hint = "restore a backup of the store"
+            raise ConfigError(f"the authority in the store cannot be read: {error}", hint=hint) from error
+        if pool != self.pool:
+            raise ConfigError(
+                f"the authority in the store is of the pool {pool}, and the one here of {self.pool}",
+                hint="is it the right [store] prefix?",
+            )
+        for one in anchors:
+            write_private(_key_path(self._folder, one.number), key_pem(one.key))
+            write_private(_certificate_path(self._folder, one.number), certificates.pem_of(one.certificate))
+        dropped = {one.number for one in self._anchors} - {one.number for one in anchors}
+        self._trust(generation, anchors)
+        for number in dropped:
+            _key_path(self._folder, number).unlink(missing_ok=True)
+
     # --- whom to trust ---------------------------------------------------------------------------------
 
     @property
@@ -260,8 +302,14 @@ def _new_anchor(folder: Path, pool: str, number: int, now: float) -> Anchor:
 
 def _read_anchor(folder: Path, number: int) -> Anchor:
     """Read an anchor from its files. Raises ValueError, ConfigError."""
-    key = serialization.load_pem_private_key(read_private(_key_path(folder, number)), password=None)
-    certificate = x509.load_pem_x509_certificate(read_private(_certificate_path(folder, number)))
+    certificate, key = _certificate_path(folder, number), _key_path(folder, number)
+    return _anchor_of(number, read_private(certificate), read_private(key))
+
+
+def _anchor_of(number: int, certificate_pem: bytes, private_pem: bytes) -> Anchor:
+    """Raises ValueError."""
+    key = serialization.load_pem_private_key(private_pem, password=None)
+    certificate = x509.load_pem_x509_certificate(certificate_pem)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError(f"the key of anchor {number} does not go with its certificate")
     return Anchor(number, certificate, key)

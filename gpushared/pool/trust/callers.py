@@ -18,8 +18,9 @@ from typing import Any, NoReturn, TypeVar
 from google.protobuf.message import Message
 
 from gpushared.domain.jobs.job import ROOT, NodeName, Owner
-from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError
+from gpushared.domain.model.errors import GpushareError, NotLeader, PermissionRefused, RequestError
 from gpushared.domain.model.request import Caller
+from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import CallAuthenticator, Context, abort
 from gpushared.net.intake import Admitted, CallsUnderWay
@@ -36,6 +37,15 @@ AUTHORIZATION = "authorization"
 BEARER = "Bearer "
 ALL_SCOPES = frozenset(Scope)
 OPEN_TO_STRANGERS = ("/gpushare.v1.Join/", "/grpc.health.v1.Health/")
+AGE_METADATA = "gpushare-age-seconds"
+"""A coordinator that stands by adds to each answer how old the answer is."""
+ANSWERED_BY_ALL = frozenset(
+    {
+        *("Jobs/Get", "Jobs/List", "Jobs/Wait", "Jobs/Explain", "Jobs/Nodes", "Jobs/Watch"),
+        *("PoolAdmin/Status", "PoolAdmin/Anchors", "Audit/List"),
+    }
+)
+"""A coordinator that stands by answers these calls; only the leader answers all others."""
 SHARE_OF_A_NODE = 4
 """A node gets a larger share because it calls for all of its users."""
 CALLS_OF_A_PRINCIPAL = 1024
@@ -119,6 +129,8 @@ class Callers:
         self._authenticator = authenticator
         self._assertions = AssertionCheck(pool)
         self._calls = CallsUnderWay(CALLS_OF_A_PRINCIPAL)
+        self.standby: Callable[[], Standby | None] = lambda: None
+        """Return how the coordinator stands by, or None while it leads."""
         self.met: Callable[[str, str], None] = lambda _, __: None
         """Every call of a token or a node calls this with the peer's address and the counted name."""
 
@@ -299,12 +311,23 @@ class Callers:
         caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
+            self.check_answers(name)
             with self.watching(caller) as gone:
                 answer = await unless(gone, call(message, caller))
+        except NotLeader as error:
+            await abort(context, error)
         except GpushareError as error:
             await self.refuse(name, message, caller, context, error)
         self._audit.done(name, message, await self._asker(caller, context), answer)
+        if (standby := self.standby()) is not None:
+            context.set_trailing_metadata(((AGE_METADATA, f"{standby.age_seconds():.1f}"),))
         return answer
+
+    def check_answers(self, name: str) -> None:
+        """Raises NotLeader if only the leader answers this call, and this coordinator stands by."""
+        standby = self.standby()
+        if standby is not None and name not in ANSWERED_BY_ALL:
+            raise standby.refusal()
 
     async def refuse(
         self,
@@ -356,10 +379,13 @@ class Callers:
         caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
+            self.check_answers(name)
             with self.watching(caller) as gone:
                 async with contextlib.aclosing(until(gone, call(message, caller))) as answers:
                     async for answer in answers:
                         yield answer
+        except NotLeader as error:
+            await abort(context, error)
         except GpushareError as error:
             await self.refuse(name, message, caller, context, error)
 

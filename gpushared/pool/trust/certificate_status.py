@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ _AGAIN = (
     "leave, then gpushare node join"
 )
 
+Line = dict[str, Any]
+"""A line of the record, as JSON has it."""
 Judge = Callable[[float], GpushareError | None]
 """A judge returns the fault, at a time, of the proof that admitted a caller; None means no fault."""
 
@@ -65,7 +67,7 @@ class SignatureLog:
         end = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:end].splitlines(), start=1):
             try:
-                self._apply(json.loads(line))
+                self.apply(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
                     f"{self._path}, line {number}, cannot be read: {error}",
@@ -101,24 +103,14 @@ class SignatureLog:
 
     def issued(self, certificate: NodeCertificate, at: float, *, token: str = "") -> None:
         """Record a new certificate. Raises Unavailable; then the certificate must not be sent."""
-        self._append(
-            {
-                "what": "issued",
-                "at": at,
-                "node": certificate.node,
-                "serial": f"{certificate.serial:x}",
-                "expires_at": certificate.expires_at,
-                "realms": sorted(certificate.realms),
-                "authority": certificate.authority,
-                "token": token,
-            }
-        )
+        self.append(issued_line(certificate, at, token=token))
 
     def revoke(self, node: NodeName, by: str, at: float) -> None:
         """Revoke all certificates that the node has. Raises Unavailable."""
-        self._append({"what": "revoked", "at": at, "node": node, "by": by})
+        self.append(revoked_line(node, by, at))
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def append(self, line: Line) -> None:
+        """Write a line durably, and apply it. Raises Unavailable."""
         data = json.dumps(line).encode() + b"\n"
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
@@ -133,9 +125,28 @@ class SignatureLog:
             hint = "is the disk full?"
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}", hint=hint) from error
         self._end += len(data)
-        self._apply(line)
+        self.apply(line)
 
-    def _apply(self, line: dict[str, Any]) -> None:
+    def lines_of_file(self) -> list[bytes]:
+        """Return all whole lines of the file. Raises ConfigError."""
+        with telling(self._path, "cannot be read"):
+            data = self._path.read_bytes() if self._path.exists() else b""
+        return data[: data.rfind(b"\n") + 1].splitlines()
+
+    def take(self, lines: Iterable[bytes]) -> None:
+        """Know these lines and no others. Raises ConfigError; then the record is as it was."""
+        before = self._members, self._serials, self._revoked, self._revoked_at
+        self._members, self._serials, self._revoked, self._revoked_at = {}, {}, set(), {}
+        try:
+            for line in lines:
+                self.apply(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            self._members, self._serials, self._revoked, self._revoked_at = before
+            raise ConfigError(
+                f"a line of the pool's ledger cannot be read: {error}", hint="restore a backup of the store"
+            ) from error
+
+    def apply(self, line: Line) -> None:
         node = NodeName(line["node"])
         if line["what"] == "revoked":
             self._revoked |= self._serials.get(node, set())
@@ -153,6 +164,25 @@ class SignatureLog:
             authority=line["authority"],
             expires_at=float(line["expires_at"]),
         )
+
+
+def issued_line(certificate: NodeCertificate, at: float, *, token: str = "") -> Line:
+    """Return the line for a new certificate."""
+    return {
+        "what": "issued",
+        "at": at,
+        "node": certificate.node,
+        "serial": f"{certificate.serial:x}",
+        "expires_at": certificate.expires_at,
+        "realms": sorted(certificate.realms),
+        "authority": certificate.authority,
+        "token": token,
+    }
+
+
+def revoked_line(node: NodeName, by: str, at: float) -> Line:
+    """Return the line that revokes all certificates of a node."""
+    return {"what": "revoked", "at": at, "node": node, "by": by}
 
 
 class CertificateStatus:

@@ -8,12 +8,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs.job import NodeName
-from gpushared.domain.model.errors import NotFound, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NotFound,
+    PermissionRefused,
+    RequestError,
+    StateConflict,
+)
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.authority import Authority, key_digest
-from gpushared.pool.trust.certificate_status import CertificateStatus, SignatureLog
+from gpushared.pool.trust.certificate_status import (
+    CertificateStatus,
+    Line,
+    SignatureLog,
+    issued_line,
+    revoked_line,
+)
 from gpushared.pool.trust.certificates import NodeCertificate, pem_of, read_node_certificate
 from gpushared.pool.trust.people import node_name, realm_name
+from gpushared.pool.trust.shared_trust import SharedTrust
 from gpushared.pool.trust.token_records import (
     JoinRecord,
     JoinWords,
@@ -59,8 +72,12 @@ class Enlisting:
         now: Callable[[], float],
         enrolled: Enrolled,
         named_realms: Callable[[], frozenset[str]],
+        shared: SharedTrust | None = None,
     ) -> None:
-        """``named_realms`` returns the realms of the pool's user table."""
+        """``named_realms`` returns the realms of the pool's user table.
+
+        With ``shared``, the record and the anchors are in the store that several coordinators share.
+        """
         self._authority = authority
         self._ledger = ledger
         self._certificate_status = certificate_status
@@ -68,6 +85,7 @@ class Enlisting:
         self._now = now
         self._enrolled = enrolled
         self._named_realms = named_realms
+        self._shared = shared
         self._turn = asyncio.Lock()
 
     async def enlist(self, name: str, csr: bytes, words: JoinWords) -> Signed:
@@ -87,7 +105,7 @@ class Enlisting:
             self._check_name(node, kept.record)
             record = await self._tokens.use(kept, node, key, now)
             if self._ledger.member(node) is not None:
-                await asyncio.to_thread(self._ledger.revoke, node, f"token {record.id}", now)
+                await self._write(revoked_line(node, f"token {record.id}", now))
             signed = await self._sign(csr, node, frozenset(record.realms) - {node}, record.id)
             self._certificate_status.look_again(now)
         await self._enrolled(node, record.realms)
@@ -138,7 +156,7 @@ class Enlisting:
         now = self._now()
         pem = pem_of(await asyncio.to_thread(self._authority.sign_node, csr, node, realms, now))
         certificate = read_node_certificate(pem)
-        await asyncio.to_thread(self._ledger.issued, certificate, now, token=token)
+        await self._write(issued_line(certificate, now, token=token))
         return Signed(pem, certificate)
 
     async def expel(self, node: NodeName, by: str) -> None:
@@ -146,15 +164,29 @@ class Enlisting:
         async with self._turn:
             if self._ledger.member(node) is None:
                 raise NotFound(f"no node {shown(node)} has a certificate", hint="`gpushare nodes` lists them")
-            await asyncio.to_thread(self._ledger.revoke, node, by, self._now())
+            await self._write(revoked_line(node, by, self._now()))
             self._certificate_status.look_again(self._now())
         log.info("certificates revoked node=%s by=%s", node, by)
 
     async def change_anchors(self, change: Callable[[float], None]) -> None:
         """Let the authority change the trusted anchors while no other change is under way."""
         async with self._turn:
+            before = self._authority.content()
             await asyncio.to_thread(change, self._now())
+            if self._shared is not None:
+                try:
+                    await self._shared.publish_anchors()
+                except GpushareError:
+                    await asyncio.to_thread(self._authority.take, before)
+                    raise
             self._certificate_status.look_again(self._now())
+
+    async def _write(self, line: Line) -> None:
+        """Write a line of the record durably. Raises Unavailable, TimedOut."""
+        if self._shared is None:
+            await asyncio.to_thread(self._ledger.append, line)
+        else:
+            await self._shared.append(line)
 
 
 class JoinTokens:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpushared.daemon.files import make_private_folder, telling
 from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.shared_trust import make_store_key
 from gpushared.pool.trust.trust import CA_FOLDER
 
 POOL_USER = "gpushared-pool"
@@ -36,6 +37,7 @@ def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> Founde
     account = _account(owner)
     make_private_folder(state_dir)
     authority = Authority.found(state_dir / CA_FOLDER, pool, now)
+    make_store_key(state_dir / CA_FOLDER)
     if os.geteuid() == 0:
         _give_to(state_dir, account)
     return Founded(pool, state_dir, authority.digest, owner)

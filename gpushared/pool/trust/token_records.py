@@ -19,6 +19,8 @@ from gpushared.ports.job_store import JobStore, Transaction
 
 SECRET_BYTES = 32
 ID_BYTES = 5
+TOKENS = "token/"
+"""Records of all kinds of tokens are below this prefix."""
 JOIN_PREFIX = "GSJ1"
 API_PREFIX = "gsp"
 _JOIN = re.compile(rf"{JOIN_PREFIX}-([a-z0-9-]{{1,32}})-([a-z2-7]{{52}})-([a-z2-7]{{8}})-([a-z2-7]{{52}})")

@@ -22,6 +22,8 @@ from gpushared.pool.trust.certificate_status import LEDGER_FILE, CertificateStat
 from gpushared.pool.trust.certificates import pem_of
 from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled, JoinTokens
 from gpushared.pool.trust.people import People
+from gpushared.pool.trust.shared_trust import TRUST, SharedTrust
+from gpushared.pool.trust.token_records import TOKENS
 from gpushared.ports.job_store import JobStore
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 CA_FOLDER = "ca"
 LOOK_SECONDS = 10.0
 SHOWN = 5
+FOLLOW_SECONDS = 0.2
+"""Changes that another coordinator makes within this time are read together."""
 REISSUE_SECONDS = 10 * 24 * 3600
 """Reissue the certificate after a third of its life."""
 
@@ -57,9 +61,14 @@ class PoolTrust:
         authenticator: CallAuthenticator | None = None,
         audit: CallAudit | None = None,
         node_seconds: int = NODE_SECONDS,
+        is_shared: bool = False,
     ) -> None:
-        """Raises ConfigError if the authority is missing or cannot be read."""
+        """Raises ConfigError if the authority is missing or cannot be read.
+
+        With ``is_shared`` the store has the authority for all coordinators.
+        """
         folder = state_dir / CA_FOLDER
+        self._epoch = epoch
         self.now = now
         self.people = people
         self.authority = Authority.load(folder, node_seconds)
@@ -77,6 +86,8 @@ class PoolTrust:
             audit=audit,
         )
         self.guard = LinkGuard(self.authority, self.ledger, self.certificate_status, self.callers, now)
+        self.shared = SharedTrust(folder, self.authority, self.ledger, store, epoch) if is_shared else None
+        self._renewing = asyncio.Event()
         self.enlisting = Enlisting(
             self.authority,
             self.ledger,
@@ -85,6 +96,7 @@ class PoolTrust:
             now,
             enrolled,
             lambda: people().named_realms,
+            self.shared,
         )
         self.identity = ServerIdentity(self.authority, hosts, now())
         self.anchors_changed: Callable[[], None] = lambda: None
@@ -105,16 +117,50 @@ class PoolTrust:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Load the tokens, and keep the certificate and the checks current while the block runs."""
-        await self.api_tokens.load()
-        keeper = asyncio.create_task(self._keep())
+        await self.load()
+        keepers = [asyncio.create_task(self._keep()), asyncio.create_task(self._follow())]
         try:
             yield
         finally:
-            keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeper
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
             with suppress(GpushareError):
-                await self.api_tokens.note_use()
+                await self._note_use()
+
+    # --- what other coordinators change ----------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Read from the store what another coordinator may have written. Raises the store's errors, ConfigError."""
+        await self.api_tokens.load()
+        if self.shared is not None and await self.shared.load():
+            self._tell_anchors()
+        self.certificate_status.look_again(self.now())
+
+    async def begin(self, epoch: int) -> None:
+        """Read anew what others wrote last, and store what only this leading coordinator has. Raises as ``load``."""
+        await self.load()
+        if self.shared is not None:
+            await self.shared.begin(epoch)
+
+    def noticed(self, key: str) -> None:
+        """Note that another coordinator wrote this record of the store."""
+        if key.startswith((TOKENS, TRUST)):
+            self._renewing.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._renewing.wait()
+            self._renewing.clear()
+            try:
+                await self.load()
+            except GpushareError as error:
+                log.warning("tokens and certificates of the pool are not read again: %s", error)
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    async def _note_use(self) -> None:
+        if self._epoch():
+            await self.api_tokens.note_use()
 
     async def _keep(self) -> None:
         while True:
@@ -123,7 +169,7 @@ class PoolTrust:
             self.certificate_status.look_again(now)
             self.identity.refresh(now)
             try:
-                await self.api_tokens.note_use()
+                await self._note_use()
             except GpushareError as error:
                 log.warning("the last use of tokens is not written down: %s", error)
 

@@ -1,7 +1,8 @@
 """Name the keys of a pool's store below its prefix, and make requests on them.
 
 ``format`` says how the store is kept. ``epoch`` holds the newest epoch and who leads with it. ``leader``
-exists while a leader lives: it goes with the leader's lease. ``record/KEY`` are the records.
+exists while a leader lives: it goes with the leader's lease. ``coordinator/NAME`` describes a coordinator that
+runs, and goes with its lease. ``record/KEY`` are the records.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ class Keys:
     def leader(self) -> bytes:
         return f"{self.prefix}leader".encode()
 
+    def coordinator(self, name: str) -> bytes:
+        return f"{self.prefix}coordinator/{name}".encode()
+
     def record(self, key: str) -> bytes:
         return f"{self.prefix}record/{key}".encode()
 
@@ -94,8 +98,12 @@ class Keys:
 
     def below(self, prefix: str) -> tuple[bytes, bytes]:
         """Return the first key of the records with this prefix, and the key after the last."""
-        first = self.record(prefix)
-        return first, first[:-1] + bytes([first[-1] + 1])  # UTF-8 has no byte 0xff
+        return range_of(self.record(prefix))
+
+
+def range_of(first: bytes) -> tuple[bytes, bytes]:
+    """Return the first key that begins with these bytes, and the key after the last."""
+    return first, first[:-1] + bytes([first[-1] + 1])  # UTF-8 has no byte 0xff
 
 
 def get(key: bytes) -> rpc_pb2.RequestOp:

@@ -70,12 +70,16 @@ def _head_of(
 class Leadership:
     """Lead one store from this process. What is lost once is lost for good: others may have written since."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, *, ttl_seconds: int, wait_seconds: float) -> None:
+    def __init__(
+        self, client: EtcdClient, keys: Keys, *, name: str, ttl_seconds: int, wait_seconds: float
+    ) -> None:
         self._client = client
         self._keys = keys
         self._ttl_seconds = ttl_seconds
         self._wait_seconds = wait_seconds
-        self._name = f"{socket.gethostname()} process {os.getpid()} {secrets.token_hex(8)}".encode()
+        name = name or socket.gethostname()
+        self._name = f"{name} process {os.getpid()} {secrets.token_hex(8)}".encode()
+        self._announced: tuple[int, bytes, bytes] | None = None
         self._lease = 0
         self._epoch = 0
         self._keeping: asyncio.Task[None] | None = None
@@ -136,6 +140,22 @@ class Leadership:
             with suppress(StoreUnavailable, TimedOut):
                 await self._client.call(self._revoke, seconds=REVOKE_SECONDS)
 
+    async def announce(self, key: bytes, facts: bytes) -> None:
+        """Put a key that goes with this process's lease, unless it is there already."""
+        async with self._leading:
+            if not self._lease:
+                await self._have_lease()
+            wanted = (self._lease, key, facts)
+            if self._announced == wanted:
+                return
+            request = rpc_pb2.TxnRequest(success=[put(key, facts, self._lease)])
+
+            async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
+                return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
+
+            await self._client.call(ask)
+            self._announced = wanted
+
     # --- becoming the leader ---------------------------------------------------------------------------
 
     async def _lead(self, above: int, first: StoreFormat) -> tuple[int, StoreFormat]:
@@ -195,6 +215,8 @@ class Leadership:
         while self._loss is None:
             await asyncio.sleep(pause)
             pause = self._ttl_seconds / BEATS
+            if not self._lease:
+                continue
             try:
                 left = await self._beat()
                 await self._client.renew_certificates()
@@ -204,6 +226,8 @@ class Leadership:
             else:
                 if left <= 0 and self._epoch:
                     self._lose("its lease at etcd has ended")
+                elif left <= 0:
+                    self._lease = 0  # nothing but an announcement went with it
 
     async def _beat(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""
@@ -255,6 +279,11 @@ def _epoch_in(value: bytes) -> int:
         raise StoreUnavailable(
             "the store in etcd cannot be read: its epoch is damaged", hint="restore a backup"
         ) from error
+
+
+def leader_name(head: StoreHead) -> str:
+    """Return the name of the coordinator that leads, or an empty text."""
+    return head.leader.decode(errors="replace").partition(" ")[0]
 
 
 def _led_by_another(head: StoreHead) -> Deposed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import NoReturn
 
 from gpushared.api.etcd import kv_pb2, rpc_pb2
@@ -12,16 +12,29 @@ from gpushared.ports.job_store import (
     Conflict,
     Contents,
     Deposed,
+    Leader,
     Record,
     StoreChange,
+    StoreMember,
     StoreUnavailable,
     Transaction,
 )
 from gpushared.storage.etcd.access import EtcdAccess
 from gpushared.storage.etcd.client import CALL_SECONDS, EtcdClient, Member, Metadata, closed, unknown
 from gpushared.storage.etcd.failures import EtcdFailure, FailureKind, no_space
-from gpushared.storage.etcd.keys import KeyHalves, Keys, StoreFormat, delete, get, is_at, only, put, record_of
-from gpushared.storage.etcd.leadership import TTL_SECONDS, Leadership, StoreHead, read_head
+from gpushared.storage.etcd.keys import (
+    KeyHalves,
+    Keys,
+    StoreFormat,
+    delete,
+    get,
+    is_at,
+    only,
+    put,
+    range_of,
+    record_of,
+)
+from gpushared.storage.etcd.leadership import TTL_SECONDS, Leadership, StoreHead, leader_name, read_head
 
 FIRST_PAGE = 512
 LAST_PAGE = 4096
@@ -44,21 +57,26 @@ class EtcdStore:
         access: EtcdAccess,
         prefix: str,
         *,
+        name: str = "",
         ttl_seconds: int = TTL_SECONDS,
         wait_seconds: float = 0.0,
         call_seconds: float = CALL_SECONDS,
         for_filling: bool = False,
     ) -> None:
-        """Take ``for_filling`` to use also a store that is not complete, or has moved away."""
+        """Take ``name``, by which other coordinators know this one; the default is the host's name.
+
+        Take ``for_filling`` to use also a store that is not complete, or has moved away.
+        """
         self.client = EtcdClient(access, call_seconds=call_seconds)
         self.keys = Keys(prefix)
         self._leadership = Leadership(
-            self.client, self.keys, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds
+            self.client, self.keys, name=name, ttl_seconds=ttl_seconds, wait_seconds=wait_seconds
         )
         self._for_filling = for_filling
         self._format: StoreFormat | None = None
         self._newest = 0
         """The newest revision of etcd that this process knows."""
+        self.heard_at = 0.0
         self._closed = asyncio.Event()
 
     async def lead(self, above: int = 0) -> int:
@@ -158,6 +176,7 @@ class EtcdStore:
             )
 
         async for response in self.client.watch(request):
+            self.heard_at = asyncio.get_running_loop().time()
             for event in response.events:
                 revision = event.kv.mod_revision
                 if revision > newest:
@@ -167,6 +186,28 @@ class EtcdStore:
                 seen.add(event.kv.key)
                 value = None if event.type == kv_pb2.Event.DELETE else event.kv.value
                 yield StoreChange(self.keys.text(event.kv.key), value, revision + offset)
+
+    # --- several coordinators --------------------------------------------------------------------------
+
+    async def leader(self) -> Leader:
+        head = await self.head()
+        return Leader(leader_name(head), head.epoch)
+
+    async def announce(self, name: str, facts: bytes) -> None:
+        await self._offset()
+        await self._leadership.announce(self.keys.coordinator(name), facts)
+
+    async def announced(self) -> Mapping[str, bytes]:
+        first, end = range_of(self.keys.coordinator(""))
+        found, _ = await self._pages(first, end)
+        return {one.key[len(first) :].decode(errors="replace"): one.value for one in found}
+
+    async def health(self) -> tuple[StoreMember, ...]:
+        self._refuse_closed()
+        statuses = await self.client.statuses()
+        return tuple(_member_of(endpoint, found) for endpoint, found in statuses.items())
+
+    # --- moving a store --------------------------------------------------------------------------------
 
     async def own_revision(self) -> int:
         """Return etcd's own revision, without the store's offset."""
@@ -326,6 +367,14 @@ class EtcdStore:
                     f"{key} is at revision {at}, not at {expected}", hint="it was changed; load it again"
                 )
         raise StoreUnavailable("etcd refused a transaction that it should have taken", hint="try again")
+
+
+def _member_of(endpoint: str, found: rpc_pb2.StatusResponse | EtcdFailure) -> StoreMember:
+    if isinstance(found, EtcdFailure):
+        return StoreMember(endpoint, problem=f"it does not answer: {found.words}")
+    problem = "; ".join(found.errors) or ("" if found.leader else "it knows no leader of etcd")
+    leads = found.leader == found.header.member_id
+    return StoreMember(endpoint, leads, found.version, found.dbSize, problem)
 
 
 def _own(expected: int, offset: int) -> int:

@@ -1,0 +1,103 @@
+"""Know the coordinators of a pool: those that run now, and those that nodes were told of before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+from gpushared.api.v1 import pool_pb2
+from gpushared.domain.model.errors import GpushareError
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.ports.job_store import SharedStore
+
+log = logging.getLogger(__name__)
+
+COORDINATOR = "coordinator/"
+"""A record below this prefix keeps the addresses of a coordinator that once ran."""
+LOOK_SECONDS = 10.0
+
+
+class CoordinatorRegistry:
+    """Announce this coordinator, and list all. The leader keeps their addresses for nodes."""
+
+    def __init__(self, store: SharedStore, own: Callable[[], pool_pb2.PoolCoordinator]) -> None:
+        self._store = store
+        self._own = own
+        self._known: dict[str, pool_pb2.PoolCoordinator] = {}
+
+    async def announce(self) -> None:
+        """Show this coordinator to the others. Raises the store's errors."""
+        own = self._own()
+        await self._store.announce(own.name, _written(own))
+
+    def addresses(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Return all users' addresses and, in the same order, all nodes' addresses."""
+        known = [self._known[name] for name in sorted(self._known)]
+        return [one.address for one in known], [one.node_address for one in known]
+
+    async def all(self) -> list[pool_pb2.PoolCoordinator]:
+        """Return all coordinators by their names, with what each does now. Raises the store's errors."""
+        leader = await self._store.leader()
+        found = await self._kept()
+        for name, facts in (await self._store.announced()).items():
+            found[name] = _read(name, facts, runs=True)
+        for one in found.values():
+            one.leads = one.runs and one.name == leader.name
+        return [found[name] for name in sorted(found)]
+
+    async def keep(self, loop: PoolLoop) -> NoReturn:
+        """Keep the addresses of coordinators that appear, as long as this one leads."""
+        while True:
+            try:
+                await self.announce()
+                self._known = await self._kept()
+                running = await self._store.announced()
+                news = {name: facts for name, facts in running.items() if self._is_news(name, facts)}
+                if news:
+                    await loop.write({COORDINATOR + name: facts for name, facts in news.items()})
+                    self._known |= {name: _read(name, facts) for name, facts in news.items()}
+            except GpushareError as error:
+                log.info("the coordinators' addresses are not kept now: %s", error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _is_news(self, name: str, facts: bytes) -> bool:
+        known, told = self._known.get(name), _read(name, facts)
+        return known is None or (known.address, known.node_address) != (told.address, told.node_address)
+
+    async def _kept(self) -> dict[str, pool_pb2.PoolCoordinator]:
+        records = (await self._store.load(COORDINATOR)).records
+        names: Mapping[str, bytes] = {
+            key.removeprefix(COORDINATOR): record.value for key, record in records.items()
+        }
+        return {name: _read(name, facts) for name, facts in names.items()}
+
+
+def _written(one: pool_pb2.PoolCoordinator) -> bytes:
+    return json.dumps(
+        {
+            "address": one.address,
+            "node_address": one.node_address,
+            "version": one.version,
+            "started_at": one.started_at,
+        }
+    ).encode()
+
+
+def _read(name: str, facts: bytes, *, runs: bool = False) -> pool_pb2.PoolCoordinator:
+    """Read facts of a coordinator, which may be of a newer version: what cannot be read is left out."""
+    try:
+        told = json.loads(facts)
+        return pool_pb2.PoolCoordinator(
+            name=name,
+            address=str(told["address"]),
+            node_address=str(told["node_address"]),
+            version=str(told["version"]),
+            started_at=float(told["started_at"]),
+            runs=runs,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("what coordinator %s tells of itself cannot be read: %s", name, error)
+        return pool_pb2.PoolCoordinator(name=name, runs=runs)

@@ -1,0 +1,169 @@
+"""Stand by while another coordinator leads the shared store, and take over when that one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NoReturn
+
+from gpushared.daemon.process import no_collection
+from gpushared.daemon.troubles import Troubles
+from gpushared.domain.jobs.coordinator import restore
+from gpushared.domain.jobs.coordinator_rules import PoolRules
+from gpushared.domain.jobs.coordinator_state import PoolState
+from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.errors import GpushareError, TimedOut
+from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_records import SIGN_OF_LIFE
+from gpushared.jobs.leader_clock import continued
+from gpushared.jobs.restore import restored
+from gpushared.jobs.standby import Standby
+from gpushared.jobs.store_follower import StoreFollower
+from gpushared.ports import Clock
+from gpushared.ports.job_store import Deposed, SharedStore, Transaction
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""Look so often if another coordinator leads."""
+SHOW_SECONDS = 1.0
+SHOW_SHARE = 10
+"""Wait this many times as long as it took to show the followed state, before it is shown anew."""
+CATCH_UP_SECONDS = 5.0
+PART = "store"
+
+
+class Succession:
+    """Follow the leader, and become it. ``noticed`` gets the keys of changes that are not jobs' or members'."""
+
+    def __init__(
+        self,
+        store: SharedStore,
+        loop: PoolLoop,
+        clock: Clock,
+        rules: Callable[[], PoolRules],
+        troubles: Troubles,
+        *,
+        name: str,
+        noticed: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._loop = loop
+        self._clock = clock
+        self._rules = rules
+        self._troubles = troubles
+        self.standby = loop.standby = Standby(name, self._age_seconds)
+        self._follower = StoreFollower(store, rules().ended_kept, noticed)
+        self._epoch = 0
+
+    async def prepare(self) -> None:
+        """Load the store, so that reads can be answered. Raises the store's errors."""
+        leader = await self._store.leader()
+        self._epoch = leader.epoch
+        self.standby.led_by(leader.name)
+        await self._follower.load()
+        self._store.heard_at = asyncio.get_running_loop().time()
+        await self._show()
+
+    async def run(
+        self, announce: Callable[[], Awaitable[None]], members: Callable[[int], Awaitable[Iterable[Member]]]
+    ) -> None:
+        """Stand by until this coordinator leads, with the whole store in the loop's state.
+
+        ``announce`` is called now and then. ``members`` reads the nodes that have a certificate, once this
+        coordinator leads, and gets the epoch. Raises ConfigError, and the store's errors if the state cannot be
+        read then.
+        """
+        following = asyncio.create_task(self._follower.follow(), name="store follower")
+        showing = asyncio.create_task(self._show_always(), name="followed state")
+        try:
+            epoch = await self._lead(announce)
+            log.info("leads now epoch=%d", epoch)
+            await self._begin(epoch, await members(epoch))
+        finally:
+            for task in (following, showing):
+                task.cancel()
+            await asyncio.gather(following, showing, return_exceptions=True)
+
+    async def _lead(self, announce: Callable[[], Awaitable[None]]) -> int:
+        while True:
+            try:
+                await announce()
+                leader = await self._store.leader()
+                self._epoch = leader.epoch
+                self.standby.led_by(leader.name)
+                if self._follower.problem is not None:
+                    raise self._follower.problem
+                if not leader.name:
+                    return await self._store.lead()
+            except Deposed:
+                log.debug("another coordinator was faster")
+            except GpushareError as error:
+                self._troubles.raised(PART, str(error))
+            else:
+                self._troubles.cleared(PART)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _begin(self, epoch: int, members: Iterable[Member]) -> None:
+        """Make the followed state the loop's own, as soon as it has all that earlier leaders wrote."""
+        revision = await self._store.commit(Transaction(epoch, {SIGN_OF_LIFE: b""}))
+        try:
+            await self._follower.reached(revision, CATCH_UP_SECONDS)
+        except TimedOut as error:
+            log.warning("%s; it is read anew", error)
+            await self._follower.load()
+        stored = await self._follower.stored()
+        clock = await continued(self._store, self._clock)
+        with no_collection():
+            state = await restored(
+                self._store,
+                self._rules(),
+                epoch=epoch,
+                now=clock.now(),
+                ahead_seconds=clock.ahead(),
+                enrolled=members,
+                followed=stored,
+            )
+        self._troubles.cleared(PART)
+        self._loop.begin(state, clock)
+
+    # --- what readers see ------------------------------------------------------------------------------
+
+    def _age_seconds(self) -> float:
+        return max(0.0, asyncio.get_running_loop().time() - self._store.heard_at)
+
+    async def _show_always(self) -> NoReturn:
+        shown, clock = self._follower.revision, asyncio.get_running_loop().time
+        while True:
+            took = 0.0
+            if self._follower.revision != shown:
+                shown, began = self._follower.revision, clock()
+                try:
+                    await self._show()
+                except GpushareError as error:
+                    log.warning("the followed state cannot be shown: %s", error)
+                took = clock() - began
+            await asyncio.sleep(max(SHOW_SECONDS, SHOW_SHARE * took))
+
+    async def _show(self) -> None:
+        stored = await self._follower.stored()
+        clock = await continued(self._store, self._clock)
+
+        def made() -> PoolState:
+            return restore(
+                self._rules(),
+                epoch=self._epoch,
+                jobs=stored.jobs,
+                members=stored.members,
+                accounts=stored.accounts,
+                revision=stored.revision,
+                now=clock.now(),
+                ahead_seconds=clock.ahead(),
+                from_copy=stored.recovering,
+                complete=True,
+            )
+
+        state = await asyncio.to_thread(made)
+        if self._loop.standby is not None:
+            self._loop.follow(state, clock)

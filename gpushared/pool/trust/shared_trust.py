@@ -1,0 +1,130 @@
+"""Share a pool's authority among its coordinators, by the store that they share.
+
+The record of signatures is one record of the store a line. The anchors' keys are secret, and whoever keeps
+the store must not be able to sign: they are encrypted with a key that is only in the coordinators' folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from gpushared.daemon.files import read_private, write_private
+from gpushared.domain.model.errors import ConfigError, TimedOut
+from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.certificate_status import Line, SignatureLog
+from gpushared.ports.job_store import MAX_OPERATIONS, Conflict, JobStore, Transaction
+
+LEDGER = "trust/ledger/"
+ANCHORS = "trust/anchors"
+TRUST = "trust/"
+KEY_FILE = "store.key"
+KEY_BYTES = 32
+NONCE_BYTES = 12
+
+
+class SharedTrust:
+    """Keep an authority and its ledger as the store has them. ``epoch`` returns the leading coordinator's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        authority: Authority,
+        ledger: SignatureLog,
+        store: JobStore,
+        epoch: Callable[[], int],
+    ) -> None:
+        self._folder = folder
+        self._authority = authority
+        self._ledger = ledger
+        self._store = store
+        self._epoch = epoch
+        self._next_line = 0
+
+    async def load(self) -> bool:
+        """Take over what the store has; return True if the anchors are others now.
+
+        Raises ConfigError without the key of this pool's coordinators, and the store's errors.
+        """
+        found = await self._store.load(TRUST)
+        lines = {key: record.value for key, record in found.records.items() if key.startswith(LEDGER)}
+        if lines:
+            self._ledger.take(lines[key] for key in sorted(lines))
+        self._next_line = 1 + max((int(key.removeprefix(LEDGER)) for key in lines), default=-1)
+        anchors = found.records.get(ANCHORS)
+        if anchors is None:
+            return False
+        content = await asyncio.to_thread(self._opened, anchors.value)
+        if content == self._authority.content():
+            return False
+        await asyncio.to_thread(self._authority.take, content)
+        return True
+
+    async def begin(self, epoch: int) -> None:
+        """Put into the store what only this leading coordinator's folder has. Raises the store's errors."""
+        if not self._next_line:
+            lines = await asyncio.to_thread(self._ledger.lines_of_file)
+            for first in range(0, len(lines), MAX_OPERATIONS):
+                part = lines[first : first + MAX_OPERATIONS]
+                puts = {_key(number): line for number, line in enumerate(part, start=first)}
+                await self._store.commit(Transaction(epoch, puts))
+            self._next_line = len(lines)
+        if not (await self._store.load(ANCHORS)).records:
+            await self._publish(epoch)
+
+    async def append(self, line: Line) -> None:
+        """Write a line durably, and apply it. Raises Unavailable, TimedOut: then nobody may act on it."""
+        key = _key(self._next_line)
+        puts = {key: json.dumps(line).encode()}
+        try:
+            await self._store.commit(Transaction(self._epoch(), puts, compares={key: 0}))
+        except (Conflict, TimedOut):
+            # An earlier line whose write was in doubt is there.
+            await self.load()
+            raise
+        self._next_line += 1
+        self._ledger.apply(line)
+
+    async def publish_anchors(self) -> None:
+        """Let all coordinators trust the authority's anchors. Raises the store's errors, ConfigError."""
+        await self._publish(self._epoch())
+
+    async def _publish(self, epoch: int) -> None:
+        sealed = await asyncio.to_thread(self._sealed, self._authority.content())
+        await self._store.commit(Transaction(epoch, {ANCHORS: sealed}))
+
+    def _sealed(self, content: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + AESGCM(make_store_key(self._folder)).encrypt(nonce, content, ANCHORS.encode())
+
+    def _opened(self, sealed: bytes) -> bytes:
+        path = self._folder / KEY_FILE
+        hint = f"copy the folder {self._folder} from a coordinator that leads or has led this pool"
+        if not path.exists():
+            raise ConfigError(
+                f"the pool's authority is in the store, and its key {path} is missing", hint=hint
+            )
+        try:
+            key = AESGCM(read_private(path))
+            return key.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], ANCHORS.encode())
+        except (InvalidTag, ValueError) as error:
+            raise ConfigError(f"{path} is not the key of the pool in the store", hint=hint) from error
+
+
+def make_store_key(folder: Path) -> bytes:
+    """Return the key in the folder, which is made if there is none. Raises ConfigError, Unavailable."""
+    path = folder / KEY_FILE
+    if not path.exists():
+        write_private(path, secrets.token_bytes(KEY_BYTES))
+    return read_private(path)
+
+
+def _key(number: int) -> str:
+    return f"{LEDGER}{number:09d}"
