@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from gpushared.api.v1.admin_messages import ApiToken, JoinToken
+from gpushared.api.v1.admin_messages import ApiToken, JoinToken, PoolStatus
 from gpushared.cli import complete, table, text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import write_items
@@ -297,13 +298,30 @@ def status(output: str) -> int:
       gpushare pool status -o json
     """
     found = PoolClient().status()
-    lines = [
-        f"pool {found.pool}: {_PHASES.get(found.phase, found.phase)}",
+    write_items(output, "gpushare.pool/1", [found.to_json()], list(_status_lines(found)))
+    return 0
+
+
+def _status_lines(found: PoolStatus) -> Iterator[str]:
+    stands_by = found.role == "standby"
+    yield from (
+        f"pool {found.pool}: "
+        + ("this coordinator stands by" if stands_by else _PHASES.get(found.phase, found.phase)),
         f"  nodes    {found.nodes}",
         f"  jobs     {found.running} running, {found.queued} queued",
         f"  since    {text.span(time.time() - (found.started_at or time.time()))}, epoch {found.epoch}",
-    ]
-    lines += [f"  waits    for node {node}" for node in found.awaited_nodes]
-    lines += [f"  trouble  {trouble}" for trouble in found.troubles]
-    write_items(output, "gpushare.pool/1", [found.to_json()], lines)
-    return 0
+    )
+    if stands_by:
+        yield f"  age      {found.age_seconds:.1f} s: how old what this one knows is"
+    for one in found.coordinators:
+        role = "leads" if one.leads else "standby" if one.runs else "away"
+        yield f"  {role:8} {one.name} ({one.address}), gpushared {one.version}"
+    if found.store_members:
+        healthy = sum(one.healthy for one in found.store_members)
+        yield f"  store    etcd, {healthy} of {len(found.store_members)} members healthy"
+    for member in found.store_members:
+        leads = ", leads" if member.leads else ""
+        size = f"{member.version}, {member.size_bytes / 2**20:.0f} MiB{leads}" if member.version else ""
+        yield f"  etcd     {member.endpoint}: {'; '.join(filter(None, [size, member.problem]))}"
+    yield from (f"  waits    for node {node}" for node in found.awaited_nodes)
+    yield from (f"  trouble  {trouble}" for trouble in found.troubles)

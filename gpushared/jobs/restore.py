@@ -1,21 +1,17 @@
-"""Read the state of a coordinator's rules from its store; detect an old copy of the store by a mark."""
+"""Read the state of a coordinator's rules from its store; detect a store that has lost some of it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from gpushared.daemon.files import write_private
 from gpushared.domain.jobs.coordinator import restore
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Job
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import ConfigError
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.jobs.job_records import (
@@ -89,22 +85,22 @@ async def restored(
     now: float,
     ahead_seconds: float = 0.0,
     enrolled: Iterable[Member] = (),
-    mark: HighWater | None = None,
+    is_behind: bool | None = None,
     followed: Stored | None = None,
 ) -> PoolState:
     """Return the state of a coordinator that leads with ``epoch``; all of the state is in the store.
 
     ``now`` and ``ahead_seconds`` are by the coordinator's clock.
 
-    ``enrolled`` are the members according to the authority that signed their certificates. ``mark`` is the
-    last known position of the store. A store behind the mark is a restored copy, or has lost records.
+    ``enrolled`` are the members according to the authority that signed their certificates. ``is_behind`` is
+    the store's own word (``JobStore.is_behind``).
     ``followed`` is the whole store, if the caller has followed it: such a store has everything that was ever
     written. Raises as the store does.
     """
     stored = followed or await load(store, rules.ended_kept)
     enrolled = tuple(enrolled)
     lacking = _lacking(stored, enrolled)
-    lost = _is_old(stored, mark, lacking)
+    lost = _is_old(stored, lacking, is_behind=is_behind)
     state = restore(
         rules,
         epoch=epoch,
@@ -157,27 +153,17 @@ def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> lis
     return changes
 
 
-def _is_old(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Return True if the store has less than it once had, and log that."""
-    if not _has_less(stored, mark, lacking):
+def _is_old(stored: Stored, lacking: Sequence[Member], *, is_behind: bool | None) -> bool:
+    """Return True if the store has less than it once had, and log that.
+
+    If the store is as far as it ever was, the coordinator had just signed the lacking members when it ended.
+    """
+    if not (bool(lacking) if is_behind is None else is_behind):
         return False
     log.warning(
         "the store is an old copy, or lost some: revision=%d lacking=%d nodes", stored.revision, len(lacking)
     )
     return True
-
-
-def _has_less(stored: Stored, mark: HighWater | None, lacking: Sequence[Member]) -> bool:
-    """Return True if the store has less than it once had.
-
-    If the store is as far as its mark, the coordinator had just signed the lacking members when it ended. The
-    mark does not cover the last seconds, but nodes know these changes and report them.
-    """
-    if mark is not None and mark.doubted:
-        return True
-    if mark is None or not mark.revision:
-        return bool(lacking)
-    return stored.revision < mark.revision
 
 
 async def _write(store: JobStore, epoch: int, changes: Sequence[Changes]) -> int:
@@ -223,37 +209,3 @@ async def newest_over(store: JobStore, limit: int) -> list[Job]:
         if not token:
             break
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class HighWater:
-    """Hold the highest epoch and revision that the store is known to have reached.
-
-    The mark may lie behind the store, never before it: the coordinator writes it now and then, after the
-    store.
-
-    ``doubted`` means that the store was found to be older than the mark and does not record that itself yet.
-    """
-
-    epoch: int = 0
-    revision: int = 0
-    doubted: bool = False
-
-
-def read_high_water(path: Path) -> HighWater:
-    """Return the mark, or an empty one without a file. Raises ConfigError."""
-    try:
-        told = json.loads(path.read_bytes())
-        return HighWater(int(told["epoch"]), int(told["revision"]), bool(told.get("doubted", False)))
-    except FileNotFoundError:
-        return HighWater()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}",
-            hint="put it back, or remove it: then only nodes tell whether the store is an old copy",
-        ) from error
-
-
-def write_high_water(path: Path, mark: HighWater) -> None:
-    """Write the mark whole or not at all, and durably. Raises Unavailable."""
-    write_private(path, json.dumps(asdict(mark)).encode())

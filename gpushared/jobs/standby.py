@@ -37,7 +37,7 @@ class Standby:
         if self.leader:
             return NotLeader(
                 f"the coordinator {self.name} stands by, and {self.leader} leads",
-                hint="name all coordinators of the pool: HOST:PORT,HOST:PORT,HOST:PORT",
+                hint=f"ask {self.leader}; programs and nodes name all coordinators: HOST:PORT,HOST:PORT",
             )
         return NotLeader(
             f"no coordinator of the pool leads now, and {self.name} stands by", hint="try again in a moment"

@@ -112,6 +112,13 @@ class JobStore(Protocol):
         """
         ...
 
+    async def is_behind(self) -> bool | None:
+        """Return True if the store once had more than it had when this process began to lead: a copy was put back.
+
+        Return None if nobody knows. Ask the one that leads.
+        """
+        ...
+
     async def epoch(self) -> int:
         """Return the highest epoch with which anybody led, or 0."""
         ...

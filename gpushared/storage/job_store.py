@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
 from collections import deque
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from gpushared.domain.model.errors import Unavailable
 from gpushared.ports.job_store import (
     Conflict,
     Contents,
@@ -25,9 +27,13 @@ from gpushared.ports.job_store import (
     StoreUnavailable,
     Transaction,
 )
+from gpushared.storage.high_water import HighWater, HighWaterMark
 from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile, is_for_want_of_room, translated
 from gpushared.storage.sqlite.file_calls import Calls
 
+log = logging.getLogger(__name__)
+
+MARK_SECONDS = 5.0
 APPLICATION_ID = 0x6770706C
 """The number is ``gppl`` in ASCII."""
 AFTER_ALL = "\U0010ffff"
@@ -316,20 +322,45 @@ class SqliteStore(Calls):
         max_changes: int = MAX_CHANGES,
         words: FileWords = WORDS,
         leads_unwritten: bool = False,
+        mark: Path | None = None,
     ) -> None:
-        """With ``leads_unwritten`` lead also on a full disk, if nobody else could lead."""
+        """With ``leads_unwritten`` lead also on a full disk, if nobody else could lead.
+
+        ``mark`` is a file that is not restored with the store, and tells that an old copy was put back.
+        """
         super().__init__("store", path, words, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._max_changes = max_changes
         self._file = StoreFile(path, busy_seconds=busy_seconds, words=words, leads_unwritten=leads_unwritten)
         self._log: ChangeLog | None = None
+        self._mark = None if mark is None else HighWaterMark(mark)
+        self._led: HighWater | None = None
+        """The epoch with which this process leads, and the newest revision that it knows."""
+        self._revision_found = 0
+        self._keeps_mark = False
+        """True once the coordinator has stored that it doubts an old copy: then the mark may forget that."""
 
     async def lead(self, above: int = 0) -> int:
-        return await self._call(lambda: self._file.lead(above))
+        if self._mark is not None:
+            above = max(above, await self._mark.before_leading(await self.epoch()))
+        epoch = await self._call(lambda: self._file.lead(above))
+        revision = await self._read(self._file.revision)
+        if self._led is None:
+            self._revision_found = revision
+        self._led = HighWater(epoch, revision)
+        return epoch
 
     async def lost(self) -> NoReturn:
-        """Wait for ever: the kernel keeps the lock as long as the process lives."""
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("nothing completes the future")
+        """Keep the mark for ever: the kernel keeps the lock as long as the process lives."""
+        self._keeps_mark = True
+        while True:
+            try:
+                await self._keep_mark()
+            except Unavailable as error:
+                log.warning("the mark of the store is not kept: %s", error)
+            await asyncio.sleep(MARK_SECONDS)
+
+    async def is_behind(self) -> bool | None:
+        return None if self._mark is None else self._mark.is_ahead_of(self._revision_found)
 
     async def epoch(self) -> int:
         return await self._read(self._file.epoch)
@@ -347,7 +378,7 @@ class SqliteStore(Calls):
 
     async def commit(self, transaction: Transaction) -> int:
         transaction.check()
-        log = await self._changes()
+        changes_log = await self._changes()
         home = asyncio.get_running_loop()
 
         def work() -> int:
@@ -355,21 +386,30 @@ class SqliteStore(Calls):
             # The thread adds the changes, so that followers also receive a commit that nobody waits for any
             # more.
             with suppress(RuntimeError):  # the event loop is closed
-                home.call_soon_threadsafe(log.add, changes)
+                home.call_soon_threadsafe(changes_log.add, changes)
             return revision
 
-        return await self._call(work)
+        revision = await self._call(work)
+        if self._led is not None:
+            self._led = HighWater(transaction.epoch, max(revision, self._led.revision))
+        return revision
 
     async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
-        log = await self._changes()
-        async for change in log.follow(prefix, after):
+        changes_log = await self._changes()
+        async for change in changes_log.follow(prefix, after):
             yield change
 
     async def close(self) -> None:
         """Finish the earlier calls, then release file and lock. Later calls are refused."""
         if self._log is not None:
             self._log.close()
+        with suppress(Unavailable):
+            await self._keep_mark()
         await self._close(self._file.close)
+
+    async def _keep_mark(self) -> None:
+        if self._mark is not None and self._led is not None and self._keeps_mark:
+            await self._mark.keep(self._led.epoch, self._led.revision)
 
     async def _changes(self) -> ChangeLog:
         """Return the changes since the first use of the store in this process."""

@@ -81,6 +81,9 @@ class MemoryStore(Failing):
         await self.world.deposed.wait()
         raise Deposed("this coordinator does not lead any more")
 
+    async def is_behind(self) -> bool | None:
+        return None
+
     async def epoch(self) -> int:
         self._may_fail()
         return self.world.epoch

@@ -12,7 +12,8 @@ from gpushared.config.pool_settings import CoordinatorConfig, load_pool
 from gpushared.daemon.clocks import SteadyClock
 from gpushared.daemon.systemd import Notifier
 from gpushared.pool.coordinator.app import AUDIT_NAME, PoolDaemon, PoolParts
-from gpushared.pool.coordinator.stores import STORE_NAME
+from gpushared.pool.coordinator.stores import MARK_NAME, STORE_NAME
+from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.ports.job_store import Transaction
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory
@@ -25,7 +26,7 @@ class DyingStore(SqliteStore):
     """Ends the process as a power cut does, at the commit of that number since the start."""
 
     def __init__(self, path: Path, number: int, *, after: bool) -> None:
-        super().__init__(path)
+        super().__init__(path, mark=path.parent / CA_FOLDER / MARK_NAME)
         self._number = number
         self._after = after
         self._commits = 0

@@ -23,7 +23,7 @@ from gpushared.domain.jobs.protocol import Place
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.jobs.coordinator_loop import PoolLoop
-from gpushared.jobs.restore import HighWater, restored
+from gpushared.jobs.restore import restored
 from gpushared.testing import GIB, ManualClock, MemoryStore, StoreWorld, fake_gpu
 
 SECONDS = 10
@@ -87,12 +87,12 @@ async def coordinator(
     *,
     rules: PoolRules | None = None,
     enrolled: tuple[Member, ...] = (),
-    mark: HighWater | None = None,
+    is_behind: bool | None = None,
 ) -> AsyncIterator[Pool]:
     store, clock, troubles = MemoryStore(world), ManualClock(1_000_000.0), Troubles()
     epoch = await store.lead()
     rules = rules or PoolRules()
-    state = await restored(store, rules, epoch=epoch, now=clock.now(), enrolled=enrolled, mark=mark)
+    state = await restored(store, rules, epoch=epoch, now=clock.now(), enrolled=enrolled, is_behind=is_behind)
     loop = PoolLoop(state, store, clock, troubles)
     async with loop.running():
         yield Pool(loop, store, troubles, clock)

@@ -31,6 +31,8 @@ class CoordinatorProcess:
     config: str = ""
     process: fork_server.ForkedDaemon | None = None
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
+    leads: bool = True
+    """``start`` waits until it leads; else it may also stand by."""
 
     @property
     def address(self) -> str:
@@ -69,7 +71,7 @@ class CoordinatorProcess:
 
     def _serves(self) -> bool:
         try:
-            return bool(self.admin.status().pool)
+            return self.admin.status().role == "leader" or not self.leads
         except GpushareError:
             return False
 

@@ -52,7 +52,6 @@ from gpushared.domain.model.lease import AttemptKey, LeaseId
 from gpushared.jobs import coordinator_loop as loop_module
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, OVER, RECOVERING
 from gpushared.jobs.job_search import GONE_KEPT_SECONDS
-from gpushared.jobs.restore import HighWater
 from gpushared.ports.job_store import MAX_OPERATIONS, Conflict, Deposed, StoreUnavailable, Transaction
 from gpushared.testing import StoreWorld
 from tests.pool.pools import ADA, INVENTORY, NODE, REQUEST, SECONDS, Pool, coordinator, job_id, spec
@@ -563,17 +562,16 @@ async def test_a_pool_that_has_nodes_and_no_jobs_yet_begins_anew_without_ado() -
         await pool.until_placed(1)
 
 
-@pytest.mark.parametrize(("behind", "recovers"), [(0, False), (1, True)])
+@pytest.mark.parametrize("is_behind", [False, True])
 async def test_a_node_that_was_signed_just_before_a_crash_is_a_member_and_no_sign_of_lost_memory(
-    behind: int, recovers: bool
+    is_behind: bool,
 ) -> None:
     """Where the store is as far as its mark says; else it is an old copy, and it was enrolled since."""
     world, second = StoreWorld(), Member(NodeName("n2"), 6.0, ("n2",))
     async with coordinator(world) as pool:
         await pool.join()
-        mark = HighWater(1, pool.loop.revision + behind)
-    async with coordinator(world, enrolled=(second,), mark=mark) as pool:
-        assert (pool.loop.state.recovering_since is not None) == recovers
+    async with coordinator(world, enrolled=(second,), is_behind=is_behind) as pool:
+        assert (pool.loop.state.recovering_since is not None) == is_behind
         assert pool.kept(MEMBER) == [MEMBER + NODE, MEMBER + "n2"]
 
 
@@ -587,9 +585,8 @@ async def test_a_recovery_waits_for_a_node_that_was_forgotten_only_if_it_has_joi
         await pool.join()
         await pool.submit(1)
         await pool.loop.send(NodeForgotten(second.name, ADA))
-        mark = HighWater(1, pool.loop.revision + 1)
     signed = (Member(NODE, 5.0, ("n1",)), *((second,) if came_back else ()))
-    async with coordinator(world, enrolled=signed, mark=mark) as pool:
+    async with coordinator(world, enrolled=signed, is_behind=True) as pool:
         assert pool.loop.state.recovering_since is not None
         assert pool.loop.state.missing() == (("n1", "n2") if came_back else ("n1",))
 

@@ -31,7 +31,7 @@ from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import HERE, Ended, Job, NodeName
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, Unavailable
+from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.span import milliseconds
@@ -40,7 +40,7 @@ from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews, has_simulated
 from gpushared.jobs.leader_clock import keep_leader_clock
-from gpushared.jobs.restore import HighWater, read_high_water, restored, write_high_water
+from gpushared.jobs.restore import restored
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator, check_identity
 from gpushared.net.front import Front, listen
@@ -71,7 +71,7 @@ from gpushared.pool.coordinator.service_factories import (
     link_services,
     listing_services,
 )
-from gpushared.pool.coordinator.stores import mark_path, open_store
+from gpushared.pool.coordinator.stores import open_store
 from gpushared.pool.coordinator.succession import Succession
 from gpushared.pool.trust.people import people_of
 from gpushared.pool.trust.trust import PoolTrust
@@ -91,7 +91,6 @@ NOTIFICATIONS_NAME = "notifications.db"
 SOCKET_NAME = "gpushared-pool.sock"
 INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
-MARK_SECONDS = 5.0
 PRUNE_SECONDS = 300.0
 ROOMS: tuple[Room, ...] = (
     admin_services,
@@ -149,9 +148,7 @@ class PoolDaemon:
         self._troubles.on_change = self._revisions.state_changed
         self._identities = AdminIdentities(config.coordinator.trusted_groups)
         self._runtime_dir = Path(config.coordinator.runtime_dir)
-        self._mark_path = mark_path(config)
         self._loop: PoolLoop | None = None
-        self._marked = HighWater()
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._of_calls = CallAudit(self._audit.take)
         self._metrics = PoolMetrics(lambda: self._loop, self._troubles, self._audit, lambda: self._config)
@@ -207,8 +204,6 @@ class PoolDaemon:
             front, authenticator = self._front()
             trust = self._trust(authenticator)
             loop = await self._loop_of(trust)
-            if self._shared is None:
-                stack.push_async_callback(self._mark, loop)
             self._make_notifier(loop, trust.pool, stack)
             await stack.enter_async_context(loop.running())
             await stack.enter_async_context(trust.running())
@@ -240,19 +235,6 @@ class PoolDaemon:
             )
         return trust
 
-    async def _read_mark(self) -> HighWater:
-        """Return the store's last known position; mark the position as doubted if the store is behind it.
-
-        A store that was created again after a loss counts its revisions from 1, so that an older store may
-        have more revisions. The epoch of the new store is lower all the same. This method stores the doubt
-        before anything raises the epoch.
-        """
-        mark = read_high_water(self._mark_path)
-        if await self._parts.store.epoch() < mark.epoch and not mark.doubted:
-            mark = replace(mark, doubted=True)
-            await asyncio.to_thread(write_high_water, self._mark_path, mark)
-        return mark
-
     async def _loop_of(self, trust: PoolTrust) -> PoolLoop:
         """Return the loop: with a store of its own it leads already, with a shared one it stands by."""
         clock = self._parts.clock
@@ -272,8 +254,7 @@ class PoolDaemon:
             )
             await self._succession.prepare()
             return loop
-        mark = await self._read_mark()
-        epoch = await self._parts.store.lead(above=mark.epoch)
+        epoch = await self._parts.store.lead()
         with no_collection():
             state = await restored(
                 self._parts.store,
@@ -282,7 +263,7 @@ class PoolDaemon:
                 now=clock.now(),
                 ahead_seconds=clock.ahead(),
                 enrolled=enrolled_in(trust, clock.ahead()),
-                mark=mark,
+                is_behind=await self._parts.store.is_behind(),
             )
         self._log_loaded(state)
         self._loop = PoolLoop(state, self._parts.store, clock, self._troubles)
@@ -460,7 +441,7 @@ class PoolDaemon:
             await self._stand_by(self._succession, coordinator)
             self._log_loaded(loop.state)
         await first_to_end(
-            self._keep_mark(loop) if self._registry is None else self._keep_others(loop, self._registry),
+            *(() if self._registry is None else (self._registry.keep(loop), keep_leader_clock(loop))),
             self._prune(loop),
             coordinator.gatherer.run(),
             coordinator.recorder.run(),
@@ -476,10 +457,6 @@ class PoolDaemon:
             return enrolled_in(coordinator.trust, self._parts.clock.ahead())
 
         await succession.run(coordinator.registry.announce, members)
-
-    async def _keep_others(self, loop: PoolLoop, registry: CoordinatorRegistry) -> None:
-        """Keep in the store what the coordinators that stand by need."""
-        await first_to_end(registry.keep(loop), keep_leader_clock(loop))
 
     def _announcement(self) -> pool_pb2.PoolCoordinator:
         return pool_pb2.PoolCoordinator(
@@ -501,24 +478,6 @@ class PoolDaemon:
             if status != self._told:
                 self._told = status
                 self._notifier.status(status)
-
-    async def _keep_mark(self, loop: PoolLoop) -> None:
-        while True:
-            await self._mark(loop)
-            await asyncio.sleep(MARK_SECONDS)
-
-    async def _mark(self, loop: PoolLoop) -> None:
-        """Store the position of the store, in case somebody restores an old copy of the store."""
-        mark = HighWater(loop.epoch, loop.revision)
-        if mark == self._marked:
-            return
-        try:
-            await asyncio.to_thread(write_high_water, self._mark_path, mark)
-        except Unavailable as error:
-            self._troubles.raised("mark", str(error))
-        else:
-            self._marked = mark
-            self._troubles.cleared("mark")
 
     async def _prune(self, loop: PoolLoop) -> None:
         while True:

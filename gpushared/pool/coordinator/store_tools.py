@@ -17,8 +17,7 @@ from pathlib import Path
 from gpushared.config.pool_settings import CoordinatorConfig
 from gpushared.daemon.files import sync_folder
 from gpushared.domain.model.errors import GpushareError, StateConflict
-from gpushared.jobs.job_records import ENDED, JOB, MEMBER, read_job, read_member
-from gpushared.jobs.restore import HighWater, read_high_water, write_high_water
+from gpushared.jobs.job_records import ENDED, JOB, MEMBER, RECOVERING, read_job, read_member
 from gpushared.pool.coordinator.stores import (
     MOVED,
     SQLITE_SCHEME,
@@ -28,9 +27,10 @@ from gpushared.pool.coordinator.stores import (
     sqlite_path,
 )
 from gpushared.pool.trust.shared_trust import make_store_key
-from gpushared.ports.job_store import Contents, JobStore, SharedStore
+from gpushared.ports.job_store import Contents, JobStore, Record, SharedStore
 from gpushared.storage.etcd.filling import fill, mark_as_moved
 from gpushared.storage.etcd.store import EtcdStore
+from gpushared.storage.high_water import HighWater, read_high_water, write_high_water
 from gpushared.storage.job_store import SqliteStore, StoreFile
 
 BUSY_SECONDS = 5.0
@@ -74,6 +74,8 @@ async def backup(config: CoordinatorConfig, file: Path) -> list[str]:
 async def put_back(config: CoordinatorConfig, file: Path, *, replaces: bool) -> list[str]:
     """Fill the configured store from a copy. The coordinator then asks all nodes what the copy lacks."""
     contents, epoch = await _read_copy(file)
+    # A coordinator then asks all nodes, whichever one leads.
+    contents = replace(contents, records={**contents.records, RECOVERING: Record(b"", contents.revision)})
     mark = await asyncio.to_thread(read_high_water, mark_path(config))
     # The doubt is written first: a store that is behind must never be taken for the newest.
     await _write_mark(config, replace(mark, epoch=max(mark.epoch, epoch), doubted=True))

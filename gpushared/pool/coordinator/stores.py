@@ -33,7 +33,7 @@ def open_store(config: CoordinatorConfig, url: str | None = None, *, for_filling
                 f"the store has moved away: {moved} is what it was",
                 hint="set [store] url to where it went, or migrate it back",
             )
-        return SqliteStore(path)
+        return SqliteStore(path, mark=mark_path(config))
     return EtcdStore(
         etcd_access(config, url),
         etcd_prefix(config),

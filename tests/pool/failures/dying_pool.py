@@ -22,7 +22,8 @@ from gpushared.daemon.systemd import Notifier
 from gpushared.jobs.job_records import ENDED, JOB
 from gpushared.pool.coordinator.app import AUDIT_NAME, PoolDaemon, PoolParts
 from gpushared.pool.coordinator.main import read_config
-from gpushared.pool.coordinator.stores import STORE_NAME
+from gpushared.pool.coordinator.stores import MARK_NAME, STORE_NAME
+from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.ports.job_store import Transaction
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory
@@ -36,7 +37,7 @@ class DyingStore(SqliteStore):
     """Ends the process as a power cut does."""
 
     def __init__(self, path: Path, notes: Path) -> None:
-        super().__init__(path)
+        super().__init__(path, mark=path.parent / CA_FOLDER / MARK_NAME)
         self._notes = notes
 
     async def commit(self, transaction: Transaction) -> int:
