@@ -189,6 +189,10 @@ class SharedStore(JobStore, Protocol):
         """Return who leads now."""
         ...
 
+    def doubt_seconds(self) -> float:
+        """Return how long the store has not confirmed that this process leads, if another may lead by now; else 0."""
+        ...
+
     async def announce(self, name: str, facts: bytes) -> None:
         """Show a coordinator's facts to the others, as long as this process lives.
 

@@ -152,10 +152,9 @@ class _Room:
 
     def _notices(self) -> list[str]:
         """Return the reasons why the listed state is uncertain."""
-        loop = self._coordinator.loop
-        if loop.standby is not None:
-            return [loop.standby.notice()]
-        state = loop.state
+        standby, state = self._coordinator.standby(), self._coordinator.loop.state
+        if standby is not None:
+            return [standby.notice()]
         if state.settled:
             return []
         missing = state.missing()
@@ -266,6 +265,7 @@ def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
         pool=coordinator.trust.pool,
         drained=coordinator.link.tell_drain,
         store=coordinator.store,
+        standby=coordinator.standby,
         registry=coordinator.registry,
     )
     join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.of_calls)

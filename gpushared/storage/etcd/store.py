@@ -197,6 +197,9 @@ class EtcdStore:
         head = await self.head()
         return Leader(leader_name(head), head.epoch)
 
+    def doubt_seconds(self) -> float:
+        return self._leadership.doubt_seconds()
+
     async def announce(self, name: str, facts: bytes) -> None:
         await self._offset()
         await self._leadership.announce(self.keys.coordinator(name), facts)

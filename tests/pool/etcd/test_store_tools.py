@@ -167,6 +167,31 @@ def test_a_copy_that_is_put_back_is_taken_for_old(pool: Pool) -> None:
     assert pool.status()["phase"] == "recovering"
 
 
+def test_the_record_of_signatures_moves_with_the_store(pool: Pool) -> None:
+    """What was revoked while the store was in etcd stays revoked, also after a copy from before is put back."""
+    pool.is_in("")
+    pool.process.start()
+    pool.stop()
+    ledger, copy = pool.process.directory / "s/ca/issued.jsonl", str(pool.process.directory / "copy.db")
+    line = {"what": "issued", "at": 1.0, "node": "n9", "serial": "1f", "expires_at": 4e9, "realms": []}
+    ledger.write_text(json.dumps({**line, "authority": "a", "token": ""}) + "\n")
+    ledger.chmod(0o600)
+    pool.store("migrate", "--to", pool.url)
+    pool.is_in(pool.url)
+    pool.process.start()
+    assert pool.status()["nodes"] == 1
+    pool.store("backup", copy)
+    pool.call("PoolAdmin/RevokeToken", node="n9")
+    assert "revoked" not in ledger.read_text()
+    pool.stop()
+    assert "put back" in pool.store("restore", copy, "--replace")
+    assert "moved" in pool.store("migrate", "--to", "sqlite:")
+    assert [json.loads(one)["what"] for one in ledger.read_text().splitlines()] == ["issued", "revoked"]
+    pool.is_in("")
+    pool.process.start()
+    assert pool.process.gpushare("pool", "status")
+
+
 def test_a_check_finds_what_cannot_be_read(pool: Pool) -> None:
     pool.process.start()
     pool.submit("one")
