@@ -58,6 +58,7 @@ class Standby:
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
                 while not self._over and self.leader in {before, ""}:
                     await self._changed.wait()
+                    before = before if self.leader else ""  # one that has ended may lead again
         if not self._over:
             raise self.refusal()
 
