@@ -40,7 +40,9 @@ class Candidate(Pool):
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(SECONDS):
-            while not holds():
+            while True:
+                if holds():
+                    return
                 await asyncio.sleep(0.002)
 
     async def announce(self) -> None:
