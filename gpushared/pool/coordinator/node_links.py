@@ -248,7 +248,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         if standby is None:
             return
         told = dict(context.invocation_metadata() or ()).get(WAIT_METADATA, "0")
-        seconds = int(told) if isinstance(told, str) and told.isdecimal() else 0
+        seconds = int(told[:4]) if isinstance(told, str) and told.isdecimal() else 0
         if not seconds:
             raise standby.refusal()
         await context.send_initial_metadata(())  # it shows the node that this coordinator is alive
