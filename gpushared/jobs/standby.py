@@ -69,12 +69,14 @@ class Standby:
     async def until_leading(self, seconds: float, lost: str) -> None:
         """Wait until this coordinator leads.
 
-        Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over.
+        Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over;
+        and at once if this coordinator has led, since it ends before it leads again.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
-                while not self._over and self.leader in {lost, ""}:
+                while not self._over and not self.is_deposed and self.leader in {lost, ""}:
                     await self._changed.wait()
+                    lost = lost if self.leader else ""  # one that has ended may lead again
         if not self._over:
             raise self.refusal()
 

@@ -261,7 +261,7 @@ class MemberLink:
         except grpc.aio.AioRpcError as error:
             if hint_of(error):
                 addresses.answered(address)
-                self._leader = leader_of(error)
+                self._leader = leader_of(error) or self._leader
             raise fault(address, error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio raises this for a call that ended
             raise Unavailable("the link to the coordinator ended") from error

@@ -26,7 +26,7 @@ from tests.web.certificates import CertificateMaker
 
 Cluster = Callable[..., EtcdCluster]
 
-PAGE = parts.ROOT / "docs/how-to/store-in-etcd.md"
+PAGE = parts.ROOT / "docs/how-to/high-availability.md"
 PASSWORD = "open-sesame"
 """etcdctl reads a line up to its first blank."""
 

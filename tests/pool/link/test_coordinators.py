@@ -201,6 +201,12 @@ async def test_a_standby_lets_nobody_wait_who_has_not_asked_the_leader() -> None
         standby.until_leading(NEVER, "dgx1").send(None)
 
 
+async def test_nobody_waits_at_a_leader_that_may_be_deposed() -> None:
+    deposed = Standby("dgx1", lambda: 20.0, is_deposed=True)
+    with pytest.raises(NotLeader, match="does not know if it still leads"):
+        deposed.until_leading(NEVER, "").send(None)
+
+
 @pytest.mark.parametrize(
     ("beat_seconds", "has_others", "limit"),
     [
