@@ -47,6 +47,7 @@ class Standby:
             return NotLeader(
                 f"the coordinator {self.name} stands by, and {self.leader} leads",
                 hint=f"ask {self.leader}; programs and nodes name all coordinators: HOST:PORT,HOST:PORT",
+                leader=self.leader,
             )
         return NotLeader(
             f"no coordinator of the pool leads now, and {self.name} stands by", hint="try again in a moment"
@@ -65,12 +66,15 @@ class Standby:
     def _silence(self) -> str:
         return f"etcd has not answered it for {self.age_seconds():.0f} s"
 
-    async def until_leading(self, seconds: float) -> None:
-        """Wait until this coordinator leads. Raises NotLeader when another one does, or the time is over."""
-        before = self.leader
+    async def until_leading(self, seconds: float, lost: str) -> None:
+        """Wait until this coordinator leads.
+
+        Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over;
+        and at once if this coordinator has led, since it ends before it leads again.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
-                while not self._over and self.leader in {before, ""}:
+                while not self._over and not self.is_deposed and self.leader in {lost, ""}:
                     await self._changed.wait()
         if not self._over:
             raise self.refusal()

@@ -23,6 +23,7 @@ from gpushared.api.v1 import (
     pool_pb2_grpc,
 )
 from gpushared.domain.jobs.job import Owner
+from gpushared.domain.jobs.member import Presence
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotLeader, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
@@ -144,8 +145,12 @@ class _Room:
     async def _nodes(self, _: jobs_pb2.NodesRequest, owner: Owner) -> jobs_pb2.NodesResponse:
         loop = self._coordinator.loop
         async with self._service.turn(owner):
+            nodes = nodes_of(loop.state, loop.now())
+            if self._coordinator.standby() is not None:
+                for node in nodes:  # only the leader hears them
+                    node.presence = Presence.UNKNOWN if node.presence == Presence.NEVER else node.presence
             return jobs_pb2.NodesResponse(
-                nodes=nodes_of(loop.state, loop.now()),
+                nodes=nodes,
                 pool=self._coordinator.trust.pool,
                 notices=[*self._notices(), *notices_of(loop.state, loop.now())],
             )
