@@ -29,9 +29,9 @@ from gpushared.pool.tunnels.tunnel_frames import (
 
 WINDOW_BYTES = 4 << 20
 """Bound the bytes that one end keeps. At the bound it stops reading its socket until an acknowledgement."""
-TELL_BYTES = WINDOW_BYTES // 2
-"""Acknowledge after this many bytes, so that the sender never waits while half of its window is on the way.
-Each acknowledgement costs all processes on the way as much as a message of bytes."""
+TELL_BYTES = WINDOW_BYTES // 4
+"""Acknowledge after this many bytes. Each acknowledgement costs all processes on the way as much as a message
+of bytes; but the rarer they are, the less of the window is on the way over a slow network."""
 PARTING_SECONDS = 10.0
 """Give the other end this long to acknowledge the end."""
 LOOK_SECONDS = 1.0
