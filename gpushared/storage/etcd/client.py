@@ -124,6 +124,8 @@ class EtcdClient:
         self._members: list[Member] = []
         self._first = 0
         """The index of the member that served last."""
+        self._told: dict[str, str] = {}
+        """Why each member did not serve, as the log has it; each is told once until the member serves."""
         self._stamps: tuple[FileStamp, ...] = ()
         self._credentials: grpc.ChannelCredentials | None = None
         self._token = ""
@@ -165,6 +167,8 @@ class EtcdClient:
             else:
                 if clock() - began > SLOW_SECONDS:
                     self._leave(member, "it is slow")
+                else:
+                    self._told.pop(member.endpoint, None)
                 return answer
             if failures % len(self._members) == 0:
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -288,6 +292,8 @@ class EtcdClient:
         """Prefer the next member, unless another call has done so already."""
         if self._members[self._first % len(self._members)] is member:
             self._first = (self._first + 1) % len(self._members)
+        if self._told.get(member.endpoint) != why:
+            self._told[member.endpoint] = why
             log.info("etcd's member %s does not serve: %s", member.endpoint, why)
 
     def _error(self, failure: EtcdFailure, member: Member) -> GpushareError:
