@@ -156,6 +156,7 @@ class HaMachines(Machines):
         """The first coordinator's, with its own places and address."""
         text = (self.state / "pool.toml").read_text().partition("[store]")[0]
         own = {
+            "advertise": self.address(host),
             "listen": f"{self.address(host)}:{USERS_PORT}",
             "listen_nodes": f"{self.address(host)}:{NODES_PORT}",
             "state_dir": f"{self.state}/{host}/coordinator",
@@ -163,7 +164,6 @@ class HaMachines(Machines):
         }
         for key, value in own.items():
             text = re.sub(rf"^{key} = .*$", f'{key} = "{value}"', text, flags=re.MULTILINE)
-        text = text.replace("[coordinator]\n", f'[coordinator]\nadvertise = "{self.address(host)}"\n', 1)
         return text + self._store_section(self._store_url())
 
     def _store_section(self, url: str) -> str:
