@@ -133,6 +133,8 @@ class Machines:
         if tagged.returncode:
             raise HarnessError(f"no image for the pool: {tagged.stderr.strip()}")
         self._script("--pool", "3", settings=SETTINGS)
+        # From here on the run starts again what ended, and knows of it.
+        os.kill(int((self.run_dir / "restarter.pid").read_text()), signal.SIGKILL)
         for node in NODES:
             self._take_over(
                 f"daemon-{node}",
