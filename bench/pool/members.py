@@ -22,6 +22,7 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.coordinator_addresses import divided
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, JobId
@@ -115,7 +116,7 @@ def link_of(name: str, node: Node, address: str, facts: dict[str, Any]) -> Membe
     return MemberLink(
         Identity(POOL, NodeName(name), "boot", "0.1.0"),
         Dial(
-            lambda: address,
+            lambda: divided(address),
             lambda: grpc.ssl_channel_credentials(anchors, key, certificate),
             coordinator_host(POOL),
         ),

@@ -38,9 +38,11 @@ def node() -> None:
     help="The file with the output of `gpushare pool token`; - is standard input.",
 )
 @click.option("--name", metavar="NAME", default="", help="The node's name in the pool, instead of its own.")
-@click.argument("address", metavar="HOST[:PORT]")
+@click.argument("address", metavar="HOST[:PORT][,...]")
 def join(address: str, token_file: str, name: str) -> int:
     """Join the pool whose coordinator is at HOST. For root and trusted groups.
+
+    Where a pool has several coordinators, name them all, with commas between: the one that leads signs.
 
     The daemon of this machine makes a key, which never leaves it, and is connected at once. It trusts the
     coordinator that the token names, and no other. Running work goes on.
@@ -48,6 +50,7 @@ def join(address: str, token_file: str, name: str) -> int:
     \b
     Examples:
       sudo gpushare node join dgx --token-file token
+      sudo gpushare node join dgx1,dgx2,dgx3 --token-file token
       ssh dgx sudo gpushare pool token -q | sudo gpushare node join dgx --token-file -
     """
     joined = Client().join_pool(address, _token(token_file), name)

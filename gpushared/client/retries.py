@@ -78,6 +78,10 @@ class RetryPatience:
         self._since: float | None = None
         self._tries = 0
 
+    def reached(self) -> None:
+        """Note that the other side is there, even if it only refuses."""
+        self._seconds = self._all
+
     def answered(self) -> None:
         """Reset the failure count after a successful call."""
         self._seconds, self._since, self._tries = self._all, None, 0

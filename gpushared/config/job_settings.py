@@ -33,6 +33,10 @@ def _is_address(text: str) -> bool:
     return bool(host and colon) and not set(host) & set(" /@") and port.isdecimal() and 0 < int(port) < 2**16
 
 
+def _are_addresses(text: str) -> bool:
+    return not text or all(map(_is_address, text.split(",")))
+
+
 def _is_owner(text: str) -> bool:
     name, at, realm = text.partition("@")
     return is_user_name(name) and (not at or is_realm(realm))
@@ -74,8 +78,8 @@ class PoolConfig:
 
     coordinator: str = setting(
         "",
-        Text("`HOST:PORT`, or empty", lambda text: not text or _is_address(text)),
-        "The pool's coordinator; empty: as the node was told when it joined.",
+        Text("`HOST:PORT`, several with commas between, or empty", _are_addresses),
+        "The pool's coordinators, and no others; empty: as the node was told when it joined, and by them since.",
     )
     state_dir: str = setting(
         "",

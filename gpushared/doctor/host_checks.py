@@ -196,6 +196,8 @@ def link(view: DaemonView) -> CheckFinding:
             f"pool {pool.name}: {pool.away}",
             "does the coordinator run, and is its port for nodes open? jobs and leases here go on meanwhile",
         )
+    if pool.coordinators > 1:
+        return ok(f"pool {pool.name} has {pool.coordinators} coordinators, linked by {pool.address}")
     return ok(f"linked to the coordinator of pool {pool.name}, {pool.address}")
 
 

@@ -76,6 +76,7 @@ class PoolView:
     realm: str
     may_assert: bool = True
     away: str = ""
+    coordinators: int = 1
     clock_ahead_seconds: float | None = None
 
 

@@ -12,11 +12,15 @@ MAX_HOLD_SECONDS = 20.0
 
 
 class Standby:
-    """Hold what a coordinator that does not lead tells its callers."""
+    """Hold what a coordinator that does not lead tells its callers, or one that may not lead any more."""
 
-    def __init__(self, name: str, age_seconds: Callable[[], float]) -> None:
-        """Take the coordinator's name, and the function that returns how old its view of the store is."""
+    def __init__(self, name: str, age_seconds: Callable[[], float], *, is_deposed: bool = False) -> None:
+        """Take the coordinator's name, and the function that returns how old its view of the store is.
+
+        With ``is_deposed`` it has led, and another one may lead by now.
+        """
         self.name = name
+        self.is_deposed = is_deposed
         self.leader = ""
         """The name of the coordinator that leads; empty if none does."""
         self.age_seconds = age_seconds
@@ -34,10 +38,16 @@ class Standby:
         self._wake()
 
     def refusal(self) -> NotLeader:
+        if self.is_deposed:
+            return NotLeader(
+                f"the coordinator {self.name} does not know if it still leads: {self._silence()}",
+                hint="try again in a moment",
+            )
         if self.leader:
             return NotLeader(
                 f"the coordinator {self.name} stands by, and {self.leader} leads",
-                hint="name all coordinators of the pool: HOST:PORT,HOST:PORT,HOST:PORT",
+                hint=f"ask {self.leader}; programs and nodes name all coordinators: HOST:PORT,HOST:PORT",
+                leader=self.leader,
             )
         return NotLeader(
             f"no coordinator of the pool leads now, and {self.name} stands by", hint="try again in a moment"
@@ -45,20 +55,28 @@ class Standby:
 
     def notice(self) -> str:
         """Return the sentence for readers of an answer."""
+        if self.is_deposed:
+            return f"the coordinator {self.name} may not lead any more: {self._silence()}"
         leads = f"{self.leader} leads" if self.leader else "no coordinator leads now"
         return (
             f"the coordinator {self.name} stands by ({leads}); this is as it was "
             f"{self.age_seconds():.1f} s ago, and nodes are not heard here"
         )
 
-    async def until_leading(self, seconds: float) -> None:
-        """Wait until this coordinator leads. Raises NotLeader when another one does, or the time is over."""
-        before = self.leader
+    def _silence(self) -> str:
+        return f"etcd has not answered it for {self.age_seconds():.0f} s"
+
+    async def until_leading(self, seconds: float, lost: str) -> None:
+        """Wait until this coordinator leads.
+
+        Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over;
+        and at once if this coordinator has led, since it ends before it leads again.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
-                while not self._over and self.leader in {before, ""}:
+                while not self._over and not self.is_deposed and self.leader in {lost, ""}:
                     await self._changed.wait()
-                    before = before if self.leader else ""  # one that has ended may lead again
+                    lost = lost if self.leader else ""  # one that has ended may lead again
         if not self._over:
             raise self.refusal()
 

@@ -17,6 +17,7 @@ from gpushared.domain.model.errors import (
     Code,
     ConfigError,
     GpushareError,
+    NotLeader,
     PermissionRefused,
     Unavailable,
     kind_of_code,
@@ -28,6 +29,11 @@ from gpushared.net.limits import Shares
 from gpushared.storage.audit.line import Origin
 
 HINT_METADATA = "gpushare-hint-bin"
+NOT_LEADER_METADATA = "gpushare-not-leader-bin"
+"""A refusal with this trailing metadata means that another coordinator is to be asked.
+
+The value is the leader's name, or empty.
+"""
 """This trailing metadata carries the error's hint; it is binary, because hints may hold any character."""
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -152,23 +158,34 @@ def _size(message: object) -> int:
 
 async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
     """End the call with the error's status, its sentence, and its hint in the trailing metadata."""
-    metadata = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
-    await context.abort(STATUS[error.code], error.message, metadata)
+    hint = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
+    leader = ((NOT_LEADER_METADATA, error.leader.encode()),) if isinstance(error, NotLeader) else ()
+    await context.abort(STATUS[error.code], error.message, (*hint, *leader))
 
 
 def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
     """Return the other side's error, or an error that ``who`` does not answer if it was not reached."""
     kind = kind_of_code(error.code().name.lower())
     details = error.details() or error.code().name
-    hint = _hint(error)
+    hint = hint_of(error)
     if error.code() in NOT_REACHED and not hint:
         return kind(f"{who} does not answer: {details}", hint="is it running, and are the clocks right?")
     return kind(details, hint=hint)
 
 
-def _hint(error: grpc.aio.AioRpcError) -> str:
+def hint_of(error: grpc.aio.AioRpcError) -> str:
+    """Return the hint with which the other side refused; empty if it was not reached, or gave none."""
+    return _trailing(error, HINT_METADATA)
+
+
+def leader_of(error: grpc.aio.AioRpcError) -> str:
+    """Return the name of the coordinator that leads as one that does not lead says; empty if it is unknown."""
+    return _trailing(error, NOT_LEADER_METADATA)
+
+
+def _trailing(error: grpc.aio.AioRpcError, wanted: str) -> str:
     for key, value in error.trailing_metadata() or ():
-        if key == HINT_METADATA and isinstance(value, bytes):
+        if key == wanted and isinstance(value, bytes):
             return value.decode(errors="replace")
     return ""
 

@@ -166,7 +166,10 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class StoreMember:
-    """Describe one member of the engine behind a shared store; ``problem`` says why it is not healthy."""
+    """Describe one member of the engine behind a shared store; ``problem`` says why it is not healthy.
+
+    ``version`` is empty if the member does not tell it.
+    """
 
     endpoint: str
     leads: bool = False
@@ -187,6 +190,10 @@ class SharedStore(JobStore, Protocol):
 
     async def leader(self) -> Leader:
         """Return who leads now."""
+        ...
+
+    def doubt_seconds(self) -> float:
+        """Return how long the store has not confirmed that this process leads, if another may lead by now; else 0."""
         ...
 
     async def announce(self, name: str, facts: bytes) -> None:

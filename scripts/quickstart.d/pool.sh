@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Several machines on one: each has a network of its own (a namespace with a cable to a switch), a Docker engine of its
-# own, simulated GPUs, and a daemon. Behind the same switch runs the pool's coordinator, as a user without rights. Needs
-# common.sh, venv.sh, and the words of quickstart.
+# own, simulated GPUs, and a daemon. Behind the same switch runs the pool's coordinator, as a user without rights; with
+# --ha one runs on each of three machines (ha.sh). Needs common.sh, venv.sh, and the words of quickstart.
 
 NODE_NAMES=(a b c d e f g h)
 NODE_GPUS=(h100:2 rtx4090:2 t4:4 a100:2 h100:1 a100:1 rtx4090:1 t4:2)
@@ -12,11 +12,15 @@ SHARED=$POOL_STATE/shared
 # Set aside for documentation (RFC 5737), so that nobody's network has it.
 POOL_NET=${GPUSHARED_QUICKSTART_NET:-198.51.100}
 COORDINATOR=$POOL_NET.1
+# For users and machines that join: one address, or those of three coordinators.
+COORDINATORS=$COORDINATOR
 HUB=$POOL-hub
 HOST_LINK=gpq$(cksum <<<"$POOL" | cut -d' ' -f1)
 PERSON=demo
 JOBS_RUN_AS=nobody
 export GPUSHARE_POOL_SOCKET=$POOL_RUN/coordinator/gpushared-pool.sock
+
+has_ha() { [ -e "$POOL_STATE/ha" ]; }
 
 # on NODE WORDS...: gpushare, as somebody on that node types it.
 on() {
@@ -76,14 +80,21 @@ make_hub() {
 
 plug() { ip -n "$HUB" link set dev "$1" master switch up; }
 
-# make_machine NODE NUMBER
+# address_of NODE: on the switch.
+address_of() {
+  local number
+  for number in "${!NODE_NAMES[@]}"; do
+    [ "${NODE_NAMES[number]}" != "$1" ] || printf '%s' "$POOL_NET.$((11 + number))"
+  done
+}
+
 make_machine() {
   local node=$1 namespace=$POOL-$1
   make_namespace "$namespace"
   ip -n "$namespace" link show dev eth0 >/dev/null 2>&1 && return
   ip -n "$HUB" link add name "$node" type veth peer name eth0 netns "$namespace"
   plug "$node"
-  ip -n "$namespace" address add "$POOL_NET.$((10 + $2))/24" dev eth0
+  ip -n "$namespace" address add "$(address_of "$node")/24" dev eth0
   ip -n "$namespace" link set dev eth0 up
 }
 
@@ -128,13 +139,25 @@ make_pool_user() {
   touch "$POOL_STATE/made-user"
 }
 
+# become PROGRAM WHAT: sets OWNER and BECOME to the user without rights, or to root where that user cannot run it.
+become() {
+  OWNER=$NAME
+  BECOME=(setpriv --reuid "$NAME" --regid "$(id -g "$NAME")" --clear-groups)
+  if (cd / && "${BECOME[@]}" "$1" --version >/dev/null 2>&1); then return; fi
+  say "$2 runs as root here, because the user $NAME may not read this checkout"
+  OWNER=root
+  BECOME=()
+}
+
+# coordinator_config ADDRESS PLACE
 coordinator_config() {
   cat <<END
 [coordinator]
-listen = "$COORDINATOR:7440"
-listen_nodes = "$COORDINATOR:7441"
-state_dir = "$POOL_STATE/coordinator"
-runtime_dir = "$POOL_RUN/coordinator"
+listen = "$1:7440"
+listen_nodes = "$1:7441"
+advertise = "$1"
+state_dir = "$POOL_STATE$2/coordinator"
+runtime_dir = "$POOL_RUN$2/coordinator"
 
 # Whoever is root on one of the machines, and the token of the example pipeline.
 [users.$PERSON]
@@ -142,23 +165,36 @@ principals = [$(printf '"root@%s", ' "${NODES[@]}")]
 END
 }
 
+# begin_pool CONFIG STATE
+begin_pool() {
+  if [ -e "$2/ca" ]; then return; fi
+  show pool init --config "$1" --user "$NAME" lab | sed "/^next:/,\$d"
+}
+
+# start_coordinator PLACE NAMESPACE: with the configuration at that place, "" or /MACHINE; started again when it dies.
 start_coordinator() {
-  local log=$POOL_STATE/coordinator.log config=$POOL_STATE/pool.toml owner=$NAME become
-  is_ours "$POOL_RUN/coordinator.pid" "$config" && return
-  coordinator_config >"$config"
-  if [ ! -e "$POOL_STATE/coordinator/ca" ]; then show pool init --config "$config" --user "$NAME" lab | sed "/^next:/,\$d"; fi
-  become=(setpriv --reuid "$NAME" --regid "$(id -g "$NAME")" --clear-groups)
-  if ! (cd / && "${become[@]}" "$VENV/bin/gpushared-pool" --version >/dev/null 2>&1); then
-    say "the coordinator runs as root here, because the user $NAME may not read this checkout"
-    owner=root
-    become=()
-    set -- --allow-root
-  fi
-  mkdir -p "$POOL_RUN/coordinator"
-  chown -R "$owner:" "$POOL_RUN/coordinator" "$POOL_STATE/coordinator"
-  detach "$log" nsenter --net="/run/netns/$HUB" "${become[@]}" "$VENV/bin/gpushared-pool" --config "$config" "$@"
-  echo "$PID" >"$POOL_RUN/coordinator.pid"
-  wait_until_serving "$log" "$PID" gpushare pool status
+  local run=$POOL_RUN$1 state=$POOL_STATE$1 namespace=$2 flags=()
+  is_ours "$run/restarter.pid" "$state/pool.toml" && return
+  become "$VENV/bin/gpushared-pool" "the coordinator"
+  [ "$OWNER" != root ] || flags=(--allow-root)
+  mkdir -p "$run/coordinator"
+  chown -R "$OWNER:" "$run/coordinator" "$state/coordinator"
+  detach "$state/coordinator.log" "$HERE/quickstart.d/restarter" "$run/coordinator.pid" nsenter "--net=/run/netns/$namespace" \
+    "${BECOME[@]}" "$VENV/bin/gpushared-pool" --config "$state/pool.toml" "${flags[@]}"
+  echo "$PID" >"$run/restarter.pid"
+}
+
+start_one_coordinator() {
+  coordinator_config "$COORDINATOR" "" >"$POOL_STATE/pool.toml"
+  begin_pool "$POOL_STATE/pool.toml" "$POOL_STATE/coordinator"
+  start_coordinator "" "$HUB"
+  wait_until_serving "$POOL_STATE/coordinator.log" "$(cat "$POOL_RUN/restarter.pid")" gpushare pool status
+}
+
+# stop_coordinator PLACE
+stop_coordinator() {
+  end_process "$POOL_RUN$1/restarter.pid" "$POOL_STATE$1/pool.toml" 30
+  end_process "$POOL_RUN$1/coordinator.pid" "$POOL_STATE$1/pool.toml" 30
 }
 
 # wait_until_serving LOG PID COMMAND...
@@ -211,8 +247,8 @@ join() {
   local node=$1
   [ ! -e "$POOL_STATE/$node/state/pool/membership.json" ] || return 0
   printf '\n$ gpushare pool token --node %s -q | gpushare node join %s --token-file -        # on %s\n' \
-    "$node" "$COORDINATOR" "$node"
-  gpushare pool token --node "$node" -q | on "$node" node join "$COORDINATOR" --token-file - --name "$node"
+    "$node" "$COORDINATORS" "$node"
+  gpushare pool token --node "$node" -q | on "$node" node join "$COORDINATORS" --token-file - --name "$node"
 }
 
 wait_for_pool() {
@@ -248,28 +284,36 @@ choose_nodes() {
   if [ -e "$POOL_STATE/nodes" ]; then
     read_nodes
     [ ${#NODES[@]} = "$1" ] || die "a pool of ${#NODES[@]} machines runs here already; end it first: $AGAIN --stop"
+    [ "${2:-}" != --ha ] || has_ha || die "a pool with one coordinator runs here already; end it first: $AGAIN --stop"
   fi
   NODES=("${NODE_NAMES[@]:0:$1}")
 }
 
+# start_pool MACHINES [--ha]: a pool with --ha stays one when it is started again without.
 start_pool() {
   local node number
   require_pool_tools
-  choose_nodes "$1"
+  choose_nodes "$1" "${2:-}"
+  [ -z "${2:-}" ] || require_ha_tools
   mkdir -p "$POOL_STATE" "$POOL_RUN" "$SHARED"
   chmod 1777 "$SHARED"
   echo "${NODES[*]}" >"$POOL_STATE/nodes"
+  [ -z "${2:-}" ] || touch "$POOL_STATE/ha"
   choose_image
   say "${#NODES[@]} machines, each with a network, a Docker engine and GPUs of its own; the GPUs are SIMULATED"
   make_hub
-  for number in "${!NODES[@]}"; do
-    node=${NODES[number]}
+  for node in "${NODES[@]}"; do
     mkdir -p "$POOL_STATE/$node" "$POOL_RUN/$node"
-    make_machine "$node" $((number + 1))
+    make_machine "$node"
     start_node_engine "$node"
   done
   make_pool_user
-  start_coordinator
+  if has_ha; then
+    COORDINATORS=$(list_of '%.0s%s:7440')
+    start_coordinators
+  else
+    start_one_coordinator
+  fi
   for node in "${NODES[@]}"; do load_image "$node"; done
   for number in "${!NODES[@]}"; do start_node "${NODES[number]}" "${NODE_GPUS[number]}"; done
   for node in "${NODES[@]}"; do
@@ -286,6 +330,8 @@ start_pool() {
 }
 
 explain_pool() {
+  local parts=0-19 many=twenty
+  if has_ha; then parts=0-99 many="a hundred"; fi
   cat <<END
 
 All of it goes on running. To be somebody on machine a:
@@ -296,16 +342,24 @@ All of it goes on running. To be somebody on machine a:
 
   gpushare nodes                                                # the machines, and what is free on them
   gpushare run --pool --gpu 1 --model 4090 --rm -it busybox sh  # your terminal, a container on b
-  jobs=\$(gpushare submit --pool --array 0-19 --gpu 0.5 -v \$shared:/out busybox \\
+  jobs=\$(gpushare submit --pool --array $parts --gpu 0.5 -v \$shared:/out busybox \\
     sh -c 'sleep 20; echo part \$GPUSHARE_ARRAY_INDEX | tee -a /out/done')
-  gpushare jobs --array \$jobs                                  # twenty jobs on three machines
+  gpushare jobs --array \$jobs                                  # $many jobs on ${#NODES[@]} machines
   $AGAIN --pool ${#NODES[@]} --cut b                           # pulls b's cable: what runs there runs on
   $AGAIN --pool ${#NODES[@]} --heal b                          # puts it back
   gpushare wait \$jobs && sort -V \$shared/done | uniq -c       # each of them once
+END
+  if has_ha; then explain_ha; fi
+  explain_programs
+  tell_of_others
+}
+
+explain_programs() {
+  cat <<END
 
 A program in the pool, by TLS and with a token (docs/how-to/pipelines.md):
 
-  export GPUSHARE_POOL=$COORDINATOR GPUSHARE_POOL_CA=$POOL_STATE/pool-ca.pem
+  export GPUSHARE_POOL=$COORDINATORS GPUSHARE_POOL_CA=$POOL_STATE/pool-ca.pem
   export GPUSHARE_POOL_TOKEN_FILE=$POOL_STATE/token
   .venv/bin/python examples/pipeline.py
 
@@ -319,7 +373,6 @@ The page of the pool, by a link that the command prints:
 
 To end it:  $AGAIN --stop
 END
-  tell_of_others
 }
 
 # set_cable NODE up|down
@@ -380,7 +433,7 @@ stop_pool() {
     done
     wait "${waited[@]}" || true
   fi
-  end_process "$POOL_RUN/coordinator.pid" "$POOL_STATE/pool.toml" 30
+  if has_ha; then stop_coordinators; else stop_coordinator ""; fi
   remove_network
   remove_pool_files
 }

@@ -348,11 +348,11 @@ async def test_a_warning_names_the_line_of_the_program_that_submits(tmp_path: Pa
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with Pool(address) as plain:
-            plain._stub = cast("Any", NotingStub(lambda message: message))
+            plain._stubs = dict.fromkeys(plain._stubs, cast("Any", NotingStub(lambda message: message)))
             plain.submit(request)
             plain.submit_array(request, "0-1")
         async with AsyncPool(address) as twin:
-            twin._stub = cast("Any", NotingStub(answered))
+            twin._stubs = dict.fromkeys(twin._stubs, cast("Any", NotingStub(answered)))
             await twin.submit(request)
             await twin.submit_array(request, "0-1")
     assert [(one.category, one.filename) for one in told] == [(JobWarning, __file__)] * 4

@@ -2,194 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pty
 import re
-import select
-import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from gpushared.client.pipeline import AsyncPool, JobRequest, Pool
-from tests.bed import parts
-from tests.bed.engine import PrivateEngine
 from tests.bed.parts import ROOT
+from tests.quickstart.machines import NODES, PATIENCE_SECONDS, TUTORIAL, Machines, in_a_terminal, running
 
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.skipif(os.getuid() != 0, reason="only root makes networks"),
 ]
-SCRIPT = ROOT / "scripts/quickstart"
-TUTORIAL = (ROOT / "docs/tutorial/one-pool.md").read_text(encoding="utf-8")
-USUAL_NAME, USUAL_NET = "gpushared-quickstart", "198.51.100"
-START_SECONDS = 240
-PATIENCE_SECONDS = 120
-NODES = ["a", "b", "c"]
-
-
-@dataclass(frozen=True)
-class Machines:
-    """The pool under a name and on a network of its own, so that somebody's real one goes on beside it."""
-
-    name: str
-    net: str
-    environ: dict[str, str]
-
-    @property
-    def run_dir(self) -> Path:
-        return Path("/run") / f"{self.name}-pool"
-
-    @property
-    def state(self) -> Path:
-        return Path("/var/lib") / f"{self.name}-pool"
-
-    @property
-    def shared(self) -> Path:
-        return self.state / "shared"
-
-    def script(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [SCRIPT, *words],
-            env=self.environ, capture_output=True, text=True, timeout=START_SECONDS, check=False,
-        )  # fmt: skip
-
-    def started(self) -> str:
-        done = self.script("--pool", "3")
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    # --- somebody on machine a
-
-    def here(self, text: str) -> str:
-        """The tutorial's words with the names that things have here."""
-        return text.replace(USUAL_NAME, self.name).replace(USUAL_NET, self.net)
-
-    def told(self, beginning: str) -> str:
-        """The one command in the tutorial that begins so."""
-        (line,) = {
-            line.removeprefix("$ ")
-            for line in TUTORIAL.splitlines()
-            if line.startswith((f"$ {beginning}", beginning))
-        }
-        return self.here(line)
-
-    def shell(self, *commands: str) -> subprocess.CompletedProcess[str]:
-        """What a user types, one after the other, after the tutorial's preparations."""
-        before = [self.told("export GPUSHARE_HOST="), self.told("shared=")]
-        return subprocess.run(
-            ["bash", "-c", "\n".join([*before, *commands])],
-            cwd=ROOT, env=self.environ, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS, check=False,
-        )  # fmt: skip
-
-    def printed(self, *commands: str) -> str:
-        done = self.shell("set -e", *commands)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def on(self, node: str) -> str:
-        """The words that make the commands after it those of another machine."""
-        return f"export GPUSHARE_HOST=unix://{self.run_dir}/{node}/gpushared.sock"
-
-    def usage(self, node: str, *words: str) -> Counter[str]:
-        """The leases, and what they held and used, as a machine tells it."""
-        told = json.loads(
-            self.printed(self.on(node), f"gpushare usage --since 1d {' '.join(words)} -o json")
-        )["total"]
-        figures = ("held_gpu_ms", "active_gpu_ms", "idle_gpu_ms", "held_mib_seconds")
-        return Counter({"leases": told["leases"], **{name: int(told["account"][name]) for name in figures}})
-
-    def sum_of_nodes(self) -> Counter[str]:
-        return sum((self.usage(node) for node in NODES), Counter())
-
-    def nodes(self) -> dict[str, str]:
-        """Each node's state."""
-        items: list[dict[str, Any]] = json.loads(self.printed("gpushare nodes -o json"))["items"]
-        return {item["name"]: item["presence"] for item in items}
-
-    def wait_for_node(self, node: str, *states: str) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        while self.nodes()[node] not in states:  # each look is a command of its own
-            assert time.monotonic() < until, f"{node} is {self.nodes()[node]}, not {states}"
-
-    def jobs(self, array: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = json.loads(
-            self.printed(f"jobs={array}", self.told("gpushare jobs --array") + " -o json")
-        )["items"]
-        return items
-
-    def wait_for_jobs(self, array: str, *, running: int) -> None:
-        """Until so many of an array run at the same time."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while Counter(job["state"] for job in self.jobs(array))["running"] < running:
-            assert time.monotonic() < until, self.jobs(array)
-
-    def done_parts(self) -> Counter[str]:
-        """What the jobs themselves wrote."""
-        file = self.shared / "done"
-        return Counter(file.read_text().splitlines()) if file.exists() else Counter()
-
-    def kill(self, pid_file: str) -> None:
-        os.kill(int((self.run_dir / pid_file).read_text()), signal.SIGKILL)
-
-    # --- what is left
-
-    def processes(self) -> list[str]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                words = process.cmdline()
-                if any(f"{self.name}-pool" in word for word in words):
-                    found.append(" ".join(words))
-        return found
-
-    def assert_nothing_is_left(self) -> None:
-        assert self.processes() == []
-        assert not self.run_dir.exists()
-        assert not self.state.exists()
-        assert not list(Path("/run/netns").glob(f"{self.name}-*"))
-        assert (
-            self.net not in subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
-        )
-        assert self.name not in Path("/etc/passwd").read_text()
-        assert self.name not in Path("/proc/self/mountinfo").read_text()
 
 
 @pytest.fixture(scope="module")
 def machines(
     docker_cli: Path, docker_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machines]:
-    """Three of them, started. They are gone afterwards, with all that they had."""
-    parts.need_file("image", parts.BUSYBOX_TAR)
-    engine = PrivateEngine()
-    name, net = f"gpushared-qp{os.getpid()}", f"10.231.{os.getpid() % 250}"
-    environ = {
-        **docker_environment,
-        "DOCKER_HOST": engine.url,
-        "GPUSHARED_QUICKSTART": name,
-        "GPUSHARED_QUICKSTART_NET": net,
-        "GPUSHARED_CACHE": str(tmp_path_factory.mktemp("cache")),
-    }
-    made = Machines(name, net, environ)
-    try:
-        engine.start()
-        made.started()
+    with running(docker_environment, tmp_path_factory.mktemp("cache")) as made:
         yield made
-    finally:
-        stopped = made.script("--stop")
-        engine.dispose()
-    assert stopped.returncode == 0, stopped.stderr
-    made.assert_nothing_is_left()
 
 
 @pytest.fixture
@@ -356,6 +195,7 @@ def test_a_pipeline_that_is_run_again_goes_on_with_its_jobs(machines: Machines) 
         (["--pool", "9"], "2 to 8 machines"),
         (["--pool", "3", "--cut", "z"], "there is no machine z; there are a b c"),
         (["--pool", "2"], "a pool of 3 machines runs here already"),
+        (["--pool", "3", "--ha"], "a pool with one coordinator runs here already"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(machines: Machines, words: list[str], said: str) -> None:
@@ -372,26 +212,3 @@ def test_the_readme_shows_what_the_tutorial_runs() -> None:
     assert len(commands) >= 8
     known = {line.removeprefix("$ ") for line in TUTORIAL.splitlines()}
     assert [one for one in commands if one.removeprefix("$ ") not in known] == []
-
-
-def in_a_terminal(command: str, typed: str, environ: dict[str, str]) -> tuple[str, int]:
-    """What is shown when this is typed at its first prompt, and the exit code."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(ROOT)
-        os.execvpe("bash", ["bash", "-c", command], {**environ, "TERM": "dumb"})
-    said, until = b"", time.monotonic() + PATIENCE_SECONDS
-    sent = False
-    while time.monotonic() < until:
-        if select.select([terminal], [], [], 0.2)[0]:
-            try:
-                said += os.read(terminal, 4096)
-            except OSError:  # EIO: the other end is closed
-                break
-        if not sent and b"/ $ " in said:
-            os.write(terminal, typed.encode())
-            sent = True
-    else:
-        os.kill(pid, signal.SIGKILL)
-    os.close(terminal)
-    return said.decode(errors="replace"), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

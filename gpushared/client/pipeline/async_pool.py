@@ -31,7 +31,8 @@ class AsyncPool(PoolSteps):
 
     async def close(self) -> None:
         """End the open streams."""
-        await self._channel.close()
+        for channel in self._opened:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from gpushared.client.api import socket_path
+from gpushared.domain.model.coordinator_addresses import divided, joined
 from gpushared.domain.model.errors import ConfigError, RequestError
 
 POOL_VARIABLE = "GPUSHARE_POOL"
@@ -26,6 +27,8 @@ _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A pool that is cut off without a word is noticed after both times.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # A ping that measures the bandwidth holds back those of the keep-alive, and has 60 s of its own.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
@@ -35,10 +38,16 @@ _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+_CONNECT_SOON = ("grpc.min_reconnect_backoff_ms", 8_000)
+"""A machine that is frozen accepts connections, and says nothing more. gRPC would wait for 20 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
-    """Locate a pool. ``anchors``: PEM certificates; None: a node's unix socket, where the kernel names us."""
+    """Locate a pool. ``anchors``: PEM certificates; None: a node's unix socket, where the kernel names us.
+
+    ``target`` holds the addresses of all coordinators, with commas between.
+    """
 
     target: str
     anchors: bytes | None = None
@@ -46,9 +55,15 @@ class PoolAddress:
     token_file: Path | None = None
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the address of each coordinator, or the node's socket alone."""
+        return (self.target,) if self.anchors is None else divided(self.target)
+
+    @property
     def options(self) -> list[tuple[str, int | str]]:
         named = [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
-        return [*_CALL_OPTIONS, *named]
+        several = [_CONNECT_SOON] if len(self.targets) > 1 else []
+        return [*_CALL_OPTIONS, *named, *several]
 
     @property
     def credentials(self) -> grpc.ChannelCredentials | None:
@@ -72,8 +87,9 @@ def find_door(
 ) -> PoolAddress:
     """Return ``HOST[:PORT]`` of a coordinator or ``unix:///PATH`` of a node, else GPUSHARE_POOL's, else ours.
 
-    The last choice is the node on this machine. ``ca_file`` and ``token_file`` default to GPUSHARE_POOL_CA
-    and GPUSHARE_POOL_TOKEN_FILE. Raises ConfigError, RequestError.
+    Several coordinators are written with commas between. The last choice is the node on this machine.
+    ``ca_file`` and ``token_file`` default to GPUSHARE_POOL_CA and GPUSHARE_POOL_TOKEN_FILE. Raises
+    ConfigError, RequestError.
     """
     address = address or os.environ.get(POOL_VARIABLE) or ""
     if not address or address.startswith("unix:"):
@@ -82,9 +98,8 @@ def find_door(
     token = _named(token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME")
     anchors = _read(ca)
     read_token(token)  # a faulty token is told now, not in the middle of a run
-    return PoolAddress(
-        _with_port(address), anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token
-    )
+    targets = joined(map(_with_port, divided(address) or (address,)))
+    return PoolAddress(targets, anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
 
 
 def _named(given: str | Path | None, variable: str, what: str, how: str) -> Path:
@@ -102,8 +117,11 @@ def _with_port(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, str(USERS_PORT)
-    if not host or set(host) & set(" /@") or not port.isdecimal():
-        raise RequestError(f"{address[:100]!r} is not the address of a pool", hint="write HOST or HOST:PORT")
+    if not host or set(host) & set(" /@,") or not port.isdecimal():
+        raise RequestError(
+            f"{address[:100]!r} is not the address of a pool",
+            hint="write HOST or HOST:PORT, several with commas between",
+        )
     return f"{host}:{port}"
 
 

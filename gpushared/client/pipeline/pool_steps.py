@@ -27,9 +27,11 @@ from gpushared.client.pipeline.pool_address import find_door
 from gpushared.client.pipeline.progress import JobWatch, Position
 from gpushared.client.pipeline.rpc_errors import ended_early, error_of
 from gpushared.client.retries import RetryPatience
+from gpushared.domain.model.coordinator_addresses import AddressRound, CoordinatorAddresses
 from gpushared.domain.model.errors import (
     GpushareError,
     NeverFits,
+    NotLeader,
     PermissionRefused,
     RequestError,
     TimedOut,
@@ -99,8 +101,40 @@ class StepResult(NamedTuple):
         return steps.send(self.answer) if self.error is None else steps.throw(self.error)
 
 
+class Tries:
+    """Choose the coordinator for each try of one call or stream, and the pause after the try."""
+
+    def __init__(self, patience: RetryPatience, addresses: CoordinatorAddresses) -> None:
+        self._patience = patience
+        self._addresses = addresses
+        self._round = AddressRound(addresses)
+        self._address = addresses.present
+
+    def begin(self) -> str:
+        """Return the address for this try."""
+        self._address = self._addresses.present
+        return self._address
+
+    def answered(self) -> None:
+        self._patience.answered()
+        self._round.begin_anew()
+
+    def pause(self, error: GpushareError) -> Pause:
+        """Return the pause before the next try.
+
+        Another coordinator is asked next if this one is away or does not lead, without a pause before all have
+        been asked. Raises ``error`` if there is no next try.
+        """
+        if isinstance(error, NotLeader):
+            self._patience.reached()
+        seconds = self._patience.pause_seconds(error, time.monotonic())
+        if isinstance(error, ConnectionLost | NotLeader) and not self._round.failed(self._address):
+            return Pause(0.0)
+        return Pause(seconds)
+
+
 class PoolSteps:
-    """Hold the channel to a pool, and what its calls have in common."""
+    """Hold the channels to a pool, and what its calls have in common."""
 
     _channels: ClassVar[Any]
     """The module that makes channels: ``grpc`` or ``grpc.aio``."""
@@ -118,16 +152,18 @@ class PoolSteps:
         ``find_door`` gives the values that are left out.
         """
         self._door = find_door(address, ca_file=ca_file, token_file=token_file)
-        target, credentials, options = self._door.target, self._door.credentials, self._door.options
-        self._channel: Any = (
-            self._channels.insecure_channel(target, options)
-            if credentials is None
-            else self._channels.secure_channel(target, credentials, options)
-        )
-        self._stub = jobs_pb2_grpc.JobsStub(self._channel)
+        self._addresses = CoordinatorAddresses(lambda: self._door.targets)
+        self._opened = [self._channel_to(target) for target in self._door.targets]
+        self._stubs = dict(zip(self._door.targets, map(jobs_pb2_grpc.JobsStub, self._opened), strict=True))
         self._patience_seconds = patience_seconds
         self._known = False
         self._may_read = True
+
+    def _channel_to(self, target: str) -> Any:
+        credentials, options = self._door.credentials, self._door.options
+        if credentials is None:
+            return self._channels.insecure_channel(target, options)
+        return self._channels.secure_channel(target, credentials, options)
 
     # --- submitting ------------------------------------------------------------------------------------
 
@@ -221,12 +257,12 @@ class PoolSteps:
         return job
 
     def _watch(self, job_id: str) -> Steps[None]:
-        watched, patience = JobWatch(), self._patience()
+        watched, tries = JobWatch(), self._tries()
         while True:
-            stream = self._open("Watch", jobs_pb2.JobRef(job_id=job_id))
+            stream = self._open("Watch", jobs_pb2.JobRef(job_id=job_id), tries)
             try:
                 while (wire := (yield from self._next(stream))) is not None:
-                    patience.answered()
+                    tries.answered()
                     job = _read(Job, wire)
                     if watched.news(job):
                         yield HandOn(job)
@@ -234,7 +270,7 @@ class PoolSteps:
                         return
                 raise ended_early(self._door.target)
             except GpushareError as error:
-                pause = Pause(patience.pause_seconds(error, time.monotonic()))
+                pause = tries.pause(error)
             finally:
                 stream.cancel()
             yield pause
@@ -242,15 +278,15 @@ class PoolSteps:
     def _logs(self, job_id: str, *, follow: bool, tail: int, rank: int, attempt: int) -> Steps[None]:
         has_started = partial(self._wait_until, lambda job: job.state in STARTED)
         job = yield from (has_started(job_id) if follow else self._get(job_id))
-        position, patience = Position(job, tail), self._patience()
+        position, tries = Position(job, tail), self._tries()
         follow = follow and attempt in {0, job.attempt}  # an earlier attempt writes nothing more
         asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
         while True:
             asked.attempt = job.attempt if follow else attempt
-            stream = self._open("Logs", asked)
+            stream = self._open("Logs", asked, tries)
             try:
                 while (chunk := (yield from self._next(stream))) is not None:
-                    patience.answered()
+                    tries.answered()
                     if data := position.news(chunk.data):
                         yield HandOn(data)
                 if not follow or position.is_complete((yield from self._get(job.id))):
@@ -259,9 +295,9 @@ class PoolSteps:
             except GpushareError as error:
                 if position.all_was_read(job, error):
                     return
-                if not follow and not isinstance(error, ConnectionLost):
+                if not follow and not isinstance(error, ConnectionLost | NotLeader):
                     raise
-                pause = Pause(patience.pause_seconds(error, time.monotonic()))
+                pause = tries.pause(error)
             finally:
                 stream.cancel()
             yield pause
@@ -270,28 +306,28 @@ class PoolSteps:
 
     # --- calling ---------------------------------------------------------------------------------------
 
-    def _patience(self) -> RetryPatience:
-        return RetryPatience(self._patience_seconds, known=self._known)
+    def _tries(self) -> Tries:
+        return Tries(RetryPatience(self._patience_seconds, known=self._known), self._addresses)
 
     def _call(self, name: str, message: Wire, seconds: float = CALL_SECONDS) -> Steps[Any]:
         """Call until there is an answer, which may carry the call out twice."""
-        patience = self._patience()
+        tries = self._tries()
         while True:
             try:
-                return (yield from self._try(name, message, seconds))
+                return (yield from self._try(name, message, seconds, tries))
             except GpushareError as error:
-                pause = Pause(patience.pause_seconds(error, time.monotonic()))
+                pause = tries.pause(error)
             yield pause
 
-    def _try(self, name: str, message: Wire, seconds: float) -> Steps[Any]:
+    def _try(self, name: str, message: Wire, seconds: float, tries: Tries | None = None) -> Steps[Any]:
         """Call once."""
-        call = getattr(self._stub, name)
+        call = getattr(self._stubs[(tries or self._tries()).begin()], name)
         answer = yield MakeCall(partial(call, message, timeout=seconds, metadata=self._door.metadata()))
         self._known = True
         return answer
 
-    def _open(self, name: str, message: Wire) -> Any:
-        return getattr(self._stub, name)(message, metadata=self._door.metadata())
+    def _open(self, name: str, message: Wire, tries: Tries) -> Any:
+        return getattr(self._stubs[tries.begin()], name)(message, metadata=self._door.metadata())
 
     def _next(self, stream: Any) -> Steps[Any]:
         wire = yield ReadNext(stream)

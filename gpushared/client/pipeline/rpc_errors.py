@@ -7,10 +7,12 @@ from typing import Protocol, cast
 import grpc
 
 from gpushared.client.http import ConnectionLost
-from gpushared.domain.model.errors import GpushareError, PermissionRefused, kind_of_code
+from gpushared.domain.model.errors import GpushareError, NotLeader, PermissionRefused, kind_of_code
 
 HINT_METADATA = "gpushare-hint-bin"
 """The daemons send an error's hint in this trailing metadata."""
+NOT_LEADER_METADATA = "gpushare-not-leader-bin"
+"""A coordinator that does not lead sends this with its refusal; the value is the leader's name, or empty."""
 MAX_DETAILS = 300
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
@@ -38,6 +40,9 @@ def error_of(error: grpc.RpcError, target: str) -> GpushareError:
         return ConnectionLost(
             f"the pool at {target} does not answer: {details}", hint="does it run there? is the port open?"
         )
+    leader = _trailing(status, NOT_LEADER_METADATA)
+    if leader is not None:
+        return NotLeader(details, hint=hint, leader=leader)
     return kind_of_code(code.name.lower())(details, hint=hint)
 
 
@@ -47,10 +52,14 @@ def ended_early(target: str) -> ConnectionLost:
 
 
 def _hint(status: _Status) -> str:
+    return _trailing(status, HINT_METADATA) or ""
+
+
+def _trailing(status: _Status, wanted: str) -> str | None:
     for key, value in status.trailing_metadata() or ():
-        if key == HINT_METADATA and isinstance(value, bytes):
+        if key == wanted and isinstance(value, bytes):
             return value.decode(errors="replace")
-    return ""
+    return None
 
 
 def _one_line(details: str) -> str:

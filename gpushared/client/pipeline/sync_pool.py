@@ -35,7 +35,8 @@ class Pool(PoolSteps):
 
     def close(self) -> None:
         """End the open streams."""
-        self._channel.close()
+        for channel in self._opened:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self

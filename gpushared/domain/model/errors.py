@@ -6,6 +6,7 @@
     ├── NotFound                  no such lease, container, preset     not_found            125
     ├── NotLoggedIn               a browser without a session          unauthenticated      125
     ├── PermissionRefused         somebody else's, or not allowed      permission_denied    125
+    │   └── WrongCoordinator      no coordinator of this node's pool   permission_denied    125
     ├── StateConflict             right thing, wrong moment            failed_precondition  125
     ├── LimitReached              a bound of the daemon is reached     resource_exhausted   125
     │   └── NoRoom                it would wait, and is not to         resource_exhausted   125
@@ -104,6 +105,10 @@ class PermissionRefused(GpushareError):
     code = Code.PERMISSION_DENIED
 
 
+class WrongCoordinator(PermissionRefused):
+    """The program at a coordinator's address is no coordinator of this pool."""
+
+
 class StateConflict(GpushareError):
     """The thing exists, but is not in a state that allows this."""
 
@@ -159,7 +164,11 @@ class SharingUnavailable(Unavailable):
 
 
 class NotLeader(Unavailable):
-    """This coordinator stands by: another one leads the pool, or none does yet."""
+    """This coordinator stands by: another one, named ``leader``, leads the pool, or none does yet."""
+
+    def __init__(self, message: str, *, hint: str = "", leader: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.leader = leader
 
 
 class TimedOut(GpushareError):

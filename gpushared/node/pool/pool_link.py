@@ -18,6 +18,7 @@ from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.coordinator_addresses import divided
 from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.node.jobs.order_handler import OrderHandler
@@ -125,6 +126,7 @@ class PoolLink:
             drained=audit.drained,
             new_trust=audit.trusting(enrolment.take_trust, enrolment.trust_generation),
             trust_generation=enrolment.trust_generation,
+            new_coordinators=enrolment.take_coordinators,
             answerers=answerers or {},
         )
         self._audit = audit
@@ -177,8 +179,8 @@ class PoolLink:
             self.link.client_gone(job)
 
     def reload(self) -> None:
-        """Connect again if the configuration names another coordinator now."""
-        if self.link is not None and self._dialled != self.link.dial.address:
+        """Connect again if the configuration names other coordinators now."""
+        if self.link is not None and self._dialled not in self.link.dial.addresses.known:
             self.link.redial()
 
     async def changed(self, timeout_seconds: float) -> bool:
@@ -202,10 +204,10 @@ class PoolLink:
             raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
         return await self.link.dial.kept()
 
-    def _address_of(self, membership: Membership) -> str:
-        """Return the coordinator's address for nodes: the configured one, else the one from the join."""
+    def _addresses(self, membership: Membership) -> tuple[str, ...]:
+        """Return the coordinators' addresses for nodes: those configured, else all from the join and since."""
         newest = self._enrolment.membership or membership
-        return self._config().pool.coordinator or newest.node_address
+        return divided(self._config().pool.coordinator) or newest.all_node_addresses
 
     async def run(self) -> None:
         """Keep the link while there is a membership, for ever."""
@@ -253,7 +255,7 @@ class PoolLink:
     def _make(self, membership: Membership) -> MemberLink:
         facts = LinkFacts(self._loop, membership.pool, simulated=self._simulated)
         dial = Dial(
-            lambda: self._address_of(membership),
+            lambda: self._addresses(membership),
             self._enrolment.credentials,
             self._enrolment.server_name(),
             lambda: self._enrolment.version,

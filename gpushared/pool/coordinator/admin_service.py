@@ -40,8 +40,6 @@ class AdminLoop(Protocol):
     def state(self) -> PoolState: ...
     @property
     def revision(self) -> int: ...
-    @property
-    def standby(self) -> Standby | None: ...
     async def send(self, event: PoolEvent) -> Job | None: ...
     def now(self) -> float: ...
 
@@ -69,9 +67,11 @@ class Admin:
         pool: str,
         drained: Callable[[NodeName], None],
         store: JobStore,
+        standby: Callable[[], Standby | None] = lambda: None,
         registry: CoordinatorRegistry | None = None,
     ) -> None:
         self._store = store
+        self._standby = standby
         self._registry = registry
         self._machine = machine
         self._certificates = certificates
@@ -85,9 +85,9 @@ class Admin:
     async def status(self, _: pool_pb2.PoolStatusRequest, caller: PoolCaller) -> pool_pb2.PoolStatus:
         """Return the coordinator's state."""
         caller.require_admin()
-        state = self._machine.state
+        state, standby = self._machine.state, self._standby()
         status = pool_pb2.PoolStatus(
-            role="leader" if self._machine.standby is None else "standby",
+            role="leader" if standby is None else "standby",
             store="etcd" if isinstance(self._store, SharedStore) else "file",
             pool=self._pool,
             version=gpushared.__version__,
@@ -101,8 +101,8 @@ class Admin:
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),
             started_at=state.day(state.started_at),
         )
-        if self._machine.standby is not None:
-            status.age_seconds = self._machine.standby.age_seconds()
+        if standby is not None:
+            status.age_seconds = standby.age_seconds()
         await self._add_others(status)
         return status
 

@@ -41,6 +41,7 @@ from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews, has_simulated
 from gpushared.jobs.leader_clock import keep_leader_clock
 from gpushared.jobs.restore import restored
+from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator, check_identity
 from gpushared.net.front import Front, listen
@@ -151,7 +152,9 @@ class PoolDaemon:
         self._loop: PoolLoop | None = None
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         self._of_calls = CallAudit(self._audit.take)
-        self._metrics = PoolMetrics(lambda: self._loop, self._troubles, self._audit, lambda: self._config)
+        self._metrics = PoolMetrics(
+            lambda: self._loop, self._troubles, self._audit, lambda: self._config, self._standby
+        )
         self._json = JsonApi({})
         self._page: PoolPage | None = None
         self._told = ""
@@ -306,7 +309,7 @@ class PoolDaemon:
         )
         loop.subscribe(link.perform)
         loop.on_new_epoch(link.renew)
-        link.standby = trust.callers.standby = lambda: loop.standby
+        link.standby = trust.callers.standby = self._standby
         trust.on_fall(link.drop)
         trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
         owners = LeaseOwners(
@@ -339,8 +342,16 @@ class PoolDaemon:
             audit=self._audit,
             of_calls=self._of_calls,
             nodes_port=lambda: self.nodes_port,
+            standby=self._standby,
             registry=self._registry,
         )
+
+    def _standby(self) -> Standby | None:
+        if self._loop is None or self._loop.standby is not None or self._shared is None:
+            return None if self._loop is None else self._loop.standby
+        if not self._shared.doubt_seconds():
+            return None
+        return Standby(self._name, self._shared.doubt_seconds, is_deposed=True)
 
     async def _job(self, loop: PoolLoop, job: JobId) -> Job | None:
         return loop.state.jobs.get(job) or loop.state.ended.get(job) or await loop.archive.get(job)
@@ -406,7 +417,7 @@ class PoolDaemon:
         await check_identity(listener.getsockname(), _ask_status)
 
     def _age(self) -> str:
-        standby = None if self._loop is None else self._loop.standby
+        standby = self._standby()
         return "" if standby is None else f"{standby.age_seconds():.1f}"
 
     async def _live(self, loop: PoolLoop, connections: Connections, coordinator: CoordinatorParts) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, assert_never
 
@@ -64,9 +65,6 @@ log = logging.getLogger(__name__)
 DISCONNECT_RETRY_SECONDS = 1.0
 MAX_REFUSED_KEPT = 1024
 """Remember the refusals of this many callers, so that the log shows each only once."""
-
-WAIT_METADATA = "gpushare-wait-seconds"
-"""A node sends this with ``Connect`` to wait so long at a coordinator that stands by, until one leads."""
 
 TunnelContext = grpc.aio.ServicerContext[Data, Data]
 
@@ -218,6 +216,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             node = self._guard.node_of(context.auth_context())
             await self._until_leading(context)
             self._check_member(node)
+            await accept(context)
             await self._serve(await self._meet(node, context), context)
         except NotLeader as error:
             await abort(context, error)
@@ -247,12 +246,14 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         standby = self.standby()
         if standby is None:
             return
-        told = dict(context.invocation_metadata() or ()).get(WAIT_METADATA, "0")
+        metadata = dict(context.invocation_metadata() or ())
+        told, lost = metadata.get(codec.WAIT_METADATA, "0"), metadata.get(codec.LOST_METADATA, b"")
         seconds = int(told[:4]) if isinstance(told, str) and told.isdecimal() else 0
         if not seconds:
             raise standby.refusal()
-        await context.send_initial_metadata(())  # it shows the node that this coordinator is alive
-        await standby.until_leading(seconds)
+        await accept(context)
+        name = lost.decode(errors="replace") if isinstance(lost, bytes) else lost
+        await standby.until_leading(seconds, name)
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""
@@ -444,3 +445,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 def _claim_of(node: NodeName) -> str:
     """Return the name of the trouble of a node that too often claims to have seen a newer pool."""
     return f"claim-{node}"
+
+
+async def accept(context: Context) -> None:
+    """Show the node that this coordinator is alive, before the registration is read; again it does nothing."""
+    with suppress(grpc.aio.UsageError):
+        await context.send_initial_metadata(())

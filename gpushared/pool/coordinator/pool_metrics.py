@@ -15,6 +15,7 @@ from gpushared.domain.jobs.coordinator_state import PoolState
 from gpushared.domain.jobs.job import Cancelling, JobState, Placing, Queued, Running
 from gpushared.domain.model.request import Caller, LeaseClass
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.standby import Standby
 from gpushared.net.exposition import Family, Kind, Metric, Value, format_of, write
 from gpushared.net.http_server import WebReply
 from gpushared.net.metrics_listener import KeptPages, MetricsListener
@@ -74,7 +75,9 @@ class PoolMetrics:
         troubles: Troubles,
         audit: AuditLog,
         config: Callable[[], CoordinatorConfig],
+        standby: Callable[[], Standby | None] = lambda: None,
     ) -> None:
+        self._standby = standby
         self._loop = loop
         self._troubles = troubles
         self._audit = audit
@@ -103,13 +106,13 @@ class PoolMetrics:
 
     def _families(self) -> list[Family]:
         page = _Page()
-        loop = self._loop()
+        loop, standby = self._loop(), self._standby()
         if loop is not None:
             troubles = self._troubles.by_part()
-            page.add(LEADER, int("store" not in troubles and loop.standby is None))
-            page.add(STANDBY_AGE, None if loop.standby is None else loop.standby.age_seconds())
+            page.add(LEADER, int("store" not in troubles and standby is None))
+            page.add(STANDBY_AGE, None if standby is None else standby.age_seconds())
             page.add(EPOCH, loop.epoch or loop.state.epoch)
-        if loop is not None and loop.standby is None:
+        if loop is not None and standby is None:
             page.add_members(loop.state, loop.now())
             page.add_jobs(loop.state)
             page.add_queue(loop.state, loop.now())

@@ -18,6 +18,7 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
+from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import Context, unary_handler
 from gpushared.net.unary_json import Unary
@@ -78,6 +79,8 @@ class CoordinatorParts:
     of_calls: CallAudit
     """This audit receives the calls that it must record."""
     nodes_port: Callable[[], int]
+    standby: Callable[[], Standby | None]
+    """Return how this coordinator stands by, or None while it leads."""
     registry: CoordinatorRegistry | None = None
     """All coordinators of the pool; None with a store that only this one has."""
 

@@ -23,6 +23,7 @@ from gpushared.api.v1 import (
     pool_pb2_grpc,
 )
 from gpushared.domain.jobs.job import Owner
+from gpushared.domain.jobs.member import Presence
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotLeader, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
@@ -144,18 +145,21 @@ class _Room:
     async def _nodes(self, _: jobs_pb2.NodesRequest, owner: Owner) -> jobs_pb2.NodesResponse:
         loop = self._coordinator.loop
         async with self._service.turn(owner):
+            nodes = nodes_of(loop.state, loop.now())
+            if self._coordinator.standby() is not None:
+                for node in nodes:  # only the leader hears them
+                    node.presence = Presence.UNKNOWN if node.presence == Presence.NEVER else node.presence
             return jobs_pb2.NodesResponse(
-                nodes=nodes_of(loop.state, loop.now()),
+                nodes=nodes,
                 pool=self._coordinator.trust.pool,
                 notices=[*self._notices(), *notices_of(loop.state, loop.now())],
             )
 
     def _notices(self) -> list[str]:
         """Return the reasons why the listed state is uncertain."""
-        loop = self._coordinator.loop
-        if loop.standby is not None:
-            return [loop.standby.notice()]
-        state = loop.state
+        standby, state = self._coordinator.standby(), self._coordinator.loop.state
+        if standby is not None:
+            return [standby.notice()]
         if state.settled:
             return []
         missing = state.missing()
@@ -266,6 +270,7 @@ def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
         pool=coordinator.trust.pool,
         drained=coordinator.link.tell_drain,
         store=coordinator.store,
+        standby=coordinator.standby,
         registry=coordinator.registry,
     )
     join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.of_calls)

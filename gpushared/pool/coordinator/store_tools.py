@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpushared.config.pool_settings import CoordinatorConfig
-from gpushared.daemon.files import sync_folder
+from gpushared.daemon.files import sync_folder, write_private
 from gpushared.domain.model.errors import GpushareError, StateConflict
 from gpushared.jobs.job_records import ENDED, JOB, MEMBER, RECOVERING, read_job, read_member
 from gpushared.pool.coordinator.stores import (
@@ -26,7 +26,9 @@ from gpushared.pool.coordinator.stores import (
     open_store,
     sqlite_path,
 )
-from gpushared.pool.trust.shared_trust import make_store_key
+from gpushared.pool.trust.authority import Authority
+from gpushared.pool.trust.certificate_status import LEDGER_FILE, SignatureLog
+from gpushared.pool.trust.shared_trust import LEDGER, TRUST, SharedTrust, make_store_key
 from gpushared.ports.job_store import Contents, JobStore, Record, SharedStore
 from gpushared.storage.etcd.filling import fill, mark_as_moved
 from gpushared.storage.etcd.store import EtcdStore
@@ -46,6 +48,9 @@ async def migrate(config: CoordinatorConfig, to: str, *, replaces: bool) -> list
         epoch = await source.lead()
         contents = await source.load()
         await asyncio.to_thread(make_store_key, ca_folder(config))
+        if isinstance(source, EtcdStore):
+            await _bring_trust_home(config, source)
+        contents = _without_trust(contents)
         filled, revision = await _fill(config, to, contents, above=epoch, replaces=replaces)
         mark = await asyncio.to_thread(read_high_water, mark_path(config))
         await _write_mark(config, HighWater(filled, revision, doubted=mark.doubted))
@@ -77,9 +82,11 @@ async def put_back(config: CoordinatorConfig, file: Path, *, replaces: bool) -> 
     # A coordinator then asks all nodes, whichever one leads.
     contents = replace(contents, records={**contents.records, RECOVERING: Record(b"", contents.revision)})
     mark = await asyncio.to_thread(read_high_water, mark_path(config))
-    # The doubt is written first: a store that is behind must never be taken for the newest.
-    await _write_mark(config, replace(mark, epoch=max(mark.epoch, epoch), doubted=True))
+    if not config.store.url:
+        # The doubt is written first: a store that is behind must never be taken for the newest.
+        await _write_mark(config, replace(mark, epoch=max(mark.epoch, epoch), doubted=True))
     to = config.store.url or SQLITE_SCHEME
+    contents = await _with_present_trust(config, contents)
     filled, _ = await _fill(config, to, contents, above=max(mark.epoch, epoch), replaces=replaces)
     return [
         f"put back {len(contents.records)} records (epoch {filled})",
@@ -118,6 +125,33 @@ async def _fill(
     async with _opened(config, to, for_filling=True) as target:
         assert isinstance(target, EtcdStore), "every other address is etcd's"
         return await fill(target, contents, above=above, replaces=replaces)
+
+
+async def _bring_trust_home(config: CoordinatorConfig, source: JobStore) -> None:
+    """Write to the coordinator's folder what several coordinators kept in the store they shared."""
+    folder = ca_folder(config)
+    ledger = SignatureLog(folder / LEDGER_FILE)
+    shared = SharedTrust(folder, Authority.load(folder), ledger, source, lambda: 0)
+    await shared.load()
+    lines = [record.value for _, record in sorted((await source.load(LEDGER)).records.items())]
+    if lines:
+        data = b"".join(line + b"\n" for line in lines)
+        await asyncio.to_thread(write_private, folder / LEDGER_FILE, data)
+
+
+def _without_trust(contents: Contents) -> Contents:
+    """Leave out the pool's authority, which the folder of the coordinator has."""
+    kept = {key: record for key, record in contents.records.items() if not key.startswith(TRUST)}
+    return replace(contents, records=kept)
+
+
+async def _with_present_trust(config: CoordinatorConfig, contents: Contents) -> Contents:
+    """Keep the authority as it is now: a copy does not know which certificates were revoked since."""
+    if not config.store.url:
+        return _without_trust(contents)
+    async with _opened(config, None, for_filling=True) as target:
+        present = (await target.load(TRUST)).records
+    return replace(contents, records={**_without_trust(contents).records, **present}) if present else contents
 
 
 @asynccontextmanager
@@ -195,6 +229,8 @@ async def _members(store: JobStore) -> tuple[list[str], list[str]]:
         if member.version:
             size = member.size_bytes / 2**20
             lines.append(f"etcd's member {member.endpoint}: {member.version}, {size:.1f} MiB{leads}")
+        elif not member.problem:
+            lines.append(f"etcd's member {member.endpoint}: serves; its version is not told to this user")
         if member.problem:
             problems.append(f"etcd's member {member.endpoint}: {member.problem}")
     if len(members) < LEAST_MEMBERS:

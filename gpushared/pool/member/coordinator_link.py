@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random, SystemRandom
 
 import grpc
@@ -18,9 +19,12 @@ from gpushared.api.v1 import link_pb2_grpc
 from gpushared.daemon.clocks import boottime, day_at
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.model.errors import Code, GpushareError, Unavailable
+from gpushared.domain.model.coordinator_addresses import AddressRound
+from gpushared.domain.model.errors import Code, GpushareError, TimedOut, Unavailable, WrongCoordinator
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.pool.member.dial import Backoff, Dial, Retry
+from gpushared.net.call_checks import hint_of, leader_of
+from gpushared.pool.link import codec
+from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
 from gpushared.pool.member.node_ports import Guests, NodeFacts, OrderPort, OutboxPort
@@ -34,6 +38,10 @@ AWAY_SECONDS = 15.0
 MAX_CLOCK_DIFFERENCE_SECONDS = 120.0
 """Certificates and users' assertions tolerate this difference."""
 
+MAX_LOGGED = 64
+SPREAD = 0.1
+"""Spread the nodes that lost a coordinator at the same time over this part of a heartbeat's interval."""
+
 _PASSING = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
 """These failures pass by themselves; after other refusals people must act."""
 
@@ -44,6 +52,7 @@ class LinkState:
 
     pool: str
     address: str
+    coordinators: int = 1
     connected_since: float | None = None
     away_since: float | None = None
     heard_at: float | None = None
@@ -60,7 +69,8 @@ class LinkState:
     def text(self) -> str:
         """Return one line on the state of the link to the pool."""
         if self.connected_since is not None:
-            return f"in pool {self.pool} by {self.address} since {_clock(self.connected_since)}"
+            several = f"{self.coordinators} coordinators, linked " if self.coordinators > 1 else ""
+            return f"in pool {self.pool}, {several}by {self.address} since {_clock(self.connected_since)}"
         return f"in pool {self.pool}, but {self.away}"
 
     @property
@@ -69,7 +79,8 @@ class LinkState:
         since = f" since {_clock(self.away_since)}" if self.away_since is not None else ""
         why = f" ({self.why})" if self.why else ""
         again = f"; dialled again at {_clock(self.next_try_at)}" if self.next_try_at is not None else ""
-        return f"there is no link to {self.address}{since}{why}{again}"
+        where = f"any of {self.coordinators} coordinators" if self.coordinators > 1 else self.address
+        return f"there is no link to {where}{since}{why}{again}"
 
 
 class MemberLink:
@@ -100,7 +111,19 @@ class MemberLink:
         self._before_dialling = before_dialling
         self._timing = timing or Timing()
         self._random = random or SystemRandom()
-        self._backoff = Backoff(retry or Retry(), self._random)
+        self._retry = retry or Retry()
+        self._backoff = Backoff(self._retry, self._random)
+        self._round = AddressRound(dial.addresses)
+        self._all_failed = False
+        self._leader = ""
+        """Hold the name of the leader as the last standby told it."""
+        self._silent = ""
+        """Hold the address of the coordinator that fell silent while it led."""
+        self._logged: set[str] = set()
+        self._may_pass = False
+        """Hold True if an address of this round failed in a way that may pass."""
+        self._dialled = ""
+        self._was_up = False
         self._session: Session | None = None
         self._undecided = TaskSet()
         self._hurry = asyncio.Event()
@@ -113,6 +136,7 @@ class MemberLink:
         self._heard_at: float | None = None
         self._error: GpushareError | None = None
         self._epoch = 0
+        self._coordinators = 0
         self._clock_ahead_seconds: float | None = None
 
     # --- what the node says ----------------------------------------------------------------------------
@@ -159,6 +183,7 @@ class MemberLink:
         return LinkState(
             pool=self._identity.pool,
             address=self.dial.address,
+            coordinators=self._coordinators or len(self.dial.addresses.known),
             connected_since=_day(self._connected_since),
             away_since=_day(self._away_since),
             heard_at=_day(heard or self._heard_at),
@@ -199,7 +224,7 @@ class MemberLink:
                 except GpushareError as error:
                     # Make a new error, because the traceback holds the call, and a call keeps its connection
                     # dialling.
-                    self._lost(type(error)(error.message, hint=error.hint))
+                    self._lost(type(error)(self._placed(error.message), hint=error.hint))
                 await self._wait()
         finally:
             await self._undecided.cancel()
@@ -212,10 +237,12 @@ class MemberLink:
         await self._undecided.wait()
         if self._before_dialling is not None:
             await self._before_dialling()
-        channel = await self.dial.channel()
+        addresses, address = self.dial.addresses, self.dial.address
+        self._dialled = address
+        channel = await self.dial.channel(address)
         session: Session | None = None
         try:
-            call = link_pb2_grpc.NodeLinkStub(channel).Connect()
+            call = link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=self._wait_metadata())
             session = self._session = Session(
                 self._identity,
                 call,
@@ -225,12 +252,17 @@ class MemberLink:
                 self.guests,
                 self._timing,
                 self._random,
+                has_others=lambda: addresses.has_others,
+                answered=partial(addresses.answered, address),
             )
             await session.greet()
             self._welcomed(session)
             await session.talk()
         except grpc.aio.AioRpcError as error:
-            raise self.dial.fault(error) from error
+            if hint_of(error):
+                addresses.answered(address)
+                self._leader = leader_of(error) or self._leader
+            raise fault(address, error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio raises this for a call that ended
             raise Unavailable("the link to the coordinator ended") from error
         finally:
@@ -240,9 +272,20 @@ class MemberLink:
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
 
+    def _wait_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Return the request to wait at a standby, once all have been asked in vain."""
+        if not self._all_failed:
+            return ()
+        wait = str(self._timing.held)
+        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, self._leader.encode())
+
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()
         self._backoff.after_success()
+        self._round.begin_anew()
+        self._all_failed, self._silent = False, ""
+        self._logged.clear()
+        self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = session.welcome.epoch
         self._connected_since, self._away_since = boottime(), None
@@ -264,21 +307,30 @@ class MemberLink:
             f"users' jobs may be refused (synchronise both clocks)",
         )
 
+    def _placed(self, message: str) -> str:
+        """Return the message with the address, if there are several and the message names none."""
+        is_clear = self._dialled in message or not self.dial.addresses.has_others
+        return message if is_clear else f"{self._dialled}: {message}"
+
     def _lost(self, error: GpushareError) -> None:
-        if self._connected_since is not None or str(error) != str(self._error):
+        """Note why there is no link. Each reason is logged once, until there is a link again."""
+        if self._connected_since is not None or str(error) not in self._logged:
             log.warning("pool=%s link lost: %s", self._identity.pool, error)
-        if self._connected_since is not None:
+        if len(self._logged) < MAX_LOGGED:
+            self._logged.add(str(error))
+        self._was_up = self._connected_since is not None
+        if self._was_up:
+            self._silent = self._dialled if isinstance(error, TimedOut) else ""
             self._connected_since, self._away_since = None, boottime()
         self._error = error
         self._wake()
 
     async def _wait(self) -> None:
         """Wait until the next try. Show a refusal at once, and a lost link once it lasts."""
-        refused = self._error is not None and self._error.code not in _PASSING
-        seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
+        refused, seconds = self._pause()
         now = boottime()
         self._next_try_at = now + seconds
-        if refused or (self._away_since is not None and now - self._away_since > AWAY_SECONDS):
+        if refused or self._away_seconds() > AWAY_SECONDS:
             self._troubles.raised(PART, self._trouble())
         try:
             async with asyncio.timeout(seconds):
@@ -287,6 +339,28 @@ class MemberLink:
             return
         self._hurry.clear()
         self._backoff.after_success()
+
+    def _pause(self) -> tuple[bool, float]:
+        """Return True if only people can change the refusal, and the seconds to wait.
+
+        With several coordinators the next one is dialled before any wait. A program that is no coordinator of
+        the pool is no reason to wait either, as long as another address may be good.
+        """
+        refused = self._error is not None and self._error.code not in _PASSING
+        if self.dial.addresses.has_others and not (refused and not isinstance(self._error, WrongCoordinator)):
+            self._may_pass |= not refused
+            if not self._round.failed(self._dialled):
+                return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
+            if self.dial.address == self._silent:
+                self.dial.addresses.leave(self._silent)  # it is asked last: it may answer nothing for long
+            refused, self._may_pass, self._all_failed = not self._may_pass, False, True
+            if not refused and self._away_seconds() < self._retry.brisk:
+                return False, self._backoff.brisk_seconds(self._beat_seconds / 2)
+        seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
+        return refused, seconds
+
+    def _away_seconds(self) -> float:
+        return 0.0 if self._away_since is None else boottime() - self._away_since
 
     def _trouble(self) -> str:
         """Return the trouble's text without the time of the next try, so that the log has the text once."""

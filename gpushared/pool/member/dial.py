@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
@@ -16,8 +16,15 @@ from cryptography import x509
 
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.domain.model.backoff import backoff_seconds
-from gpushared.domain.model.errors import GpushareError, PermissionRefused, TimedOut, Unavailable
-from gpushared.net.call_checks import MAX_MESSAGE_BYTES
+from gpushared.domain.model.coordinator_addresses import CoordinatorAddresses
+from gpushared.domain.model.errors import (
+    GpushareError,
+    PermissionRefused,
+    TimedOut,
+    Unavailable,
+    WrongCoordinator,
+)
+from gpushared.net.call_checks import MAX_MESSAGE_BYTES, hint_of
 from gpushared.net.identity import peer_of
 from gpushared.pool.trust.certificates import TOLERANCE_SECONDS, Address, digest_of, offset_words, pem_of
 from gpushared.pool.trust.token_records import JoinWords
@@ -43,6 +50,8 @@ def channel_options(server_name: str) -> list[tuple[str, str | int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
         ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+        # A ping that measures the bandwidth holds back those of the keep-alive, and has 60 s of its own.
+        ("grpc.http2.ping_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
@@ -59,17 +68,17 @@ class Dial:
 
     def __init__(
         self,
-        address: Callable[[], str],
+        addresses: Callable[[], Sequence[str]],
         credentials: Callable[[], grpc.ChannelCredentials],
         server_name: str,
         version: Callable[[], int] = lambda: 0,
     ) -> None:
-        """The coordinator's certificate must hold ``server_name``, whatever the address.
+        """The coordinators' certificates must hold ``server_name``, whatever the address.
 
         ``credentials`` may read files; it raises errors of the tree. ``version`` changes with the
         credentials.
         """
-        self._address = address
+        self.addresses = CoordinatorAddresses(addresses)
         self._credentials = credentials
         self._server_name = server_name
         self._version = version
@@ -80,27 +89,27 @@ class Dial:
 
     @property
     def address(self) -> str:
-        return self._address()
+        return self.addresses.present
 
-    async def channel(self) -> grpc.aio.Channel:
-        """Return a channel that is not connected yet; the caller closes the channel.
+    async def channel(self, address: str = "") -> grpc.aio.Channel:
+        """Return a channel that is not connected yet, by default to the present address.
 
-        Raises ConfigError if the credentials cannot be read.
+        The caller closes the channel. Raises ConfigError if the credentials cannot be read.
         """
         credentials = await asyncio.to_thread(self._credentials)
         options = channel_options(self._server_name)
-        return grpc.aio.secure_channel(self._address(), credentials, options)
+        return grpc.aio.secure_channel(address or self.address, credentials, options)
 
     async def kept(self) -> grpc.aio.Channel:
-        """Return the shared channel for calls beside the link.
+        """Return the shared channel for calls beside the link, to the coordinator that answered last.
 
         A change of the credentials or the address makes a new channel; calls on the previous channel may end
         by themselves. Raises as ``channel`` does.
         """
         async with self._making:
-            wanted = (self._address(), self._version())
+            wanted = (self.addresses.answering, self._version())
             if self._kept is None or self._kept_for != wanted:
-                before, self._kept = self._kept, await self.channel()
+                before, self._kept = self._kept, await self.channel(wanted[0])
                 self._kept_for = wanted
                 if before is not None:
                     self._leave(before)
@@ -123,20 +132,18 @@ class Dial:
         for channel in channels:
             await channel.close()
 
-    def fault(self, error: grpc.aio.AioRpcError) -> GpushareError:
-        """Return a failed call as an error of the tree."""
-        return fault(self._address(), error)
-
 
 def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
     """Return the error that explains a failed call to the coordinator at ``address``."""
     details = _one_line(error.details() or error.code().name)
     if any(sign in details for sign in _TLS_FAILED):
-        return PermissionRefused(
+        return WrongCoordinator(
             f"who answers at {address} is not the coordinator of this node's pool: {details}",
             hint="is another coordinator there, made anew by `gpushare pool init`? then join it with "
             "`gpushare node join`; or has its certificate run out, or a clock gone wrong?",
         )
+    if hint := hint_of(error):
+        return Unavailable(f"the coordinator at {address} refuses the link: {details}", hint=hint)
     return Unavailable(
         f"the coordinator at {address} does not answer: {details}",
         hint="it is dialled again by itself; jobs and leases here go on meanwhile",
@@ -153,12 +160,14 @@ def _one_line(details: str) -> str:
 class Retry:
     """Hold waits in seconds.
 
-    ``patient`` follows a refusal of the coordinator, which only people can change.
+    ``patient`` follows a refusal of the coordinator, which only people can change. While several coordinators
+    choose a new leader, for ``brisk``, the waits do not grow.
     """
 
     first: float = 1.0
     last: float = 30.0
     patient: float = 60.0
+    brisk: float = 60.0
 
 
 class Backoff:
@@ -177,6 +186,10 @@ class Backoff:
         self._failures += 1
         bound = backoff_seconds(self._failures, first=self._retry.first, longest=self._retry.last)
         return self._random.uniform(0.0, max(spread, bound))
+
+    def brisk_seconds(self, spread: float) -> float:
+        """Return the seconds to wait while another coordinator may lead in a moment."""
+        return self._random.uniform(0.0, min(spread, self._retry.last))
 
     def patient_seconds(self) -> float:
         return self._retry.patient * self._random.uniform(0.5, 1.0)

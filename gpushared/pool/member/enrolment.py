@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 from cryptography import x509
@@ -17,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import link_pb2, pool_pb2, pool_pb2_grpc
-from gpushared.domain.model.errors import GpushareError, StateConflict, Unavailable
+from gpushared.domain.model.coordinator_addresses import divided, joined
+from gpushared.domain.model.errors import GpushareError, StateConflict, TimedOut, Unavailable
 from gpushared.net.call_checks import error_of
 from gpushared.pool.member.dial import pinned_anchor
 from gpushared.pool.member.membership_file import Membership, MembershipFile
@@ -29,7 +31,10 @@ from gpushared.pool.trust.token_records import JoinWords, read_join_token
 
 log = logging.getLogger(__name__)
 
+_Address = TypeVar("_Address", Address, str)
+
 CALL_SECONDS = 20.0
+MAX_COORDINATORS = 16
 EARLIEST_RENEWAL = 0.5
 LATEST_RENEWAL = 0.8
 """Renew at a random part of a certificate's life between these two, so that nodes spread over time."""
@@ -98,9 +103,9 @@ class Enrolment:
         """Return the current credentials for channels to the nodes' port. Raises StateConflict."""
         return _credentials(self._member())
 
-    def address(self) -> str:
-        """Return ``HOST:PORT`` of the nodes' port. Raises StateConflict."""
-        return self._member().node_address
+    def addresses(self) -> tuple[str, ...]:
+        """Return ``HOST:PORT`` of each coordinator's nodes' port. Raises StateConflict."""
+        return self._member().all_node_addresses
 
     def server_name(self) -> str:
         """Return the name that the coordinator's certificate must hold. Raises StateConflict."""
@@ -129,6 +134,24 @@ class Enrolment:
             self._renew_now.set()
         return self.trust_generation()
 
+    async def take_coordinators(self, welcome: link_pb2.Welcome) -> None:
+        """Keep the addresses of all coordinators that a welcome names; without any, those known stay.
+
+        Raises ConfigError, Unavailable.
+        """
+        users, nodes = tuple(welcome.addresses), tuple(welcome.node_addresses)
+        if not nodes:
+            return
+        if max(len(users), len(nodes)) > MAX_COORDINATORS:
+            raise Unavailable("the coordinator names too many others", hint="are the versions the same?")
+        for address in (*users, *nodes):
+            read_address(address)
+        async with self._turn:
+            member = self._member()
+            if (member.addresses, member.node_addresses) != (users, nodes):
+                await self._keep(replace(member, addresses=users, node_addresses=nodes))
+                log.info("pool=%s coordinators=%s", member.pool, joined(nodes))
+
     def _member(self) -> Membership:
         if self._membership is None:
             raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
@@ -137,8 +160,12 @@ class Enrolment:
     # --- joining and leaving ---------------------------------------------------------------------------
 
     async def join(self, where: str, token: str, name: str) -> Membership:
-        """Join a pool. Raises RequestError, PermissionRefused, StateConflict, Unavailable, TimedOut."""
-        address, words, node = read_address(where), read_join_token(token), node_name(name)
+        """Join a pool by the first of its coordinators that signs. ``where`` is an address, or a list.
+
+        Raises RequestError, PermissionRefused, StateConflict, Unavailable, TimedOut.
+        """
+        addresses = tuple(map(read_address, divided(where) or (where,)))
+        words, node = read_join_token(token), node_name(name)
         async with self._turn:
             if self._membership is not None:
                 raise StateConflict(
@@ -146,13 +173,15 @@ class Enrolment:
                     hint="to join another one, or this one anew: gpushare node leave",
                 )
             keys = self._keys_for(words)
-            anchor = await pinned_anchor(address, words, self._now())
-            answer = await self._signed(address, words, anchor, node, keys)
+            address, answer = await self._first(
+                addresses, lambda address: self._signed(address, words, node, keys)
+            )
+            working_first = (address, *addresses)
             membership = Membership(
                 pool=words.pool,
                 node=node,
-                address=str(address),
-                node_address=str(address.at(answer.node_port)),
+                address=joined(map(str, working_first)),
+                node_address=joined(str(one.at(answer.node_port)) for one in working_first),
                 joined_at=self._now(),
                 generation=answer.trust.generation,
                 anchors=answer.trust.anchors.decode(),
@@ -170,9 +199,29 @@ class Enrolment:
             self._begun = _Keys(str(words), new_key(), Ed25519PrivateKey.generate())
         return self._begun
 
+    async def _first(
+        self,
+        addresses: Iterable[_Address],
+        ask: Callable[[_Address], Awaitable[pool_pb2.SignAnswer]],
+    ) -> tuple[_Address, pool_pb2.SignAnswer]:
+        """Return the first address that answers, and its answer.
+
+        Coordinators that stand by refuse with Unavailable. Raises any other refusal at once.
+        """
+        errors: list[GpushareError] = []
+        for address in addresses:
+            try:
+                return address, await ask(address)
+            except (Unavailable, TimedOut) as error:
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        raise Unavailable("; ".join(error.message for error in errors), hint=errors[0].hint)
+
     async def _signed(
-        self, address: Address, words: JoinWords, anchor: bytes, node: str, keys: _Keys
+        self, address: Address, words: JoinWords, node: str, keys: _Keys
     ) -> pool_pb2.SignAnswer:
+        anchor = await pinned_anchor(address, words, self._now())
         request = pool_pb2.SignRequest(
             node=node, csr=make_csr(keys.key, keys.assertion_key), token=str(words), now=self._now()
         )
@@ -211,9 +260,9 @@ class Enrolment:
                     "gpushare node join",
                 )
             request = pool_pb2.RenewRequest(csr=make_csr(key, member.speaks), now=self._now())
-            async with _channel(member.node_address, _credentials(member), member.pool) as channel:
-                stub = pool_pb2_grpc.JoinStub(channel)
-                answer = await _call(stub.Renew, request, member.node_address)
+            _, answer = await self._first(
+                member.all_node_addresses, lambda address: _renewed(address, member, request)
+            )
             _check_answer(answer, member.node)
             newer = member.renewed(
                 key_pem(key).decode(),
@@ -301,6 +350,11 @@ def _credentials(member: Membership) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(
         member.anchors.encode(), member.key.encode(), member.certificate.encode()
     )
+
+
+async def _renewed(address: str, member: Membership, request: pool_pb2.RenewRequest) -> pool_pb2.SignAnswer:
+    async with _channel(address, _credentials(member), member.pool) as channel:
+        return await _call(pool_pb2_grpc.JoinStub(channel).Renew, request, address)
 
 
 def _channel(address: str, credentials: grpc.ChannelCredentials, pool: str) -> grpc.aio.Channel:

@@ -44,6 +44,8 @@ MAX_TOLD = 4096
 """Bound the messages on jobs that wait to be written. Beyond the bound the session reads nothing more from
 the coordinator."""
 JITTER = 0.1
+SLACK_SECONDS = 2.0
+"""Let a heartbeat's acknowledgement take this long before another coordinator is dialled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,27 @@ class Timing:
     """Hold times in seconds. ``answer`` bounds each message of a registration, and its answer.
 
     After ``silence`` without an acknowledged heartbeat the session gives the stream up, but not before three
-    heartbeats. ``news`` is the pause after a heartbeat before the next one may report changed free resources;
+    heartbeats. Where another coordinator may lead, ``silence_among_others`` and two heartbeats are enough, the
+    coordinator must show within ``reach`` that it is alive at all, and it may hold a registration for ``held``,
+    until it leads. ``news`` is the pause after a heartbeat before the next one may report changed free resources;
     ``settle`` is for how long changes are gathered before. ``look`` bounds the age of the newest look at the
     fences when the session sends a message.
     """
 
     answer: float = 30.0
     silence: float = 40.0
+    silence_among_others: float = 12.0
+    reach: float = 8.0
+    held: int = 10
     news: float = 0.05
     settle: float = 0.02
     look: float = 1.0
+
+    def silence_limit(self, beat_seconds: float, *, has_others: bool) -> float:
+        """Return for how many seconds a coordinator may acknowledge nothing."""
+        if has_others:
+            return max(self.silence_among_others, 2 * beat_seconds + SLACK_SECONDS)
+        return max(self.silence, 3 * beat_seconds)
 
 
 class Session:
@@ -86,7 +99,14 @@ class Session:
         guests: Guests,
         timing: Timing,
         random: Random,
+        *,
+        has_others: Callable[[], bool] = lambda: False,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
+        """``has_others`` returns True if another coordinator may lead.
+
+        ``answered`` is called when this one shows that it is alive.
+        """
         self.welcome = link_pb2.Welcome()
         self.acknowledged_at: float | None = None
         """Hold when the newest acknowledgement came (``boottime``), for people."""
@@ -101,6 +121,8 @@ class Session:
         self._guests = guests
         self._timing = timing
         self._random = random
+        self._has_others = has_others
+        self._note_answer = answered
         self._mailbox: Mailbox[link_pb2.Up] = Mailbox(MAX_WAITING)
         self._beats = Beats()
         self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
@@ -140,13 +162,15 @@ class Session:
         # Store the epoch before taking any order: orders of a lower epoch are void.
         await self._order_handler.contact_made(began, self.welcome.epoch, self.welcome.revision)
         self.acknowledged_at = boottime()
+        self._note_answer()
         self.clock_difference_seconds = self.welcome.now - time.time()
 
     async def talk(self) -> None:
         """Run until the stream ends; the end is always an error of the tree or of gRPC."""
         works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
-        tasks = [asyncio.create_task(work) for work in works]
+        tasks = [asyncio.create_task(work) for work in (*works, self._end_when_silent())]
         self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
+        self._told.put_nowait(partial(self._guests.new_coordinators, self.welcome))
         ends: list[asyncio.Future[Any]] = [*tasks, self._why]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -173,14 +197,31 @@ class Session:
         """
         reading = asyncio.ensure_future(self._call.read())
         writing = asyncio.create_task(self._send_registration())
+        held_seconds = 0.0
         try:
+            if self._has_others():
+                await self._reach()
+                held_seconds = self._timing.held
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
-            return await self._in_time(reading)
+            return await self._in_time(reading, held_seconds)
         finally:
             reading.cancel()
             writing.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
             del reading, writing  # as in ``talk``
+
+    async def _reach(self) -> None:
+        """Wait until the coordinator accepts the call. Raises TimedOut.
+
+        A standby that holds the call accepts it at once; a machine that is frozen accepts only connections.
+        """
+        try:
+            async with asyncio.timeout(self._timing.reach):
+                await self._call.initial_metadata()
+        except TimeoutError:
+            raise TimedOut(f"the coordinator gave no sign of life in {self._timing.reach:.0f} s") from None
+        if not self._call.done():
+            self._note_answer()
 
     async def _send_registration(self) -> None:
         for message in codec.registration_messages(self._registration(), self._order_handler.reports()):
@@ -202,12 +243,13 @@ class Session:
             now=time.time(),
         )
 
-    async def _in_time(self, work: Awaitable[_Answer]) -> _Answer:
+    async def _in_time(self, work: Awaitable[_Answer], more_seconds: float = 0.0) -> _Answer:
+        seconds = self._timing.answer + more_seconds
         try:
-            async with asyncio.timeout(self._timing.answer):
+            async with asyncio.timeout(seconds):
                 return await work
         except TimeoutError:
-            raise TimedOut(f"the coordinator did not answer in {self._timing.answer:.0f} s") from None
+            raise TimedOut(f"the coordinator did not answer in {seconds:.0f} s") from None
         finally:
             del work  # as in ``talk``
 
@@ -299,10 +341,15 @@ class Session:
         while True:
             seconds = self._beats.seconds * (1 + self._random.uniform(-JITTER, JITTER))
             await self._pause(asyncio.get_running_loop().time() + seconds)
-            silence = max(self._timing.silence, 3 * self._beats.seconds)
-            if self._beats.silent_seconds() > silence:
-                raise TimedOut(f"the coordinator acknowledged nothing for {silence:.0f} s")
             self._mailbox.put(link_pb2.Beat, self._make_beat)
+
+    async def _end_when_silent(self) -> None:
+        while True:
+            limit = self._timing.silence_limit(self._beats.seconds, has_others=self._has_others())
+            left = limit - self._beats.silent_seconds()
+            if left <= 0:
+                raise TimedOut(f"the coordinator acknowledged nothing for {limit:.0f} s")
+            await asyncio.sleep(left)
 
     async def _pause(self, until: float) -> None:
         """Wait until then, or until facts change."""

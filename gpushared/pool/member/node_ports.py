@@ -117,6 +117,10 @@ async def _no_trust(_: link_pb2.NewTrust) -> int:
     return 0
 
 
+async def _no_coordinators(_: link_pb2.Welcome) -> None:
+    return
+
+
 @dataclass(slots=True)
 class Guests:
     """Hold the other receivers of the coordinator's messages; each may be set later."""
@@ -126,6 +130,8 @@ class Guests:
     new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
     """Apply new anchors, and return the generation that is trusted now."""
     trust_generation: Callable[[], int] = lambda: 0
+    new_coordinators: Callable[[link_pb2.Welcome], Awaitable[None]] = _no_coordinators
+    """Keep the addresses of all coordinators, which each welcome names."""
     answerers: Mapping[str, Answerer] = field(default_factory=dict)
     """Answer the coordinator's questions, by kind; each kind is announced as a capability."""
 

@@ -79,6 +79,7 @@ class Leadership:
         self._wait_seconds = wait_seconds
         name = name or socket.gethostname()
         self._name = f"{name} process {os.getpid()} {secrets.token_hex(8)}".encode()
+        self._confirmed_at = 0.0
         self._announced: tuple[int, bytes, bytes] | None = None
         self._lease = 0
         self._epoch = 0
@@ -130,6 +131,11 @@ class Leadership:
         await self._lost.wait()
         assert self._loss is not None
         return self._loss
+
+    def doubt_seconds(self) -> float:
+        """Return how long etcd has not confirmed the lease, once that is longer than the lease lives; else 0."""
+        seconds = asyncio.get_running_loop().time() - self._confirmed_at
+        return seconds if self._epoch and seconds > self._ttl_seconds else 0.0
 
     async def end(self) -> None:
         """Let others lead at once, if etcd can be reached."""
@@ -199,11 +205,14 @@ class Leadership:
         if self._lease and await self._beat() > 0:
             return
 
+        began = asyncio.get_running_loop().time()
+
         async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.LeaseGrantResponse:
             request = rpc_pb2.LeaseGrantRequest(TTL=self._ttl_seconds)
             return await member.lease.LeaseGrant(request, metadata=metadata, timeout=seconds)
 
         self._lease = (await self._client.call(ask)).ID
+        self._confirmed_at = began
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep(), name="etcd lease")
 
@@ -231,7 +240,7 @@ class Leadership:
 
     async def _beat(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""
-        lease = self._lease
+        lease, began = self._lease, asyncio.get_running_loop().time()
 
         async def ask(member: Member, metadata: Metadata, seconds: float) -> int:
             call = member.lease.LeaseKeepAlive(metadata=metadata, timeout=seconds)
@@ -246,7 +255,10 @@ class Leadership:
                 call.cancel()
 
         # Another member is asked in time if one does not answer.
-        return await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
+        left = await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
+        if left > 0:
+            self._confirmed_at = began
+        return left
 
     async def _revoke(self, member: Member, metadata: Metadata, seconds: float) -> None:
         request = rpc_pb2.LeaseRevokeRequest(ID=self._lease)

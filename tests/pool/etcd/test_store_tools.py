@@ -8,10 +8,13 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +170,31 @@ def test_a_copy_that_is_put_back_is_taken_for_old(pool: Pool) -> None:
     assert pool.status()["phase"] == "recovering"
 
 
+def test_the_record_of_signatures_moves_with_the_store(pool: Pool) -> None:
+    """What was revoked while the store was in etcd stays revoked, also after a copy from before is put back."""
+    pool.is_in("")
+    pool.process.start()
+    pool.stop()
+    ledger, copy = pool.process.directory / "s/ca/issued.jsonl", str(pool.process.directory / "copy.db")
+    line = {"what": "issued", "at": 1.0, "node": "n9", "serial": "1f", "expires_at": 4e9, "realms": []}
+    ledger.write_text(json.dumps({**line, "authority": "a", "token": ""}) + "\n")
+    ledger.chmod(0o600)
+    pool.store("migrate", "--to", pool.url)
+    pool.is_in(pool.url)
+    pool.process.start()
+    assert pool.status()["nodes"] == 1
+    pool.store("backup", copy)
+    pool.call("PoolAdmin/RevokeToken", node="n9")
+    assert "revoked" not in ledger.read_text()
+    pool.stop()
+    assert "put back" in pool.store("restore", copy, "--replace")
+    assert "moved" in pool.store("migrate", "--to", "sqlite:")
+    assert [json.loads(one)["what"] for one in ledger.read_text().splitlines()] == ["issued", "revoked"]
+    pool.is_in("")
+    pool.process.start()
+    assert pool.process.gpushare("pool", "status")
+
+
 def test_a_check_finds_what_cannot_be_read(pool: Pool) -> None:
     pool.process.start()
     pool.submit("one")
@@ -192,3 +220,47 @@ def test_a_migration_that_was_interrupted_is_run_again(pool: Pool) -> None:
     pool.is_in(pool.url)
     pool.process.start()
     assert pool.jobs() == {job}
+
+
+def test_an_etcd_that_was_put_back_from_its_own_snapshot_is_told_to_the_coordinator(
+    etcd_cluster: Callable[..., EtcdCluster],
+) -> None:
+    """Revisions show it no more once others have written to the same etcd: a copy that is put back does."""
+    cluster = etcd_cluster(1)
+    pool = Pool(cluster)
+    snapshot, copy = cluster.folder / "snapshot", str(pool.process.directory / "copy.db")
+    try:
+        pool.process.start()
+        kept = pool.submit("one")
+        cluster.ctl("snapshot", "save", str(snapshot))
+        pool.submit("two")
+        pool.stop()
+        restore_snapshot(cluster, snapshot)
+        for number in range(50):
+            cluster.ctl("put", "another", str(number))
+        assert "copied" in pool.store("backup", copy)
+        until = time.monotonic() + SECONDS
+        while "put back" not in (told := pool.store("restore", copy, "--replace")):
+            assert "another coordinator leads" in told  # the snapshot has its lease, too
+            assert time.monotonic() < until
+        pool.process.start()
+        assert pool.jobs() == {kept}
+        assert pool.status()["phase"] == "recovering"
+    finally:
+        pool.process.dispose()
+
+
+def restore_snapshot(cluster: EtcdCluster, snapshot: Path) -> None:
+    (member,) = cluster.members
+    member.kill()
+    data = cluster.folder / member.name
+    shutil.rmtree(data)
+    cluster.ctl(
+        *("snapshot", "restore", str(snapshot), f"--data-dir={data}", f"--name={member.name}"),
+        *(
+            f"--initial-cluster={member.name}={member.peer_url}",
+            f"--initial-advertise-peer-urls={member.peer_url}",
+        ),
+    )
+    member.start()
+    cluster.wait_until_healthy()

@@ -148,6 +148,10 @@ class Coordinator:
     def _service(self) -> LinkService:
         return LinkService(self.machine, self.trust.guard, self.jobs, beat=lambda _: self.beat_seconds)
 
+    def other_service(self) -> LinkService:
+        """Another coordinator's end, with the same machine and trust."""
+        return self._service()
+
     def enrol(self, node: str) -> Credentials:
         self.machine.state.members[NodeName(node)] = Member(NodeName(node), enrolled_at=time.time())
         return enlist(self.trust, node)

@@ -17,6 +17,7 @@ from gpushared.domain.jobs.job import AttemptState, Ending, JobSpec, NodeName, O
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.node_messages import Contact
 from gpushared.domain.jobs.protocol import Order, Report, StaleEpoch
+from gpushared.domain.model.coordinator_addresses import divided
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import AttemptKey, JobId
@@ -181,7 +182,7 @@ class Node:
         self.troubles = Troubles()
         self.link = MemberLink(
             Identity(credentials.pool, self.name, "boot-1", "0.1.0"),
-            Dial(address, credentials.channel, credentials.server_name),
+            Dial(lambda: divided(address()), credentials.channel, credentials.server_name),
             self.order_handler,
             self.facts,
             self.outbox,

@@ -31,7 +31,9 @@ async def pool(tmp_path: Path) -> AsyncIterator[Coordinator]:
 async def calls_of(pool: Coordinator, folder: Path, realm: str = "n1") -> tuple[CoordinatorCalls, Dial]:
     enrolment = Enrolment(folder, time.time)
     await enrolment.join(pool.address, await pool.token("n1"), "n1")
-    dial = Dial(enrolment.address, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version)
+    dial = Dial(
+        enrolment.addresses, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version
+    )
     calls = CoordinatorCalls(
         dial.kept, enrolment.asserter, lambda caller: f"{caller.name}@{realm}", lambda _: (), time.time
     )
@@ -55,7 +57,7 @@ async def test_what_the_coordinator_refuses_is_refused_here(pool: Coordinator, t
 
 async def test_a_coordinator_that_is_away_is_said_to_be(pool: Coordinator, tmp_path: Path) -> None:
     calls, dial = await calls_of(pool, tmp_path / "n1")
-    nobody = Dial(lambda: "127.0.0.1:1", dial._credentials, "x")
+    nobody = Dial(lambda: ("127.0.0.1:1",), dial._credentials, "x")
     calls._channel = nobody.kept
     with pytest.raises(Unavailable, match="the pool's coordinator does not answer"):
         await calls.call("Get", jobs_pb2.JobRef(job_id="0123456789"), ADA, 20.0)
@@ -69,7 +71,9 @@ async def test_calls_share_a_connection_until_the_certificate_is_renewed(
     """Then the next call has another, and those that were under way end by themselves."""
     enrolment = Enrolment(tmp_path / "n1", time.time)
     await enrolment.join(pool.address, await pool.token("n1"), "n1")
-    dial = Dial(enrolment.address, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version)
+    dial = Dial(
+        enrolment.addresses, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version
+    )
     first = await dial.kept()
     assert await dial.kept() is first
     await enrolment.renew()

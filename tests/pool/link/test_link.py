@@ -348,8 +348,8 @@ async def test_nothing_is_left_of_links_that_were_lost(
     channels: list[weakref.ref[grpc.aio.Channel]] = []
     made = Dial.channel
 
-    async def note(dial: Dial) -> grpc.aio.Channel:
-        channel = await made(dial)
+    async def note(dial: Dial, address: str = "") -> grpc.aio.Channel:
+        channel = await made(dial, address)
         channels.append(weakref.ref(channel))
         return channel
 

@@ -41,6 +41,7 @@ from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
+from gpushared.pool.member.membership_file import Membership
 from gpushared.pool.member.node_ports import Answerer
 from gpushared.pool.trust.pool_init import found_pool
 from gpushared.storage.audit.line import AuditLine
@@ -414,3 +415,74 @@ async def test_the_link_ends_with_the_membership(world: World, machine: Machine)
         assert link.state is None
         await world.join(machine)
         assert await until(link, is_up) is not before
+
+
+# --- several coordinators
+
+
+@pytest.fixture
+def named(world: World) -> list[str]:
+    """The hosts that the coordinator names in its welcome; may be changed."""
+    hosts = ["dgx1", "dgx2", "dgx3"]
+    world.coordinator.link.addresses = lambda: (
+        [f"{host}:7440" for host in hosts],
+        [f"{host}:7441" for host in hosts],
+    )
+    return hosts
+
+
+async def learned(machine: Machine, count: int) -> Membership:
+    """The membership, once the node keeps so many addresses."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (found := machine.enrolment.membership) is None or len(found.node_addresses) != count:
+            await machine.enrolment.changed(machine.enrolment.version)
+    return found
+
+
+async def test_a_node_keeps_the_coordinators_that_it_is_told_of_over_a_restart(
+    machine: Machine, named: list[str], tmp_path: Path
+) -> None:
+    """And the address of its join too, which may be the only one that leads anywhere."""
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        kept = await learned(machine, 3)
+        assert kept.addresses == ("dgx1:7440", "dgx2:7440", "dgx3:7440")
+        again = Enrolment(tmp_path / "n1", time.time)
+        await again.load()
+        assert again.membership == kept
+        assert again.addresses() == (kept.node_address, "dgx1:7441", "dgx2:7441", "dgx3:7441")
+        assert link.link is not None
+        assert link.link.dial.addresses.known == again.addresses()
+        assert is_up(link.link)
+
+
+async def test_a_coordinator_that_names_no_others_takes_none_from_a_nodes_list(
+    machine: Machine, named: list[str]
+) -> None:
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        kept, version = await learned(machine, 3), machine.enrolment.version
+        assert link.link is not None
+        for hosts in ([], ["dgx1", "dgx2", "dgx3"]):
+            named[:] = hosts
+            link.link.redial()
+            await until(link, lambda up: not is_up(up))
+            await until(link, is_up)
+        named.append("dgx4")
+        link.link.redial()
+        assert (await learned(machine, 4)).node_address == kept.node_address
+        assert machine.enrolment.version == version + 1
+
+
+async def test_the_coordinators_of_the_configuration_are_dialled_and_no_others(
+    machine: Machine, named: list[str]
+) -> None:
+    membership = machine.enrolment.membership
+    assert membership is not None
+    machine.coordinator = f"127.0.0.1:1,{membership.node_address}"
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        await learned(machine, 3)
+        assert link.link is not None
+        assert link.link.dial.addresses.known == ("127.0.0.1:1", membership.node_address)
+        assert link.link.state.address == membership.node_address

@@ -276,7 +276,7 @@ async def test_a_node_that_left_has_no_keys_any_more(pool: Coordinator, tmp_path
         joining.credentials()
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"pool": 1}'])
+@pytest.mark.parametrize("text", ["{", "{}", '{"pool": 1}', '"lab"', '{"node_addresses": 1}'])
 async def test_a_damaged_membership_is_told_as_such(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "pool"
     folder.mkdir()

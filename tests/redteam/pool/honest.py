@@ -88,7 +88,7 @@ class HonestNode:
         await self.close()
         options = [("grpc.ssl_target_name_override", self._enrolment.server_name())]
         self._channel = grpc.aio.secure_channel(
-            self._enrolment.address(), self._enrolment.credentials(), options
+            self._enrolment.addresses()[0], self._enrolment.credentials(), options
         )
         self._call = link_pb2_grpc.NodeLinkStub(self._channel).Connect()
         self._beat = self._acknowledged = 0

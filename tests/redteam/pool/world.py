@@ -150,7 +150,7 @@ class World(Rig):
     def _of_member(self, name: str) -> grpc.aio.Channel:
         enrolment = self.members[name]
         options = [("grpc.ssl_target_name_override", enrolment.server_name())]
-        return grpc.aio.secure_channel(enrolment.address(), enrolment.credentials(), options)
+        return grpc.aio.secure_channel(enrolment.addresses()[0], enrolment.credentials(), options)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Lend each connection of nobody an address of its own, else one address would soon try too often."""
