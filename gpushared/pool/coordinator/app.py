@@ -465,7 +465,6 @@ class PoolDaemon:
         assert registry is not None, "a shared store has one"
 
         async def members(epoch: int) -> list[Member]:
-            await registry.load()  # nodes are told the addresses as soon as it leads
             await coordinator.trust.begin(epoch)
             return enrolled_in(coordinator.trust, self._parts.clock.ahead())
 
