@@ -148,7 +148,8 @@ class Succession:
                     await self._show()
                 except GpushareError as error:
                     log.warning("the followed state cannot be shown: %s", error)
-                took = clock() - began
+                else:
+                    took = clock() - began
             await asyncio.sleep(max(SHOW_SECONDS, SHOW_SHARE * took))
 
     async def _show(self) -> None:
