@@ -122,6 +122,8 @@ class Succession:
 
     async def _begin(self, epoch: int, members: Callable[[int, float], Awaitable[Iterable[Member]]]) -> None:
         """Make the followed state the loop's own, as soon as it has all that earlier leaders wrote."""
+        clock = await continued(self._store, self._clock)
+        enrolled = await members(epoch, clock.ahead())
         revision = await self._store.commit(Transaction(epoch, {SIGN_OF_LIFE: b""}))
         try:
             await self._follower.reached(revision, CATCH_UP_SECONDS)
@@ -129,8 +131,6 @@ class Succession:
             log.warning("%s; it is read anew", error)
             await self._follower.load()
         stored = await self._follower.stored()
-        clock = await continued(self._store, self._clock)
-        enrolled = await members(epoch, clock.ahead())
         with no_collection():
             state = await restored(
                 self._store,
@@ -149,7 +149,7 @@ class Succession:
 
     def _age_seconds(self) -> float:
         is_newest = self._shown == self._follower.revision
-        at = max(self._shown_at, self._store.heard_at) if is_newest else self._shown_at
+        at = self._store.heard_at if is_newest else self._shown_at
         return max(0.0, asyncio.get_running_loop().time() - at)
 
     async def _show_always(self) -> NoReturn:
