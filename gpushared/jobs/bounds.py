@@ -215,7 +215,8 @@ MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
 
 def check_record(record: Any) -> None:
     """Raises RequestError if a number of a record, or of the records in it, is out of its bounds."""
-    for name, bounds in _bounded(type(record)):
+    kind: Any = type(record)
+    for name, bounds in _bounded(kind):
         if (value := getattr(record, name)) is not None:
             _check(value, bounds)
 
