@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from pool import Pool
+from psutil import Process
 from quiet import machine
 from real import BIN, NOBODY, RealNode, real_pool
 
@@ -30,9 +32,10 @@ def main() -> None:
     parser.add_argument("--engine", default="/var/run/docker.sock")
     words = parser.parse_args()
     print(machine())
-    with real_pool(words.engine) as (_, a, b):
-        runs(a, b, [f"--network={words.network}", words.image], words.pairs)
-        throughput(a, b, words.image, words.mib)
+    with real_pool(words.engine) as (pool, a, b):
+        if words.pairs:
+            runs(a, b, [f"--network={words.network}", words.image], words.pairs)
+        throughput(pool, a, b, words.image, words.mib)
     print(machine())
 
 
@@ -55,8 +58,11 @@ def run(where: list[str], container: list[str]) -> list[str | Path]:
     return [*NOBODY, BIN / "gpushare", "run", *where, *LEASE, "--rm", *container, "true"]
 
 
-def throughput(a: RealNode, b: RealNode, image: str, mib: int) -> None:
-    """Measure how fast docker reads a container's output from the engine, through the gate, and through a tunnel."""
+def throughput(pool: Pool, a: RealNode, b: RealNode, image: str, mib: int) -> None:
+    """Measure how fast docker reads a container's output from the engine, through the gate, and through a tunnel.
+
+    The processor time of each process on the way is measured too: other programs hardly change it.
+    """
     docker, name = need("docker"), f"gpushared-bench-{b.process.pid}"
     started = [*NOBODY, BIN / "gpushare", "run", "--node", "b", *LEASE, "-d", "--rm", "--network=none"]
     timed([*started, "--name", name, image, "sleep", "600"], a.environ)
@@ -68,9 +74,12 @@ def throughput(a: RealNode, b: RealNode, image: str, mib: int) -> None:
         "tunnel and gate": str(job),
     }
     rates: dict[str, list[float]] = {way: [] for way in ways}
+    on_the_way = {"a": Process(a.process.pid), "coordinator": pool.usage, "b": Process(b.process.pid)}
+    costs: dict[str, dict[str, list[float]]] = {way: {one: [] for one in on_the_way} for way in ways}
     copy = ["exec", name, "dd", "if=/dev/zero", "bs=1M", f"count={mib}"]
     for _ in range(3):
         for way, socket in ways.items():
+            before = {one: cpu_seconds(process) for one, process in on_the_way.items()}
             began = time.perf_counter()
             subprocess.run(
                 [docker, "-H", f"unix://{socket}", *copy],
@@ -80,11 +89,21 @@ def throughput(a: RealNode, b: RealNode, image: str, mib: int) -> None:
                 env={"HOME": "/tmp"},
             )
             rates[way].append(mib * MIB / 1e6 / (time.perf_counter() - began))
+            for one, process in on_the_way.items():
+                spent = cpu_seconds(process) - before[one]
+                costs[way][one].append(spent / (mib * MIB / 1e9))
     for way, values in rates.items():
+        cost = ", ".join(f"{one} {min(spent):.2f}" for one, spent in costs[way].items())
         print(
-            f"docker exec, {mib} MiB of output through {way:16} best {max(values):5.0f} MB/s of {len(values)}"
+            f"docker exec, {mib} MiB of output through {way:16} best {max(values):5.0f} MB/s of {len(values)}; "
+            f"processor seconds for a GB, least: {cost}"
         )
     subprocess.run([docker, "rm", "-f", name], stdout=subprocess.DEVNULL, check=False)
+
+
+def cpu_seconds(process: Process) -> float:
+    spent = process.cpu_times()
+    return spent.user + spent.system
 
 
 if __name__ == "__main__":

@@ -322,6 +322,7 @@ def _status_lines(found: PoolStatus) -> Iterator[str]:
     for member in found.store_members:
         leads = ", leads" if member.leads else ""
         size = f"{member.version}, {member.size_bytes / 2**20:.0f} MiB{leads}" if member.version else ""
-        yield f"  etcd     {member.endpoint}: {'; '.join(filter(None, [size, member.problem]))}"
+        told = "; ".join(filter(None, [size, member.problem])) or "serves; its version is not told"
+        yield f"  etcd     {member.endpoint}: {told}"
     yield from (f"  waits    for node {node}" for node in found.awaited_nodes)
     yield from (f"  trouble  {trouble}" for trouble in found.troubles)

@@ -62,6 +62,9 @@ nodes."""
 RETRY_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
+SLOW_WRITE_SECONDS = 1.0
+"""Say that the store is slow after a write that took longer."""
+SLOW_STORE = "slow store"
 DAY_TIME_SECONDS = 1.0
 PASS_SHARE = 4
 """Wait this many times the duration of the last pass over the queue before the next, if that is short."""
@@ -360,6 +363,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         if not chunk.changes:
             return
         transaction, before = chunk.transaction(self._epoch), self.revision
+        began = self._clock.now()
         try:
             with self.commit_seconds.timing():
                 self.revision = max(self.revision, await self._store.commit(transaction))
@@ -367,20 +371,36 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             self._in_trouble(error)
             await self._settle(transaction, before)
         self._writer.written()
+        self._note_write(self._clock.now() - began)
+
+    def _note_write(self, seconds: float) -> None:
+        """Note that the store has written, and in what time."""
         self._troubles.cleared("store")
+        if seconds <= SLOW_WRITE_SECONDS:
+            self._troubles.cleared(SLOW_STORE)
+            return
+        self._troubles.raised(
+            SLOW_STORE,
+            f"the store takes more than {SLOW_WRITE_SECONDS:g} s for a write: is its disk, or etcd's, overloaded?",
+        )
+        self._begin_healing()
 
     def _in_trouble(self, error: GpushareError) -> None:
         self._troubles.raised("store", str(error))
+        self._begin_healing()
+
+    def _begin_healing(self) -> None:
         if self._healing is None or self._healing.done():
             self._healing = asyncio.create_task(self._heal(), name="store healing")
 
     async def _heal(self) -> None:
         """Write now and then while a trouble is raised; otherwise an idle pool would show it for ever."""
-        while self._troubles.of("store"):
+        while self._troubles.of("store") or self._troubles.of(SLOW_STORE):
             await asyncio.sleep(RETRY_SECONDS)
+            began = self._clock.now()
             with contextlib.suppress(GpushareError):
                 await self.write({SIGN_OF_LIFE: b""})
-                self._troubles.cleared("store")
+                self._note_write(self._clock.now() - began)
 
     async def _settle(self, transaction: Transaction, before: int) -> None:
         """Find out if the transaction happened after that revision.

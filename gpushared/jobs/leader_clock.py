@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import NoReturn
 
+from gpushared.daemon.clocks import boot_id, boottime
 from gpushared.domain.model.errors import GpushareError
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.ports import Clock
@@ -40,27 +41,30 @@ class LeaderClock:
 async def continued(store: JobStore, clock: Clock) -> LeaderClock:
     """Return a clock that goes on where the last leader's clock was. Raises as the store does.
 
-    The two machines agree on the time of day, as well as they are synchronised. Time never goes back, so that
-    nothing in the store is of the future.
+    The two machines agree on the time of day, as well as they are synchronised; on the machine of the last
+    leader the time since its boot says more. Time never goes back, so that nothing in the store is of the
+    future.
     """
     found = (await store.load(CLOCK)).records.get(CLOCK)
     if found is None:
         return LeaderClock(clock, 0.0)
     try:
         told = json.loads(found.value)
-        ahead, at = float(told["ahead"]), float(told["at"])
+        ahead, at, up = float(told["ahead"]), float(told["at"]), float(told.get("up", 0.0))
     except (ValueError, KeyError, TypeError) as error:
         log.warning(
             "the store's record %s cannot be read: %s; times go by this machine's clock", CLOCK, error
         )
         return LeaderClock(clock, 0.0)
-    now = max(clock.now() + clock.ahead() - ahead, at)
+    by_boot, by_day = at + boottime() - up, max(clock.now() + clock.ahead() - ahead, at)
+    now = by_boot if told.get("boot") == boot_id() else by_day
     return LeaderClock(clock, now - clock.now())
 
 
 def place_of(clock: Clock) -> bytes:
     """Return the value of the record for the leader's clock as it is now."""
-    return json.dumps({"ahead": clock.ahead(), "at": clock.now()}).encode()
+    told = {"ahead": clock.ahead(), "at": clock.now(), "boot": boot_id(), "up": boottime()}
+    return json.dumps(told).encode()
 
 
 async def keep_leader_clock(loop: PoolLoop) -> NoReturn:

@@ -76,6 +76,7 @@ class Standby:
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
                 while not self._over and not self.is_deposed and self.leader in {lost, ""}:
                     await self._changed.wait()
+                    lost = lost if self.leader else ""  # one that has ended may lead again
         if not self._over:
             raise self.refusal()
 

@@ -36,7 +36,10 @@ _Kept = TypeVar("_Kept")
 
 
 class StoreFollower:
-    """Keep the store's jobs, members and accounts decoded. ``noticed`` gets the keys of all other changes."""
+    """Keep the store's jobs, members and accounts decoded.
+
+    ``noticed`` gets the keys of all other changes, and an empty key if some may have been missed.
+    """
 
     def __init__(self, store: SharedStore, ended_kept: int, noticed: Callable[[str], None]) -> None:
         self._store = store
@@ -74,6 +77,7 @@ class StoreFollower:
                 if self.problem is not None:
                     await self.load()
                     self.problem = None
+                    self._noticed("")
                 async for change in self._store.watch("", self.revision):
                     self._apply(change)
             except Conflict as error:
@@ -126,7 +130,7 @@ class StoreFollower:
             order = sorted(
                 self._over.values(), key=lambda job: job.state.at if isinstance(job.state, Ended) else 0.0
             )
-            self._over = {job.id: job for job in order[-self._ended_kept :]}
+            self._over = {job.id: job for job in order[len(order) - self._ended_kept :]}
 
     def _reach(self, revision: int) -> None:
         self.revision = max(self.revision, revision)

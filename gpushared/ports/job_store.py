@@ -166,7 +166,10 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class StoreMember:
-    """Describe one member of the engine behind a shared store; ``problem`` says why it is not healthy."""
+    """Describe one member of the engine behind a shared store; ``problem`` says why it is not healthy.
+
+    ``version`` is empty if the member does not tell it.
+    """
 
     endpoint: str
     leads: bool = False

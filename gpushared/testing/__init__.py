@@ -6,7 +6,7 @@ None of them touches a GPU, an engine or a disk. They pass the same contract tes
 from gpushared.testing.fake_clock import ManualClock
 from gpushared.testing.fake_engine import FAKE_FACTS, FakeEngine
 from gpushared.testing.fake_gpus import GIB, FakeComputeModes, FakeGpus, fake_gpu
-from gpushared.testing.fake_job_store import MemoryStore, StoreWorld
+from gpushared.testing.fake_job_store import MemoryStore, SharedMemoryStore, StoreWorld
 from gpushared.testing.fake_journal import MemoryJournal
 from gpushared.testing.fake_sharing import FakeCheckpoints, FakeSharing
 from gpushared.testing.leases import fake_lease
@@ -22,6 +22,7 @@ __all__ = [
     "ManualClock",
     "MemoryJournal",
     "MemoryStore",
+    "SharedMemoryStore",
     "StoreWorld",
     "fake_gpu",
     "fake_lease",

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import NoReturn
 
 from gpushared.ports.job_store import (
     Conflict,
     Contents,
     Deposed,
+    Leader,
     Record,
     StoreChange,
+    StoreMember,
     StoreUnavailable,
     Transaction,
 )
-from gpushared.storage.job_store import ChangeLog, changes_of
+from gpushared.storage.job_store import MAX_CHANGES, ChangeLog, changes_of
 from gpushared.testing.fake_clock import Failing
 
 
@@ -29,6 +31,8 @@ class StoreWorld:
         self.leader: MemoryStore | None = None
         self.deposed = asyncio.Event()
         self.transactions: list[Transaction] = []
+        self.logs: list[ChangeLog] = []
+        self.announced: dict[str, bytes] = {}
 
     def after(self, transactions: int) -> StoreWorld:
         """Return a new world as it would be if everybody had been killed right after so many transactions."""
@@ -49,7 +53,10 @@ class StoreWorld:
             self.records[key] = Record(value, self.revision)
         for key in deleted:
             del self.records[key]
-        return changes_of(transaction.puts, deleted, self.revision)
+        changes = changes_of(transaction.puts, deleted, self.revision)
+        for log in self.logs:
+            log.add(changes)
+        return changes
 
 
 class MemoryStore(Failing):
@@ -58,10 +65,11 @@ class MemoryStore(Failing):
     ``depose()`` lets another store lead, as a lost lock or lease does.
     """
 
-    def __init__(self, world: StoreWorld | None = None) -> None:
+    def __init__(self, world: StoreWorld | None = None, *, max_changes: int = MAX_CHANGES) -> None:
         super().__init__()
         self.world = world or StoreWorld()
-        self._log = ChangeLog(self.world.revision)
+        self._log = ChangeLog(self.world.revision, limit=max_changes)
+        self.world.logs.append(self._log)
         self._closed = False
 
     def depose(self) -> None:
@@ -114,15 +122,18 @@ class MemoryStore(Failing):
             record = self.world.records.get(key)
             if (record.revision if record else 0) != revision:
                 raise Conflict(f"{key} was changed by somebody else", hint="load again")
-        self._log.add(self.world.apply(transaction))
+        self.world.apply(transaction)
         return self.world.revision
 
     def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         return self._log.follow(prefix, after)
 
     async def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         self._log.close()
+        self.world.logs.remove(self._log)
         if self.world.leader is self:
             self.world.leader = None
 
@@ -130,3 +141,50 @@ class MemoryStore(Failing):
         super()._may_fail()
         if self._closed:
             raise StoreUnavailable("the store is closed", hint="the daemon is stopping")
+
+
+class SharedMemoryStore(MemoryStore):
+    """Keep records in a world in memory that other coordinators follow: a fake ``SharedStore``."""
+
+    def __init__(
+        self, world: StoreWorld | None = None, *, name: str = "here", max_changes: int = MAX_CHANGES
+    ) -> None:
+        """Take ``name``, by which other coordinators know this one.
+
+        Take ``max_changes``: who follows and is further behind must load again.
+        """
+        super().__init__(world, max_changes=max_changes)
+        self.name = name
+        self._announced = name
+        self.heard_at = 0.0
+
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
+        self._may_fail()
+        async for change in self._log.follow(prefix, after):
+            self.heard_at = asyncio.get_running_loop().time()
+            yield change
+
+    async def is_behind(self) -> bool | None:
+        return False
+
+    async def leader(self) -> Leader:
+        self._may_fail()
+        leads = self.world.leader
+        return Leader(leads.name if isinstance(leads, SharedMemoryStore) else "", self.world.epoch)
+
+    async def announce(self, name: str, facts: bytes) -> None:
+        self._may_fail()
+        self.world.announced[name] = facts
+        self._announced = name
+
+    async def announced(self) -> Mapping[str, bytes]:
+        self._may_fail()
+        return dict(self.world.announced)
+
+    async def health(self) -> tuple[StoreMember, ...]:
+        self._may_fail()
+        return (StoreMember("memory", leads=True, version="3.4.0"),)
+
+    async def close(self) -> None:
+        await super().close()
+        self.world.announced.pop(self._announced, None)

@@ -6,6 +6,7 @@ import itertools
 import os
 import secrets
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from tests.bed.parts import ETCD
 
 SECONDS: Final = 20
 CLIENT_PORT, PEER_PORT = 2379, 2380
+SLOW_DISK: Final = Path(__file__).with_name("slow_disk.c")
 _NET = secrets.randbelow(200) + 20, secrets.randbelow(250)
 """Two parts of the addresses of this run: other runs take others."""
 _HOSTS = itertools.count(1)
@@ -29,6 +31,8 @@ class EtcdMember:
     folder: Path
     words: Sequence[str]
     scheme: str = "http"
+    before: Sequence[str] = ()
+    """The words of a program that starts etcd."""
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,6 +51,7 @@ class EtcdMember:
         """It serves a little later, when it has found the others."""
         with (self.folder / f"{self.name}.log").open("ab") as log:
             words = [
+                *self.before,
                 str(ETCD / "etcd"),
                 f"--name={self.name}",
                 f"--data-dir={self.folder}/{self.name}",
@@ -73,6 +78,18 @@ class EtcdMember:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
+    @property
+    def disk(self) -> Path:
+        return self.folder / f"{self.name}.disk"
+
+    def slow_down(self, flush_seconds: float) -> None:
+        """Each flush of its disk takes longer by this, at once and until it is called again.
+
+        Its cluster was made with ``disks_may_be_slow``.
+        """
+        with self.disk.open("r+b") as file:
+            file.write(struct.pack("d", flush_seconds))
+
 
 @dataclass
 class EtcdCluster:
@@ -83,13 +100,16 @@ class EtcdCluster:
     flags: Sequence[str] = ()
     scheme: str = "http"
     ctl_flags: Sequence[str] = ()
+    disks_may_be_slow: bool = False
+    hosts: Sequence[str] = ()
+    """Addresses instead of loopback ones, one for each member."""
     members: list[EtcdMember] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         first, second = _NET
+        hosts = self.hosts or [f"127.{first}.{second}.{next(_HOSTS)}" for _ in range(self.count)]
         self.members = [
-            EtcdMember(f"m{number}", f"127.{first}.{second}.{next(_HOSTS)}", self.folder, [], self.scheme)
-            for number in range(self.count)
+            EtcdMember(f"m{number}", host, self.folder, [], self.scheme) for number, host in enumerate(hosts)
         ]
         cluster = ",".join(f"{one.name}={one.peer_url}" for one in self.members)
         for member in self.members:
@@ -100,6 +120,9 @@ class EtcdCluster:
                 "--election-timeout=500",
                 *self.flags,
             ]
+            if self.disks_may_be_slow:
+                member.disk.write_bytes(struct.pack("d", 0.0))
+                member.before = [str(_slow_disk(self.folder)), str(member.disk)]
 
     def start(self) -> EtcdCluster:
         for member in self.members:
@@ -147,3 +170,11 @@ class EtcdCluster:
         return subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=SECONDS, env=environ, check=False
         )
+
+
+def _slow_disk(folder: Path) -> Path:
+    """What makes the flushes of a program slow, compiled once."""
+    program = folder / "slow_disk"
+    if not program.exists():
+        subprocess.run(["gcc", "-O1", "-o", str(program), str(SLOW_DISK)], check=True, capture_output=True)
+    return program

@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from gpushared.client.pool_calls import PoolClient
 from gpushared.domain.model.errors import GpushareError
@@ -29,7 +30,9 @@ class CoordinatorProcess:
 
     directory: Path
     config: str = ""
-    process: fork_server.ForkedDaemon | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What it has beside the variables of the tests."""
+    process: fork_server.ForkedDaemon | subprocess.Popen[bytes] | None = None
     ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
     leads: bool = True
     """``start`` waits until it leads; else it may also stand by."""
@@ -62,12 +65,20 @@ class CoordinatorProcess:
             subprocess.run(words, check=True, capture_output=True)
         with log.open("ab") as output:
             words = [str(GPUSHARED_POOL), "--config", str(config), "--allow-root"]
-            self.process = fork_server.start(words, os.environ, output)
+            self.process = self._launch(words, output)
         until = time.monotonic() + START_SECONDS
         while not self._serves():
             assert self.process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < until, log.read_text()[-3000:]
             time.sleep(0.05)
+
+    def _launch(
+        self, words: list[str], output: IO[bytes]
+    ) -> fork_server.ForkedDaemon | subprocess.Popen[bytes]:
+        environment = {**os.environ, **self.environment}
+        if fork_server.can_raise(words, environment):
+            return fork_server.start(words, environment, output)
+        return subprocess.Popen(words, env=environment, stdout=output, stderr=output)
 
     def _serves(self) -> bool:
         try:

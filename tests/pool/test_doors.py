@@ -70,12 +70,12 @@ def configured(folder: Path, **flags: str) -> CoordinatorConfig:
 
 
 @asynccontextmanager
-async def served(folder: Path, **flags: str) -> AsyncIterator[House]:
+async def served(folder: Path, store: MemoryStore | None = None, **flags: str) -> AsyncIterator[House]:
     config = configured(folder, **{name.replace("__", "."): word for name, word in flags.items()})
     authority = Authority.found(folder / CA_FOLDER, "lab", time.time())
     notes = Notes()
     parts = PoolParts(
-        MemoryStore(),
+        store or MemoryStore(),
         ManualClock(time.time()),
         SqliteAudit(folder / "audit.db"),
         SqliteHistory(folder / "history.db"),

@@ -132,6 +132,27 @@ async def test_an_idle_pool_notices_that_its_store_can_be_written_again(
     assert pool.troubles.of("store") == ""
 
 
+async def test_a_store_that_writes_slowly_is_told_until_it_is_fast_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.0)
+    commit, slow = pool.store.commit, True
+
+    async def commit_slowly(transaction: Transaction) -> int:
+        if slow:
+            pool.clock.advance(2.0)
+        return await commit(transaction)
+
+    monkeypatch.setattr(pool.store, "commit", commit_slowly)
+    await pool.submit(1)
+    assert "takes more than 1 s for a write" in pool.troubles.of("slow store")
+    assert pool.troubles.of("store") == ""
+    slow = False
+    assert pool.loop._healing is not None
+    await pool.loop._healing
+    assert pool.troubles.all() == ()
+
+
 async def test_a_tick_that_cannot_be_written_is_no_warning(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

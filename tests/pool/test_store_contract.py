@@ -20,6 +20,8 @@ from gpushared.ports.job_store import (
     Conflict,
     Deposed,
     JobStore,
+    Leader,
+    SharedStore,
     StoreChange,
     StoreUnavailable,
     Transaction,
@@ -27,7 +29,7 @@ from gpushared.ports.job_store import (
 from gpushared.storage.etcd.access import EtcdAccess
 from gpushared.storage.etcd.store import EtcdStore
 from gpushared.storage.job_store import SqliteStore
-from gpushared.testing import MemoryStore, StoreWorld
+from gpushared.testing import MemoryStore, SharedMemoryStore, StoreWorld
 from tests.bed.etcd import EtcdCluster
 
 SECONDS = 10
@@ -45,6 +47,11 @@ def memory(_: Path) -> Backend:
     return Backend(lambda: MemoryStore(world))
 
 
+def shared_memory(_: Path) -> Backend:
+    world = StoreWorld()
+    return Backend(lambda: SharedMemoryStore(world))
+
+
 def sqlite(folder: Path) -> Backend:
     return Backend(lambda: SqliteStore(folder / "pool.db"))
 
@@ -54,11 +61,13 @@ def etcd(cluster: EtcdCluster) -> Backend:
     return Backend(lambda: EtcdStore(access, prefix))
 
 
-@pytest.fixture(params=["memory", "sqlite", "etcd"])
+@pytest.fixture(params=["memory", "shared", "sqlite", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     match request.param:
         case "memory":
             return memory(tmp_path)
+        case "shared":
+            return shared_memory(tmp_path)
         case "sqlite":
             return sqlite(tmp_path)
         case _:
@@ -391,3 +400,101 @@ async def test_a_closed_store_refuses_and_its_followers_end(writer: Writer) -> N
     for call in (writer.store.load(), writer.store.lead(), writer.put(a="2"), writer.store.count()):
         with pytest.raises(StoreUnavailable, match="closed"):
             await call
+
+
+# --- several coordinators --------------------------------------------------------------------------------
+
+Opens = Callable[[str], SharedStore]
+
+
+@pytest.fixture(params=["memory", "etcd"])
+async def opens(request: pytest.FixtureRequest) -> AsyncIterator[Opens]:
+    """Gives one more store on the same data, as the coordinator of that name has it."""
+    world, made = StoreWorld(), list[SharedStore]()
+    access, prefix = None, f"/gpushare/{secrets.token_hex(8)}/"
+    if request.param == "etcd":
+        access = EtcdAccess(request.getfixturevalue("etcd_member").endpoints)
+
+    def store(name: str) -> SharedStore:
+        made.append(
+            SharedMemoryStore(world, name=name) if access is None else EtcdStore(access, prefix, name=name)
+        )
+        return made[-1]
+
+    yield store
+    for one in made:
+        await one.close()
+
+
+async def test_all_know_who_leads_and_with_which_epoch(opens: Opens) -> None:
+    first, second = opens("a"), opens("b")
+    assert [await one.leader() for one in (first, second)] == [Leader("", 0)] * 2
+    epoch = await first.lead()
+    assert [await one.leader() for one in (first, second)] == [Leader("a", epoch)] * 2
+    await first.close()
+    assert await second.leader() == Leader("", epoch)
+
+
+async def test_one_that_was_refused_may_lead_later(opens: Opens) -> None:
+    first, second = opens("a"), opens("b")
+    epoch = await first.lead()
+    for _ in range(3):
+        with pytest.raises(Deposed):
+            await second.lead()
+    await first.close()
+    assert await second.lead() > epoch
+    assert (await second.leader()).name == "b"
+
+
+async def test_one_that_does_not_lead_hears_what_the_leader_writes(opens: Opens) -> None:
+    first, second = opens("a"), opens("b")
+    writer = Writer(first, await first.lead())
+    start = await writer.put(a="1")
+    changes = second.watch("", start)
+    before = asyncio.get_running_loop().time()
+    newer = await writer.put(a="2")
+    gone = await writer.delete("a")
+    assert await take(changes, 2) == [StoreChange("a", b"2", newer), StoreChange("a", None, gone)]
+    assert before <= second.heard_at <= asyncio.get_running_loop().time()
+
+
+async def test_who_follows_hears_of_the_next_leader_too(opens: Opens) -> None:
+    first, second, third = opens("a"), opens("b"), opens("c")
+    revision = await Writer(first, await first.lead()).put(a="1")
+    changes = third.watch("", revision)
+    await first.close()
+    newer = await Writer(second, await second.lead()).put(a="2")
+    assert await take(changes, 1) == [StoreChange("a", b"2", newer)]
+
+
+async def test_coordinators_are_announced_as_long_as_they_live(opens: Opens) -> None:
+    first, second = opens("a"), opens("b")
+    assert dict(await first.announced()) == {}
+    await first.announce("a", b"1")
+    await second.announce("b", b"1")
+    await second.announce("b", b"2")
+    assert dict(await first.announced()) == {"a": b"1", "b": b"2"}
+    await first.lead()
+    await first.announce("a", b"1")
+    assert dict(await second.announced()) == {"a": b"1", "b": b"2"}
+    await first.close()
+    assert dict(await second.announced()) == {"b": b"2"}
+
+
+async def test_announcements_are_no_records(opens: Opens) -> None:
+    first = opens("a")
+    await first.announce("a", b"1")
+    await first.lead()
+    assert await values(first) == {}
+
+
+async def test_a_shared_store_has_not_lost_anything_by_itself(opens: Opens) -> None:
+    first = opens("a")
+    await first.lead()
+    assert await first.is_behind() is False
+
+
+async def test_members_say_how_they_are(opens: Opens) -> None:
+    members = await opens("a").health()
+    assert [(one.problem, one.leads) for one in members] == [("", True)]
+    assert all(one.endpoint and one.version for one in members)

@@ -6,7 +6,16 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
-from gpushared.pool.tunnels.tunnel_frames import Frame, frame, from_wire, to_wire
+from gpushared.pool.tunnels.tunnel_frames import (
+    BULK_BYTES,
+    CHUNK_BYTES,
+    MUCH_BYTES,
+    Frame,
+    frame,
+    from_wire,
+    gather_seconds,
+    to_wire,
+)
 
 KINDS = [jobs_pb2.TunnelChunk, link_pb2.TunnelData]
 SIZES = [1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152]
@@ -28,6 +37,21 @@ def test_bytes_are_the_same_message_for_whoever_uses_protobuf(
     assert isinstance(read, Frame)
     assert read == ours
     assert read.data == data[:size]
+
+
+def test_pieces_are_one_message() -> None:
+    assert frame(b"some", memoryview(b" of "), b"it") == frame(b"some of it")
+
+
+@pytest.mark.parametrize("size", [0, 1, MUCH_BYTES - 1, CHUNK_BYTES])
+def test_little_bytes_and_whole_messages_leave_at_once(size: int) -> None:
+    assert gather_seconds(size) == 0
+
+
+def test_the_more_bytes_come_the_longer_others_gather() -> None:
+    sizes = (MUCH_BYTES, BULK_BYTES // 2, BULK_BYTES)
+    assert sorted(map(gather_seconds, sizes)) == [gather_seconds(size) for size in sizes]
+    assert 0 < gather_seconds(MUCH_BYTES) < gather_seconds(BULK_BYTES) == gather_seconds(CHUNK_BYTES - 1)
 
 
 @pytest.mark.parametrize(

@@ -461,13 +461,15 @@ class PoolDaemon:
         )
 
     async def _stand_by(self, succession: Succession, coordinator: CoordinatorParts) -> None:
-        assert coordinator.registry is not None, "a shared store has one"
+        registry = coordinator.registry
+        assert registry is not None, "a shared store has one"
 
         async def members(epoch: int) -> list[Member]:
+            await registry.load()  # nodes are told the addresses as soon as it leads
             await coordinator.trust.begin(epoch)
             return enrolled_in(coordinator.trust, self._parts.clock.ahead())
 
-        await succession.run(coordinator.registry.announce, members)
+        await succession.run(registry.announce, members)
 
     def _announcement(self) -> pool_pb2.PoolCoordinator:
         return pool_pb2.PoolCoordinator(

@@ -48,12 +48,16 @@ class CoordinatorRegistry:
             one.leads = one.runs and one.name == leader.name
         return [found[name] for name in sorted(found)]
 
+    async def load(self) -> None:
+        """Read the addresses that earlier leaders kept. Raises the store's errors."""
+        self._known = await self._kept()
+
     async def keep(self, loop: PoolLoop) -> NoReturn:
         """Keep the addresses of coordinators that appear, as long as this one leads."""
         while True:
             try:
                 await self.announce()
-                self._known = await self._kept()
+                await self.load()
                 running = await self._store.announced()
                 news = {name: facts for name, facts in running.items() if self._is_news(name, facts)}
                 if news:

@@ -248,7 +248,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             return
         metadata = dict(context.invocation_metadata() or ())
         told, lost = metadata.get(codec.WAIT_METADATA, "0"), metadata.get(codec.LOST_METADATA, b"")
-        seconds = int(told) if isinstance(told, str) and told.isdecimal() else 0
+        seconds = int(told[:4]) if isinstance(told, str) and told.isdecimal() else 0
         if not seconds:
             raise standby.refusal()
         await accept(context)

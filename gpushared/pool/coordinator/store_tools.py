@@ -229,6 +229,8 @@ async def _members(store: JobStore) -> tuple[list[str], list[str]]:
         if member.version:
             size = member.size_bytes / 2**20
             lines.append(f"etcd's member {member.endpoint}: {member.version}, {size:.1f} MiB{leads}")
+        elif not member.problem:
+            lines.append(f"etcd's member {member.endpoint}: serves; its version is not told to this user")
         if member.problem:
             problems.append(f"etcd's member {member.endpoint}: {member.problem}")
     if len(members) < LEAST_MEMBERS:

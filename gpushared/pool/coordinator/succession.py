@@ -35,7 +35,7 @@ PART = "store"
 
 
 class Succession:
-    """Follow the leader, and become it. ``noticed`` gets the keys of changes that are not jobs' or members'."""
+    """Follow the leader, and become it. ``noticed`` is that of ``StoreFollower``."""
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Succession:
         self.standby = loop.standby = Standby(name, self._age_seconds)
         self._follower = StoreFollower(store, rules().ended_kept, noticed)
         self._epoch = 0
+        self._shown = -1
+        """The revision of the store that readers see."""
 
     async def prepare(self) -> None:
         """Load the store, so that reads can be answered. Raises the store's errors."""
@@ -92,10 +94,12 @@ class Succession:
                 await announce()
                 leader = await self._store.leader()
                 self._epoch = leader.epoch
-                self.standby.led_by(leader.name)
+                # An earlier ``lead`` whose answer was lost may have made this coordinator the leader.
+                other = "" if leader.name == self.standby.name else leader.name
+                self.standby.led_by(other)
                 if self._follower.problem is not None:
                     raise self._follower.problem
-                if not leader.name:
+                if not other:
                     return await self._store.lead()
             except Deposed:
                 log.debug("another coordinator was faster")
@@ -123,6 +127,7 @@ class Succession:
                 now=clock.now(),
                 ahead_seconds=clock.ahead(),
                 enrolled=members,
+                is_behind=await self._store.is_behind(),
                 followed=stored,
             )
         self._troubles.cleared(PART)
@@ -134,11 +139,11 @@ class Succession:
         return max(0.0, asyncio.get_running_loop().time() - self._store.heard_at)
 
     async def _show_always(self) -> NoReturn:
-        shown, clock = self._follower.revision, asyncio.get_running_loop().time
+        clock = asyncio.get_running_loop().time
         while True:
             took = 0.0
-            if self._follower.revision != shown:
-                shown, began = self._follower.revision, clock()
+            if self._follower.revision != self._shown:
+                began = clock()
                 try:
                     await self._show()
                 except GpushareError as error:
@@ -167,3 +172,4 @@ class Succession:
         state = await asyncio.to_thread(made)
         if self._loop.standby is not None:
             self._loop.follow(state, clock)
+        self._shown = stored.revision

@@ -30,8 +30,9 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller
+from gpushared.pool.tunnels.kept_bytes import KeptBytes
 from gpushared.pool.tunnels.tunnel_frames import Data, Frame, frame, from_wire, pump, to_wire
-from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, KeptBytes, TunnelStream
+from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, TunnelStream
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 The record of signatures is one record of the store a line. The anchors' keys are secret, and whoever keeps
 the store must not be able to sign: they are encrypted with a key that is only in the coordinators' folders.
+The anchors are written last: without them the first coordinator's lines are not all in the store yet.
 """
 
 from __future__ import annotations
@@ -47,20 +48,25 @@ class SharedTrust:
         self._store = store
         self._epoch = epoch
         self._next_line = 0
+        self._turn = asyncio.Lock()
+        """A line that is written while the lines are read must not be forgotten."""
 
     async def load(self) -> bool:
         """Take over what the store has; return True if the anchors are others now.
 
         Raises ConfigError without the key of this pool's coordinators, and the store's errors.
         """
+        async with self._turn:
+            return await self._load()
+
+    async def _load(self) -> bool:
         found = await self._store.load(TRUST)
-        lines = {key: record.value for key, record in found.records.items() if key.startswith(LEDGER)}
-        if lines:
-            self._ledger.take(lines[key] for key in sorted(lines))
-        self._next_line = 1 + max((int(key.removeprefix(LEDGER)) for key in lines), default=-1)
         anchors = found.records.get(ANCHORS)
         if anchors is None:
             return False
+        lines = {key: record.value for key, record in found.records.items() if key.startswith(LEDGER)}
+        self._ledger.take(lines[key] for key in sorted(lines))
+        self._next_line = 1 + max((int(key.removeprefix(LEDGER)) for key in lines), default=-1)
         content = await asyncio.to_thread(self._opened, anchors.value)
         if content == self._authority.content():
             return False
@@ -69,28 +75,34 @@ class SharedTrust:
 
     async def begin(self, epoch: int) -> None:
         """Put into the store what only this leading coordinator's folder has. Raises the store's errors."""
-        if not self._next_line:
+        async with self._turn:
+            if (await self._store.load(ANCHORS)).records:
+                return
+            rest = tuple((await self._store.load(LEDGER)).records)  # of a coordinator that ended amid this
+            for first in range(0, len(rest), MAX_OPERATIONS):
+                part = rest[first : first + MAX_OPERATIONS]
+                await self._store.commit(Transaction(epoch, {}, deletes=part))
             lines = await asyncio.to_thread(self._ledger.lines_of_file)
             for first in range(0, len(lines), MAX_OPERATIONS):
-                part = lines[first : first + MAX_OPERATIONS]
-                puts = {_key(number): line for number, line in enumerate(part, start=first)}
+                numbered = enumerate(lines[first : first + MAX_OPERATIONS], start=first)
+                puts = {_key(number): line for number, line in numbered}
                 await self._store.commit(Transaction(epoch, puts))
             self._next_line = len(lines)
-        if not (await self._store.load(ANCHORS)).records:
             await self._publish(epoch)
 
     async def append(self, line: Line) -> None:
         """Write a line durably, and apply it. Raises Unavailable, TimedOut: then nobody may act on it."""
-        key = _key(self._next_line)
-        puts = {key: json.dumps(line).encode()}
-        try:
-            await self._store.commit(Transaction(self._epoch(), puts, compares={key: 0}))
-        except (Conflict, TimedOut):
-            # An earlier line whose write was in doubt is there.
-            await self.load()
-            raise
-        self._next_line += 1
-        self._ledger.apply(line)
+        async with self._turn:
+            key = _key(self._next_line)
+            puts = {key: json.dumps(line).encode()}
+            try:
+                await self._store.commit(Transaction(self._epoch(), puts, compares={key: 0}))
+            except (Conflict, TimedOut):
+                # An earlier line whose write was in doubt is there.
+                await self._load()
+                raise
+            self._next_line += 1
+            self._ledger.apply(line)
 
     async def publish_anchors(self) -> None:
         """Let all coordinators trust the authority's anchors. Raises the store's errors, ConfigError."""

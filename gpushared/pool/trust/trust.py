@@ -144,8 +144,8 @@ class PoolTrust:
             await self.shared.begin(epoch)
 
     def noticed(self, key: str) -> None:
-        """Note that another coordinator wrote this record of the store."""
-        if key.startswith((TOKENS, TRUST)):
+        """Note that another coordinator wrote this record of the store, or with an empty key any record."""
+        if not key or key.startswith((TOKENS, TRUST)):
             self._renewing.set()
 
     async def _follow(self) -> None:
@@ -177,8 +177,7 @@ class PoolTrust:
 
     async def begin_rotation(self) -> tuple[str, ...]:
         """Trust a new anchor beside the old one, and request that all nodes renew their certificates."""
-        await self.enlisting.change_anchors(self.authority.begin_rotation)
-        self._tell_anchors()
+        await asyncio.shield(self._change_anchors(self.authority.begin_rotation))
         members = self.members()
         return (
             "a new authority is trusted beside the old one",
@@ -196,14 +195,18 @@ class PoolTrust:
                 hint="they get one when they are connected; for a node that will not come back: "
                 f"gpushare node forget {behind[0]} --is-off",
             )
-        await self.enlisting.change_anchors(lambda _: self.authority.finish_rotation())
-        self._tell_anchors()
+        await asyncio.shield(self._change_anchors(lambda _: self.authority.finish_rotation()))
         return ("the old authority is no longer trusted, and join tokens made before are void",)
 
     def nodes_behind(self) -> list[NodeName]:
         """Return the members whose newest certificate is of an anchor that is being dropped."""
         signing = self.authority.signing
         return sorted(node for node, one in self.members().items() if one.authority != signing)
+
+    async def _change_anchors(self, change: Callable[[float], None]) -> None:
+        """Change the anchors and tell all, also if the caller leaves meanwhile."""
+        await self.enlisting.change_anchors(change)
+        self._tell_anchors()
 
     def _tell_anchors(self) -> None:
         self.identity.replace(self.now())

@@ -29,9 +29,11 @@ _Message = TypeVar("_Message", jobs_pb2.TunnelChunk, link_pb2.TunnelData)
 CHUNK_BYTES = 512 * 1024
 """Bound one message. Each costs the same in every process on the way, whatever its size."""
 MUCH_BYTES = 16 * 1024
-GATHER_SECONDS = 0.001
 """After this many bytes at once more bytes are likely to follow: they gather in the socket for a moment, so
 that they leave in few large messages. Typed input and programs' short answers never reach this size."""
+BULK_BYTES = 128 * 1024
+GATHER_SECONDS = 0.003
+"""Gather this long after a read of ``BULK_BYTES`` or more, and for a shorter time after a smaller read."""
 SOCKET_BYTES = 1 << 20
 
 Receive = Callable[[], Awaitable[bytes | memoryview | None]]
@@ -61,10 +63,20 @@ Data = Frame | link_pb2.TunnelData
 """These messages pass between the coordinator and the node that it requested to call."""
 
 
-def frame(data: bytes) -> Frame:
-    """Return some bytes as a message."""
-    head = bytes([DATA_TAG]) + _length(len(data))
-    return Frame(head + data, len(head))
+def frame(*pieces: bytes | memoryview) -> Frame:
+    """Return the joined bytes as a message."""
+    head = bytes([DATA_TAG]) + _length(sum(map(len, pieces)))
+    return Frame(b"".join((head, *pieces)), len(head))
+
+
+def gather_seconds(size: int) -> float:
+    """Return how long to leave a socket alone after a read of so many bytes.
+
+    A read of a whole message leaves no time: the socket may hold another one.
+    """
+    if not MUCH_BYTES <= size < CHUNK_BYTES:
+        return 0.0
+    return GATHER_SECONDS * min(1.0, size / BULK_BYTES)
 
 
 def to_wire(message: type[_Message]) -> Callable[[Frame | _Message], bytes]:
@@ -145,4 +157,4 @@ async def _from_socket(loop: asyncio.AbstractEventLoop, sock: socket.socket, sen
         if not data:
             return
         # A socket that always has data must still let other tasks run.
-        await asyncio.sleep(GATHER_SECONDS if len(data) >= MUCH_BYTES else 0)
+        await asyncio.sleep(gather_seconds(len(data)))

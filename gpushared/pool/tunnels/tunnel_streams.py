@@ -16,23 +16,22 @@ from typing import Any, Protocol
 import grpc
 
 from gpushared.api.v1 import jobs_pb2, link_pb2
+from gpushared.pool.tunnels.kept_bytes import KeptBytes, SentBytes
 from gpushared.pool.tunnels.tunnel_frames import (
     CHUNK_BYTES,
-    GATHER_SECONDS,
-    MUCH_BYTES,
     Chunk,
     Data,
     Frame,
     frame,
+    gather_seconds,
     widen,
 )
 
 WINDOW_BYTES = 4 << 20
 """Bound the bytes that one end keeps. At the bound it stops reading its socket until an acknowledgement."""
-TELL_BYTES = 512 * 1024
-"""Acknowledge after this many bytes. Terminals, which have fewer, cost no messages beside their bytes."""
-MAX_KEPT_BYTES = 256 << 20
-"""Bound the bytes that all connections of a node without a call keep together."""
+TELL_BYTES = WINDOW_BYTES // 4
+"""Acknowledge after this many bytes. Each acknowledgement costs all processes on the way as much as a message
+of bytes; but the rarer they are, the less of the window is on the way over a slow network."""
 PARTING_SECONDS = 10.0
 """Give the other end this long to acknowledge the end."""
 LOOK_SECONDS = 1.0
@@ -51,8 +50,8 @@ class Carrier(Protocol):
         """Return the next message, or None after the last."""
         ...
 
-    async def write(self, data: bytes = b"", **fields: Any) -> None:
-        """Write bytes. ``fields`` are fields of TunnelChunk beside the bytes."""
+    async def write(self, *pieces: bytes | memoryview, **fields: Any) -> None:
+        """Write either bytes, or ``fields`` of TunnelChunk."""
         ...
 
 
@@ -71,20 +70,8 @@ class CallCarrier:
         message = await self.call.read()
         return message if isinstance(message, Frame | self._kind) else None
 
-    async def write(self, data: bytes = b"", **fields: Any) -> None:
-        await self.call.write(self._kind(data=data, **fields) if fields else frame(data))
-
-
-class KeptBytes:
-    """Count the bytes that some connections keep together."""
-
-    def __init__(self, limit: int = MAX_KEPT_BYTES) -> None:
-        self._limit = limit
-        self.bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self.bytes >= self._limit
+    async def write(self, *pieces: bytes | memoryview, **fields: Any) -> None:
+        await self.call.write(self._kind(**fields) if fields else frame(*pieces))
 
 
 class TunnelStream:
@@ -114,9 +101,7 @@ class TunnelStream:
         self._sock = sock
         self._opened_here = opened_here
         self._counted = kept or KeptBytes()
-        self._kept = bytearray()
-        self._kept_from = 0
-        """This is the number of the first kept byte; the other end has acknowledged earlier ones."""
+        self._kept = SentBytes(self._counted)
         self._has_forgotten = False
         """The stream dropped unacknowledged bytes, because the other end seems to be of an old version."""
         self._told = 0
@@ -176,7 +161,7 @@ class TunnelStream:
         try:
             await asyncio.gather(self._reading, return_exceptions=True)
         finally:
-            self._forget(self._kept_from + len(self._kept))
+            self._forget(self._kept.end)
             # Otherwise the event loop would take the next socket of this number for one that it watches
             # already.
             asyncio.get_running_loop().remove_reader(self._sock)
@@ -192,13 +177,12 @@ class TunnelStream:
                 data = await loop.sock_recv(self._sock, CHUNK_BYTES)
             except OSError:  # a unix socket whose peer left without reading all is reset
                 data = b""
-            self._kept += data
-            self._counted.bytes += len(data)
+            self._kept.append(data)
             self._has_read_all = not data
             self._wake.set()
             if data:
                 # A socket that always has data must still let other tasks run.
-                await asyncio.sleep(GATHER_SECONDS if len(data) >= MUCH_BYTES else 0)
+                await asyncio.sleep(gather_seconds(len(data)))
         if self._opened_here:
             while not _has_hung_up(self._sock):  # noqa: ASYNC110 - the event loop tells of no hang-up
                 await asyncio.sleep(LOOK_SECONDS)
@@ -225,9 +209,9 @@ class TunnelStream:
             if self.received - self._told >= TELL_BYTES:
                 self._told = self.received
                 await call.write(received=self.received)
-            if data := self._from(place):
-                await call.write(data)
-                place += len(data)
+            if pieces := self._kept.since(place, CHUNK_BYTES):
+                await call.write(*pieces)
+                place += sum(map(len, pieces))
                 self._forget_for_old_versions(place)
             elif self._has_read_all and not has_ended:
                 has_ended = True
@@ -235,11 +219,6 @@ class TunnelStream:
             else:
                 await self._wake.wait()
         await call.write(over=True)
-
-    def _from(self, place: int) -> bytes:
-        begin = max(0, place - self._kept_from)
-        with memoryview(self._kept) as kept, kept[begin : begin + CHUNK_BYTES] as piece:
-            return bytes(piece)
 
     def _forget_for_old_versions(self, place: int) -> None:
         """Drop kept bytes for an old peer: a newer peer announces early that it keeps its bytes."""
@@ -249,10 +228,7 @@ class TunnelStream:
 
     def _forget(self, place: int) -> None:
         """Drop all bytes before this one, which the other end has."""
-        size = max(0, min(place - self._kept_from, len(self._kept)))
-        del self._kept[:size]
-        self._kept_from += size
-        self._counted.bytes -= size
+        self._kept.forget(place)
         self._room.set()
 
     # --- from the call to the socket -----------------------------------------------------------------------

@@ -31,6 +31,8 @@ MEMBER_SECONDS = 2.5
 WRITE_SECONDS = 5.0
 """A write that is not answered by then has an unknown outcome."""
 CONNECT_SECONDS = 1.5
+SLOW_SECONDS = 1.0
+"""Prefer another member after an answer that took longer: one slow disk makes only its own member slow."""
 PAUSE_SECONDS = 0.2
 """Pause after all members have failed in a row."""
 FAREWELL_SECONDS = 10.0
@@ -75,13 +77,15 @@ class Member:
         self.auth = rpc_pb2_grpc.AuthStub(self.channel)
         self.is_checked = False
 
-    async def status(self) -> rpc_pb2.StatusResponse:
+    async def status(self, token: str) -> rpc_pb2.StatusResponse:
         """Ask the member alone, whether it knows a leader or not. Raises EtcdFailure."""
-        with translated():
-            return await self.maintenance.Status(rpc_pb2.StatusRequest(), timeout=MEMBER_SECONDS)
+        with translated(nothing_happened=True):
+            return await self.maintenance.Status(
+                rpc_pb2.StatusRequest(), metadata=_with_token(token), timeout=MEMBER_SECONDS
+            )
 
-    async def make_ready(self) -> None:
-        """Connect, and check the member's version once. Raises EtcdFailure: nothing was sent."""
+    async def connect(self) -> None:
+        """Connect if there is no connection. Raises EtcdFailure."""
         state = self.channel.get_state(try_to_connect=True)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -89,16 +93,21 @@ class Member:
                     if state is grpc.ChannelConnectivity.SHUTDOWN:
                         raise _unreachable("its channel was closed")
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise _unreachable("it cannot be reached")
+                        raise _unreachable(f"it cannot be reached: {await self._reason()}")
                     await self.channel.wait_for_state_change(state)
                     state = self.channel.get_state(try_to_connect=True)
         except TimeoutError:
             raise _unreachable("no connection in time") from None
         except grpc.aio.UsageError:
             raise _unreachable("its channel was closed") from None
-        if not self.is_checked:
-            check_version((await self.status()).version)
-            self.is_checked = True
+
+    async def _reason(self) -> str:
+        """Return why there is no connection; only a call says that, which then is not sent."""
+        try:
+            await self.status("")
+        except EtcdFailure as failure:
+            return failure.words.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+        return "it can be by now"
 
 
 Ask = Callable[[Member, Metadata, float], Awaitable[T]]
@@ -113,8 +122,12 @@ class EtcdClient:
         self._members: list[Member] = []
         self._first = 0
         """The index of the member that served last."""
+        self._told: dict[str, str] = {}
+        """Why each member did not serve, as the log has it; each is told once until the member serves."""
         self._stamps: tuple[FileStamp, ...] = ()
         self._token = ""
+        self._cluster = 0
+        """The id of the cluster to which the members belong."""
         self._renewing = asyncio.Lock()
         self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -134,13 +147,13 @@ class EtcdClient:
         failures = 0
         while True:
             member = await self._present_member()
-            left = ends_at - clock()
+            began = clock()
             try:
-                return await self._ask(member, ask, min(member_seconds, left))
+                answer = await self._ask(member, ask, min(member_seconds, ends_at - began))
             except EtcdFailure as failure:
                 failure.nothing_happened |= repeatable
                 if failure.kind is FailureKind.MEMBER:
-                    self._leave(member, failure)
+                    self._leave(member, failure.words)
                     failures += 1
                 if (
                     failure.kind is not FailureKind.MEMBER
@@ -148,6 +161,12 @@ class EtcdClient:
                     or clock() >= ends_at
                 ):
                     raise self._error(failure, member) from failure
+            else:
+                if clock() - began > SLOW_SECONDS:
+                    self._leave(member, "it is slow")
+                else:
+                    self._told.pop(member.endpoint, None)
+                return answer
             if failures % len(self._members) == 0:
                 await asyncio.sleep(PAUSE_SECONDS)
                 await self.renew_certificates()
@@ -161,7 +180,7 @@ class EtcdClient:
         while True:
             member = await self._present_member()
             try:
-                await member.make_ready()
+                await member.connect()
                 async for response in self._watch_at(member, request()):
                     ends_at, renewed = clock() + self._call_seconds, False
                     yield response
@@ -176,20 +195,25 @@ class EtcdClient:
                     continue
                 failure.nothing_happened = True
                 if failure.kind is FailureKind.MEMBER:
-                    self._leave(member, failure)
+                    self._leave(member, failure.words)
                 if failure.kind is not FailureKind.MEMBER or clock() >= ends_at:
                     raise self._error(failure, member) from failure
                 await asyncio.sleep(PAUSE_SECONDS)
                 await self.renew_certificates()
 
     async def statuses(self) -> dict[str, rpc_pb2.StatusResponse | EtcdFailure]:
-        """Ask each member for itself; a member that does not answer has its failure."""
+        """Ask each member for itself; a member that does not answer has its failure.
+
+        A failure of the kind DENIED means that the member serves, and tells its status to others only.
+        """
         await self._present_member()
+
+        async def ask(member: Member, _: Metadata, __: float) -> rpc_pb2.StatusResponse:
+            return await member.status(self._token)
 
         async def status(member: Member) -> rpc_pb2.StatusResponse | EtcdFailure:
             try:
-                await member.make_ready()
-                return await member.status()
+                return await self._ask(member, ask, MEMBER_SECONDS)
             except EtcdFailure as failure:
                 return failure
 
@@ -239,11 +263,13 @@ class EtcdClient:
             self._farewells.add(task)
             task.add_done_callback(self._farewells.discard)
 
-    def _leave(self, member: Member, failure: EtcdFailure) -> None:
+    def _leave(self, member: Member, why: str) -> None:
         """Prefer the next member, unless another call has done so already."""
         if self._members[self._first % len(self._members)] is member:
             self._first = (self._first + 1) % len(self._members)
-            log.info("etcd's member %s does not serve: %s", member.endpoint, failure.words)
+        if self._told.get(member.endpoint) != why:
+            self._told[member.endpoint] = why
+            log.info("etcd's member %s does not serve: %s", member.endpoint, why)
 
     def _error(self, failure: EtcdFailure, member: Member) -> GpushareError:
         return closed() if self._closed else failure.error(member.endpoint)
@@ -251,10 +277,11 @@ class EtcdClient:
     # --- one call --------------------------------------------------------------------------------------
 
     async def _ask(self, member: Member, ask: Ask[T], seconds: float) -> T:
-        await member.make_ready()
+        await member.connect()
         for attempt in (1, 2):
             token = await self._token_from(member)
             try:
+                await self._check_once(member, token)
                 with translated():
                     return await ask(member, _metadata(token), max(seconds, 0.1))
             except EtcdFailure as failure:
@@ -263,6 +290,27 @@ class EtcdClient:
                 if self._token == token:
                     self._token = ""
         raise AssertionError("the second attempt returned or raised")
+
+    async def _check_once(self, member: Member, token: str) -> None:
+        """Check with the first call of a connection that the member may keep the store. Raises EtcdFailure.
+
+        Versions that tell their status only to etcd's administrators (3.5.30 does) are new enough.
+        """
+        if member.is_checked:
+            return
+        try:
+            status = await member.status(token)
+        except EtcdFailure as failure:
+            if failure.kind is FailureKind.OTHER:
+                raise _unreachable(f"it does not answer as etcd does: {failure.words}") from failure
+            if failure.kind is not FailureKind.DENIED:
+                raise
+        else:
+            check_version(status.version)
+            self._cluster = self._cluster or status.header.cluster_id
+            if status.header.cluster_id != self._cluster:
+                raise _unreachable("it belongs to another cluster of etcd than the others")
+        member.is_checked = True
 
     async def _token_from(self, member: Member) -> str:
         """Return the present token, a new one if there is none; empty without a user. Raises EtcdFailure."""
@@ -289,6 +337,7 @@ class EtcdClient:
         self, member: Member, request: rpc_pb2.WatchRequest
     ) -> AsyncIterator[rpc_pb2.WatchResponse]:
         token = await self._token_from(member)
+        await self._check_once(member, token)
         call = member.watch.Watch(metadata=_metadata(token))
         try:
             with translated():
@@ -374,7 +423,11 @@ def _canceled(response: rpc_pb2.WatchResponse) -> EtcdFailure:
 
 
 def _metadata(token: str) -> Metadata:
-    return (WITH_LEADER, ("token", token)) if token else (WITH_LEADER,)
+    return (WITH_LEADER, *_with_token(token))
+
+
+def _with_token(token: str) -> Metadata:
+    return (("token", token),) if token else ()
 
 
 async def _part_with(member: Member) -> None:

@@ -46,16 +46,18 @@ _MEANINGS = {
     "etcdserver: revision of auth store is old": _Meaning(FailureKind.TOKEN),
     "etcdserver: user name is empty": _Meaning(FailureKind.TOKEN),
     "etcdserver: permission denied": _Meaning(FailureKind.DENIED),
+    "etcdserver: user name not found": _Meaning(FailureKind.DENIED),
     "etcdserver: authentication failed, invalid user ID or password": _Meaning(FailureKind.DENIED),
     "etcdserver: mvcc: required revision has been compacted": _Meaning(FailureKind.COMPACTED),
     # A transaction that goes over the quota while it is applied is applied, and answered with this error
     # (etcd 3.4, etcdserver/apply.go, quotaApplierV3.Txn).
     "etcdserver: mvcc: database space exceeded": _Meaning(FailureKind.NO_SPACE, nothing_happened=False),
+    "etcdserver: corrupt cluster": _Meaning(FailureKind.OTHER),
     "etcdserver: request is too large": _Meaning(FailureKind.TOO_LARGE),
     "etcdserver: requested lease not found": _Meaning(FailureKind.NO_LEASE),
 }
-_TOO_LARGE_TO_READ = "Received message larger than max"
-"""gRPC says so itself, of an answer."""
+_TOO_LARGE_TO_READ = "received message larger than max"
+"""gRPC says so itself, here of an answer and in etcd of a request, which etcd then has not seen."""
 _UNKNOWN_OUTCOMES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -86,7 +88,7 @@ class EtcdFailure(Exception):
     def of(cls, code: grpc.StatusCode, details: str) -> EtcdFailure:
         """Return the failure that a status of gRPC means."""
         meaning = _MEANINGS.get(details)
-        if meaning is None and _TOO_LARGE_TO_READ in details:
+        if meaning is None and _TOO_LARGE_TO_READ in details.lower():
             meaning = _Meaning(FailureKind.TOO_LARGE)
         if meaning is None:
             unknown = code in _UNKNOWN_OUTCOMES

@@ -377,6 +377,8 @@ class EtcdStore:
 
 
 def _member_of(endpoint: str, found: rpc_pb2.StatusResponse | EtcdFailure) -> StoreMember:
+    if isinstance(found, EtcdFailure) and found.kind is FailureKind.DENIED:
+        return StoreMember(endpoint)  # it serves, and tells its version to etcd's root only
     if isinstance(found, EtcdFailure):
         return StoreMember(endpoint, problem=f"it does not answer: {found.words}")
     problem = "; ".join(found.errors) or ("" if found.leader else "it knows no leader of etcd")

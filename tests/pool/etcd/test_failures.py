@@ -255,6 +255,28 @@ async def test_of_writes_that_fill_etcd_together_each_is_told_what_became_of_it(
         assert (await values(store, "k/")).keys() == told
 
 
+CORRUPT_ALARM = b"\x08\x01\x18\x02"
+"""An ``AlarmRequest`` that activates the alarm CORRUPT, which etcd raises when its members differ."""
+
+
+async def test_an_etcd_that_has_found_itself_corrupt_writes_nothing_and_says_so(
+    etcd_cluster: Cluster,
+) -> None:
+    cluster = etcd_cluster(1)
+    async with opened(EtcdAccess(cluster.endpoints)) as store:
+        writer = Writer(store, await store.lead())
+        await writer.put("a", "1")
+        async with grpc.aio.insecure_channel(cluster.endpoints[0]) as channel:
+            alarm: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            alarm = channel.unary_unary("/etcdserverpb.Maintenance/Alarm")
+            await alarm(CORRUPT_ALARM)
+        with pytest.raises(StoreUnavailable, match="corrupt cluster"):
+            await writer.put("a", "2")
+        cluster.ctl("alarm", "disarm")
+        await writer.put_surely("b", "3")
+        assert await values(store) == {"a": "1", "b": "3"}
+
+
 async def test_the_largest_transaction_that_the_port_allows_is_taken(etcd_member: EtcdCluster) -> None:
     async with opened(EtcdAccess(etcd_member.endpoints), "/large/") as store:
         epoch = await store.lead()

@@ -8,10 +8,13 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +220,47 @@ def test_a_migration_that_was_interrupted_is_run_again(pool: Pool) -> None:
     pool.is_in(pool.url)
     pool.process.start()
     assert pool.jobs() == {job}
+
+
+def test_an_etcd_that_was_put_back_from_its_own_snapshot_is_told_to_the_coordinator(
+    etcd_cluster: Callable[..., EtcdCluster],
+) -> None:
+    """Revisions show it no more once others have written to the same etcd: a copy that is put back does."""
+    cluster = etcd_cluster(1)
+    pool = Pool(cluster)
+    snapshot, copy = cluster.folder / "snapshot", str(pool.process.directory / "copy.db")
+    try:
+        pool.process.start()
+        kept = pool.submit("one")
+        cluster.ctl("snapshot", "save", str(snapshot))
+        pool.submit("two")
+        pool.stop()
+        restore_snapshot(cluster, snapshot)
+        for number in range(50):
+            cluster.ctl("put", "another", str(number))
+        assert "copied" in pool.store("backup", copy)
+        until = time.monotonic() + SECONDS
+        while "put back" not in (told := pool.store("restore", copy, "--replace")):
+            assert "another coordinator leads" in told  # the snapshot has its lease, too
+            assert time.monotonic() < until
+        pool.process.start()
+        assert pool.jobs() == {kept}
+        assert pool.status()["phase"] == "recovering"
+    finally:
+        pool.process.dispose()
+
+
+def restore_snapshot(cluster: EtcdCluster, snapshot: Path) -> None:
+    (member,) = cluster.members
+    member.kill()
+    data = cluster.folder / member.name
+    shutil.rmtree(data)
+    cluster.ctl(
+        *("snapshot", "restore", str(snapshot), f"--data-dir={data}", f"--name={member.name}"),
+        *(
+            f"--initial-cluster={member.name}={member.peer_url}",
+            f"--initial-advertise-peer-urls={member.peer_url}",
+        ),
+    )
+    member.start()
+    cluster.wait_until_healthy()

@@ -14,6 +14,8 @@ class Wire:
         """Bytes pass while these are set."""
         self.held = 0
         """How many pieces were held back up to now."""
+        self.awaited, self.arrived = b"", asyncio.Event()
+        """The event is set when a piece with these bytes has gone on to etcd."""
         self.requests.set()
         self.answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,4 +59,6 @@ class Wire:
                     await passes.wait()
                 target.write(data)
                 await target.drain()
+                if passes is self.requests and self.awaited and self.awaited in data:
+                    self.arrived.set()
             target.write_eof()

@@ -1,0 +1,112 @@
+"""The time of a pool goes on when another machine leads, whatever the clocks of the two say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from gpushared.jobs import leader_clock as module
+from gpushared.jobs.leader_clock import CLOCK, continued, keep_leader_clock, place_of
+from gpushared.ports.job_store import StoreUnavailable, Transaction
+from gpushared.testing import ManualClock, MemoryStore
+from tests.pool.pools import SECONDS, coordinator
+
+DAY = 1_000_000.0
+"""The time of day at the beginning, on all machines."""
+
+
+def machine(began: float, day: float = DAY) -> ManualClock:
+    """A clock that nobody sets began anywhere; people set the time of day."""
+    clock = ManualClock(began)
+    clock.set_day(day - began)
+    return clock
+
+
+async def kept(value: bytes) -> MemoryStore:
+    store = MemoryStore()
+    await store.commit(Transaction(await store.lead(), {CLOCK: value}))
+    return store
+
+
+async def test_without_a_record_times_go_by_this_machines_clock() -> None:
+    clock = machine(DAY - 5.0)
+    led = await continued(MemoryStore(), clock)
+    assert (led.now(), led.ahead()) == (clock.now(), clock.ahead())
+
+
+@pytest.mark.parametrize("apart", [-3600.0, -1.0, 0.0, 1.0, 3600.0, 1e6])
+async def test_a_clock_that_began_at_another_time_goes_on_where_the_last_one_was(apart: float) -> None:
+    first, second = machine(DAY - 50.0), machine(DAY - 50.0 + apart)
+    store = await kept(place_of(first))
+    first.advance(30.0)
+    second.advance(30.0)
+    led = await continued(store, second)
+    assert led.now() == first.now()
+    second.advance(7.0)
+    assert led.now() == first.now() + 7.0
+
+
+@pytest.mark.parametrize("apart", [-3600.0, 0.0, 3600.0])
+async def test_the_time_of_day_stays_that_of_the_machine(apart: float) -> None:
+    second = machine(DAY + apart)
+    led = await continued(await kept(place_of(machine(DAY - 50.0))), second)
+    assert led.now() + led.ahead() == second.now() + second.ahead() == DAY
+
+
+@pytest.mark.parametrize("behind", [0.5, 3600.0])
+async def test_time_does_not_go_back_before_the_record_on_a_machine_whose_day_is_behind(
+    behind: float,
+) -> None:
+    first, second = machine(DAY - 50.0), machine(5.0, DAY - behind)
+    led = await continued(await kept(place_of(first)), second)
+    assert led.now() == first.now()
+    second.advance(1.0)
+    assert led.now() == first.now() + 1.0
+
+
+async def test_a_machine_whose_day_is_ahead_lets_time_jump_by_as_much() -> None:
+    first, second = machine(DAY - 50.0), machine(5.0, DAY + 3600.0)
+    led = await continued(await kept(place_of(first)), second)
+    assert led.now() == first.now() + 3600.0
+
+
+async def test_over_many_leaders_time_only_goes_on() -> None:
+    store, now = MemoryStore(), 0.0
+    epoch = await store.lead()
+    for began, day in ((7.0, DAY), (DAY, DAY + 60.0), (2 * DAY, DAY - 60.0), (0.0, DAY + 1.0)):
+        clock = await continued(store, machine(began, day))
+        assert clock.now() >= now
+        now = clock.now() + 5.0
+        value = json.dumps({"at": now, "ahead": clock.ahead()}).encode()
+        await store.commit(Transaction(epoch, {CLOCK: value}))
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"[]", b"7", b'{"at": 1}', b'{"at": "x", "ahead": 1}', b"\xff"])
+async def test_a_record_that_cannot_be_read_is_told_and_ignored(
+    value: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = machine(DAY)
+    with caplog.at_level(logging.WARNING):
+        assert (await continued(await kept(value), clock)).now() == clock.now()
+    assert "pool/clock cannot be read" in caplog.text
+
+
+async def test_the_leader_keeps_how_far_its_clock_is_also_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "KEEP_SECONDS", 0.001)
+    async with coordinator() as pool:
+        pool.store.fail_next(StoreUnavailable("the disk is full"))
+        changes = pool.store.watch(CLOCK, pool.loop.revision)
+        keeping = asyncio.create_task(keep_leader_clock(pool.loop))
+        try:
+            for _ in range(2):
+                async with asyncio.timeout(SECONDS):
+                    assert (await anext(changes)).value == place_of(pool.loop.clock)
+                pool.clock.advance(5.0)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)

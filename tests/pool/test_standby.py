@@ -1,0 +1,85 @@
+"""What a coordinator that stands by tells its callers, and how long it lets them wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpushared.domain.model.errors import NotLeader
+from gpushared.jobs import standby as module
+from gpushared.jobs.standby import Standby
+from tests.pool.pools import SECONDS
+
+
+@pytest.fixture
+def standby() -> Standby:
+    return Standby("b", lambda: 1.25)
+
+
+async def settled(waiting: asyncio.Task[None]) -> bool:
+    """Let what can go on go on; True if it came to an end."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return waiting.done()
+
+
+async def test_a_refusal_names_the_leader_or_says_that_there_is_none(standby: Standby) -> None:
+    assert "no coordinator of the pool leads now" in standby.refusal().message
+    standby.led_by("a")
+    refusal = standby.refusal()
+    assert "b stands by, and a leads" in refusal.message
+    assert "HOST:PORT,HOST:PORT" in refusal.hint
+
+
+async def test_a_reader_is_told_who_leads_and_how_old_the_answer_is(standby: Standby) -> None:
+    assert "(no coordinator leads now); this is as it was 1.2 s ago" in standby.notice()
+    standby.led_by("a")
+    assert "(a leads)" in standby.notice()
+
+
+@pytest.mark.parametrize(
+    "leaders",
+    [
+        pytest.param(["", "c"], id="another one after none"),
+        pytest.param(["a", "c"], id="another one after one"),
+        pytest.param(["a", "", "c"], id="another one after a gap"),
+        pytest.param(["a", "", "a"], id="the same one again"),
+    ],
+)
+async def test_who_waits_is_refused_when_another_coordinator_leads(
+    standby: Standby, leaders: list[str]
+) -> None:
+    standby.led_by(leaders[0])
+    waiting = asyncio.create_task(standby.until_leading(SECONDS))
+    for leader in leaders[1:-1]:
+        assert not await settled(waiting)
+        standby.led_by(leader)
+    assert not await settled(waiting)
+    standby.led_by(leaders[-1])
+    assert await settled(waiting)
+    with pytest.raises(NotLeader, match=f"{leaders[-1]} leads"):
+        await waiting
+
+
+@pytest.mark.parametrize("leader", ["", "a"])
+async def test_who_waits_goes_on_when_this_coordinator_leads(standby: Standby, leader: str) -> None:
+    standby.led_by(leader)
+    waiting = [asyncio.create_task(standby.until_leading(SECONDS)) for _ in range(3)]
+    assert not await settled(waiting[0])
+    standby.led_by("")
+    assert not await settled(waiting[0])
+    standby.end()
+    await asyncio.gather(*waiting)
+    await standby.until_leading(SECONDS)
+
+
+async def test_nobody_waits_longer_than_asked_or_allowed(
+    standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotLeader, match="no coordinator of the pool leads"):
+        await standby.until_leading(0.0)
+    monkeypatch.setattr(module, "MAX_HOLD_SECONDS", 0.0)
+    standby.led_by("a")
+    with pytest.raises(NotLeader, match="a leads"):
+        await standby.until_leading(1e9)
