@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,10 +52,13 @@ class ChaosRun:
         self._began = now()
         self._record = Record(gpus={})
         self._load = Load(machines, self._record, folder / "clients", self._say)
-        self._faults = Faults(machines, self._record, folder / "copies", self._say)
+        self._faults = self._make_faults()
         self._guards: dict[str, tuple[str, str]] = {}
         self._doctor: dict[str, dict[str, str]] = {}
         self._work: list[asyncio.Task[None]] = []
+
+    def _make_faults(self) -> Faults:
+        return Faults(self._machines, self._record, self._folder / "copies", self._say)
 
     def _say(self, line: str) -> None:
         text = f"{now() - self._began:7.1f}  {line}"
@@ -68,15 +71,8 @@ class ChaosRun:
         await self._start_machines()
         self._record.gpus = await asyncio.to_thread(self._read_gpus)
         self._doctor = {node: await asyncio.to_thread(self._ask_doctor, node) for node in NODES}
-        self._guards = await self._load.start_guards()
-        self._began = now()
-        self._say(
-            f"{len(self._plan.faults)} faults and {len(self._plan.work)} commands in {self._plan.seconds:g} s"
-        )
-        background = [
-            asyncio.create_task(self._faults.keep_copies()),
-            asyncio.create_task(self._faults.supervise()),
-        ]
+        await self._prepare()
+        background = [asyncio.create_task(work) for work in self._beside()]
         try:
             await self._carry_out()
             await self._let_work_end()
@@ -90,6 +86,17 @@ class ChaosRun:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._keep_evidence()
         return self._record, read_diaries(self._folder / "diaries")
+
+    async def _prepare(self) -> None:
+        self._guards = await self._load.start_guards()
+        self._began = now()
+        self._say(
+            f"{len(self._plan.faults)} faults and {len(self._plan.work)} commands in {self._plan.seconds:g} s"
+        )
+
+    def _beside(self) -> list[Coroutine[Any, Any, None]]:
+        """What goes on from the begin to the end."""
+        return [self._faults.keep_copies(), self._faults.supervise()]
 
     async def _start_machines(self) -> None:
         """Whoever stops the run meanwhile waits: half a machine cannot be ended."""
@@ -153,7 +160,7 @@ class ChaosRun:
         told: dict[str, Any] = {}
         sockets = [self._machines.socket(node) for node in NODES]
         places = [(socket, False) for socket in sockets]
-        places.append((self._machines.run_dir / "coordinator/gpushared-pool.sock", True))
+        places.append((self._machines.coordinator_socket(), True))
         for socket, everybody in places:
             try:
                 for page in Jobs(Client(f"unix://{socket}")).pages(ended=True, everybody=everybody):
@@ -335,20 +342,23 @@ async def carry_out(
 ) -> tuple[Record, list[Run], list[Violation]]:
     """Run the plan on machines made for it, and judge. The machines are gone afterwards, whatever happens."""
     folder.mkdir(parents=True)
-    for name in await asyncio.to_thread(sweep, cache):
-        say(f"removed {name}, which a run that was killed had left")
+    await asyncio.to_thread(sweep, cache, say)
     with a_free_number() as number:
         machines = Machines(number, cache)
-        run = ChaosRun(plan, machines, folder, say)
-        task = asyncio.ensure_future(run.run())
-        _on_signals(task.cancel)
-        try:
-            record, runs = await task
-        finally:
-            # A second signal must not stop this half-way.
-            _on_signals(lambda: None)
-            await asyncio.to_thread(machines.stop)
+        record, runs = await run_on(machines, ChaosRun(plan, machines, folder, say))
     return record, runs, judge(record, runs)
+
+
+async def run_on(machines: Machines, run: ChaosRun) -> tuple[Record, list[Run]]:
+    """Run to the end or to the first signal that asks to stop; the machines are gone afterwards."""
+    task = asyncio.ensure_future(run.run())
+    _on_signals(task.cancel)
+    try:
+        return await task
+    finally:
+        # A second signal must not stop this half-way.
+        _on_signals(lambda: None)
+        await asyncio.to_thread(machines.stop)
 
 
 def _on_signals(do: Callable[[], object]) -> None:

@@ -70,9 +70,9 @@ class Run:
         return f"{self.key}.{self.container}: " + " | ".join(lines)
 
 
-def read_diaries(folder: Path) -> list[Run]:
-    """All runs that were written down, by their begin."""
-    runs = [run for file in sorted(folder.glob("*.*")) for run in read_diary(file.name, file.read_text())]
+def read_diaries(folder: Path, names: str = "*.*") -> list[Run]:
+    """All runs that were written down, by their begin; ``names`` is a pattern of the files' names."""
+    runs = [run for file in sorted(folder.glob(names)) for run in read_diary(file.name, file.read_text())]
     return sorted(runs, key=lambda run: run.began)
 
 

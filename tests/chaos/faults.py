@@ -35,7 +35,7 @@ class Faults:
         self._locks: dict[str, asyncio.Lock] = {}
         self._full: set[str] = set()
         self._freed_at: dict[str, float] = {}
-        copies.mkdir()
+        copies.mkdir(exist_ok=True)
 
     async def do(self, fault: Fault) -> None:
         """Do it, and heal it after its seconds. The record has what was done, also when this is cancelled."""

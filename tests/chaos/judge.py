@@ -116,7 +116,7 @@ def lost(record: Record) -> Iterator[Violation]:
         if job.state not in OVER:
             said = "is unknown" if job.state is None else f"is still {job.state} ({job.reason})"
             yield Violation("job lost", f"{_named(job.work)}, accepted as {job.job}, {said}")
-        elif job.state == "cancelled" and job.cancelled_at is None:
+        elif job.state == "cancelled" and not job.may_be_cancelled:
             yield Violation(
                 "job lost", f"{_named(job.work)} ({job.job}) was cancelled, but not by us: {job.reason}"
             )
@@ -182,8 +182,8 @@ def silences(spans: Iterable[Span], node: str) -> list[tuple[float, float]]:
 
     On a full disk a node cannot note that it was heard, and a coordinator takes no node in.
     """
-    parts = {f"daemon-{node}", f"cable-{node}", f"disk-{node}", "coordinator", "disk-coordinator"}
-    silent = [(span.began, span.ended) for span in spans if span.target in parts]
+    parts = {f"daemon-{node}", f"cable-{node}", f"disk-{node}"}
+    silent = [(span.began, span.ended) for span in spans if span.target in parts or _is_of_the_pool(span)]
     joined: list[tuple[float, float]] = []
     for began, ended in sorted(silent):
         if joined and began <= joined[-1][1] + REJOIN_SECONDS:
@@ -217,7 +217,7 @@ def _may_be_ended(record: Record, run: Run, job: Accepted | None) -> bool:
         return True
     if job is None:
         return False
-    if job.cancelled_at is not None:
+    if job.may_be_cancelled:
         return True
     # Its node ends it when it has not heard of the pool for so long.
     return bool(job.stop_after_seconds) and any(
@@ -269,7 +269,7 @@ def _wrong(job: Accepted, own: Sequence[Run]) -> str:
     if job.state == "succeeded":
         return "" if 0 in codes else "no run of it wrote end 0"
     # What --stop-after had run once more counts as its last run ended.
-    if 0 in (codes[-1:] if job.stop_after_seconds else codes) and job.cancelled_at is None:
+    if 0 in (codes[-1:] if job.stop_after_seconds else codes) and not job.may_be_cancelled:
         return "a run of it wrote end 0"
     if job.state == "failed" and not own:
         return "it never ran"
@@ -538,5 +538,10 @@ def _faults_at(record: Record, run: Run) -> list[str]:
         span.show()
         for span in record.spans
         if span.began - 5 <= run.last <= span.ended + 60
-        and (span.target.endswith(f"-{node}") or "coord" in span.target)
+        and (span.target.endswith(f"-{node}") or _is_of_the_pool(span))
     ]
+
+
+def _is_of_the_pool(span: Span) -> bool:
+    """Whether it hit a coordinator, or a member of the etcd that keeps the store, and not a node."""
+    return "coordinator" in span.target or span.target.startswith("etcd-")

@@ -123,6 +123,8 @@ class Load:
             self._follow("logs", ["logs", "-f", job], work, jobs)
         if work.cancel_after_seconds is not None:
             await asyncio.sleep(work.cancel_after_seconds)
+            for one in accepted:
+                one.is_cancel_asked = True
             call = await self.call("cancel", ["cancel", job], work.key, work.node)
             if call.code == 0 and KEPT not in call.err:
                 for one in accepted:
@@ -219,5 +221,7 @@ class Load:
                 process.kill()
 
     def _environ(self, node: str) -> dict[str, str]:
-        kept = {name: self._machines.environ[name] for name in ("PATH", "LC_ALL", "DOCKER_CONFIG")}
+        kept = {
+            name: self._machines.environ[name] for name in ("PATH", "PYTHONPATH", "LC_ALL", "DOCKER_CONFIG")
+        }
         return {**kept, "HOME": "/nonexistent", "GPUSHARE_HOST": f"unix://{self._machines.socket(node)}"}

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ DISK_BYTES: Final = 4 * 1024**3
 SPARE_BYTES: Final = 256 * 1024
 SCRIPT_SECONDS: Final = 300
 SERVING_SECONDS: Final = 60.0
+REAP_SECONDS: Final = 0.1
 ENDING_SECONDS: Final = 90.0
 """A process that was told to end and has not by then is killed."""
 SETTINGS: Final = {
@@ -113,6 +115,8 @@ class Machines:
             "HOME": "/root",
             "LC_ALL": "C.UTF-8",
             "DOCKER_CONFIG": "/nonexistent",
+            # This checkout's programs, whichever the environment was made from.
+            "PYTHONPATH": str(parts.ROOT),
             "GPUSHARED_CACHE": str(cache),
             "GPUSHARED_QUICKSTART": self.name,
             "GPUSHARED_QUICKSTART_NET": f"10.232.{number}",
@@ -154,10 +158,24 @@ class Machines:
 
     def stop(self) -> None:
         """End all of it; nothing is left, whatever state it was in."""
-        self.clear()
+        is_over = threading.Event()
+        reaper = threading.Thread(target=self._reap, args=(is_over,))
+        reaper.start()
+        try:
+            self.clear()
+        finally:
+            is_over.set()
+            reaper.join()
         for service in self.services.values():
             if service.child is not None:
                 service.child.wait(ENDING_SECONDS)
+
+    def _reap(self, is_over: threading.Event) -> None:
+        """Who waits for a process that we started would take it for alive until we have asked for its end."""
+        while not is_over.wait(REAP_SECONDS):
+            for service in self.services.values():
+                if service.child is not None:
+                    service.child.poll()
 
     def clear(self) -> None:
         """Remove what this run or an earlier one left under this name."""
@@ -187,7 +205,7 @@ class Machines:
         for disk in ("coordinator", *(f"{node}/state" for node in NODES)):
             folder = self.state / disk
             folder.mkdir(parents=True)
-            _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder))
+            run_command("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder))
 
     def _script(self, *words: str, settings: Mapping[str, str] | None = None, check: bool = True) -> None:
         done = subprocess.run(
@@ -246,10 +264,12 @@ class Machines:
         """A node's daemon, by JSON, as root. Raises the errors of the tree."""
         return Client(f"unix://{self.socket(node)}").call(call, dict(asked or {}))
 
+    def coordinator_socket(self) -> Path:
+        return self.run_dir / "coordinator/gpushared-pool.sock"
+
     def coordinator_call(self, call: str, asked: Mapping[str, object] | None = None) -> Json:
         """The coordinator, as its administrator. Raises the errors of the tree."""
-        socket = self.run_dir / "coordinator/gpushared-pool.sock"
-        return Client(f"unix://{socket}").call(call, dict(asked or {}))
+        return Client(f"unix://{self.coordinator_socket()}").call(call, dict(asked or {}))
 
     def serves(self, target: str) -> bool:
         """Whether a service answers at this moment."""
@@ -290,7 +310,7 @@ class Machines:
         return ended
 
     def set_cable(self, node: str, state: str) -> None:
-        _run("ip", "-n", f"{self.name}-pool-hub", "link", "set", "dev", node, state)
+        run_command("ip", "-n", f"{self.name}-pool-hub", "link", "set", "dev", node, state)
 
     def disk(self, target: str) -> Path:
         name = target.removeprefix("disk-")
@@ -301,14 +321,14 @@ class Machines:
         folder = self.disk(target)
         place = os.statvfs(folder)
         used = (place.f_blocks - place.f_bfree) * place.f_frsize
-        _run("mount", "-o", f"remount,size={used + SPARE_BYTES}", str(folder))
+        run_command("mount", "-o", f"remount,size={used + SPARE_BYTES}", str(folder))
         with contextlib.suppress(OSError), (folder / "ballast").open("wb", buffering=0) as ballast:
             while True:
                 ballast.write(bytes(4096))
 
     def free(self, target: str) -> None:
         folder = self.disk(target)
-        _run("mount", "-o", f"remount,size={DISK_BYTES}", str(folder))
+        run_command("mount", "-o", f"remount,size={DISK_BYTES}", str(folder))
         (folder / "ballast").unlink(missing_ok=True)
 
     def copy_store(self, to: Path) -> None:
@@ -361,7 +381,7 @@ def a_free_number() -> Iterator[int]:
     raise HarnessError(f"{POOLS} chaos runs are under way already")
 
 
-def sweep(cache: Path) -> list[str]:
+def sweep(cache: Path, say: Callable[[str], None] = lambda _: None) -> list[str]:
     """Remove the pools of runs that were killed; returns their names."""
     LOCKS.mkdir(exist_ok=True)
     swept = []
@@ -373,6 +393,7 @@ def sweep(cache: Path) -> list[str]:
             if left.state.exists() or left.run_dir.exists():
                 left.clear()
                 swept.append(left.name)
+                say(f"removed {left.name}, which a run that was killed had left")
         except BlockingIOError:
             continue  # its run goes on
         finally:
@@ -410,7 +431,8 @@ def _mounts(*folders: Path) -> list[str]:
     return [mount for mount in mounts if any(mount.startswith(f"{folder}/") for folder in folders)]
 
 
-def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def run_command(*words: str, environ: Mapping[str, str] | None = None) -> None:
+    """Raises HarnessError with what it said, where it fails."""
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise HarnessError(f"{' '.join(words)}: {done.stderr.strip()}")

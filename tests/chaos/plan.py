@@ -41,6 +41,8 @@ class FaultKind(StrEnum):
     """The disk of the state directory is full."""
     RESTORE = "restore"
     """The coordinator begins anew with an older copy of its store."""
+    SLOW = "slow"
+    """Each write to the disk takes half a second; only where several coordinators are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ _SIZE_WEIGHTS: Final = (3, 3, 3, 2, 2)
 def _plan_work(chance: random.Random, seconds: float, faults: tuple[Fault, ...]) -> tuple[Work, ...]:
     count = round(seconds / 60 * WORK_PER_MINUTE)
     times = sorted(round(chance.uniform(0.0, seconds - 2), 2) for _ in range(count))
-    chosen = [_choose_work(chance, at, number) for number, at in enumerate(times)]
+    chosen = [choose_work(chance, at, number) for number, at in enumerate(times)]
     long = [fault for fault in faults if fault.seconds >= LONG_SECONDS[0]]
     fenced = [_outlast(chance, fault, number) for fault in long for number in range(_OUTLASTING)]
     return tuple(sorted([*chosen, *fenced], key=lambda work: (work.at_seconds, work.key)))
@@ -217,7 +219,8 @@ def _outlast(chance: random.Random, fault: Fault, number: int) -> Work:
     )  # fmt: skip
 
 
-def _choose_work(chance: random.Random, at: float, number: int) -> Work:
+def choose_work(chance: random.Random, at: float, number: int) -> Work:
+    """One piece of work, named by its number."""
     sort = chance.choices([name for name, _ in _WORK], [weight for _, weight in _WORK])[0]
     key, node = f"w{number:04d}", chance.choice(NODES)
     gpu = chance.choices(_SIZES, _SIZE_WEIGHTS)[0]

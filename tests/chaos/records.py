@@ -25,9 +25,12 @@ class Span:
     target: str
     began: float
     ended: float
+    role: str = ""
+    """What the target was when it was hit, where that changes: ``leader``, ``standby``."""
 
     def show(self) -> str:
-        return f"{self.kind} {self.target} {self.began:.2f}..{self.ended:.2f}"
+        role = f" ({self.role})" if self.role else ""
+        return f"{self.kind} {self.target}{role} {self.began:.2f}..{self.ended:.2f}"
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class Accepted:
     pool: bool
     stop_after_seconds: int = 0
     cancelled_at: float | None = None
+    is_cancel_asked: bool = False
+    """Its cancellation was asked for, whatever was answered: it may be carried out later."""
     state: str | None = None
     """What the product says at the end; None where it does not know the job."""
     exit_code: int | None = None
@@ -48,6 +53,10 @@ class Accepted:
     @property
     def work(self) -> tuple[str, str]:
         return self.key, self.index
+
+    @property
+    def may_be_cancelled(self) -> bool:
+        return self.is_cancel_asked or self.cancelled_at is not None
 
 
 @dataclass(slots=True)

@@ -88,6 +88,9 @@ JOBS: dict[str, tuple[list[Run], list[Accepted], list[Span], list[str]]] = {
         [], [accepted(state=None, cancelled_at=90.0)],
         [span(FaultKind.RESTORE, "coordinator", 100.0, 105.0)], [],
     ),
+    "and what we asked to be cancelled is not, whatever was answered": (
+        [], [accepted(state="cancelled", is_cancel_asked=True)], [], [],
+    ),
     "one that we cancelled is not": ([], [accepted(state="cancelled", cancelled_at=90.0)], [], []),
     "an engine that is killed while it starts a container knows nothing of the start": (
         [run(began=100.0), run(began=108.0, last=113.0)],

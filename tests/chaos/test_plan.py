@@ -27,7 +27,7 @@ def test_no_target_has_two_faults_at_once_and_few_are_under_way(seed: int) -> No
 
 def test_an_hour_has_every_kind_of_fault_and_of_work() -> None:
     plan = make_plan(1, 60)
-    assert {fault.kind for fault in plan.faults} == set(FaultKind)
+    assert {fault.kind for fault in plan.faults} == set(FaultKind) - {FaultKind.SLOW}
     assert {fault.target.partition("-")[0] for fault in plan.faults} == {
         "daemon",
         "engine",

@@ -45,6 +45,8 @@ OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Else an attempt to connect goes on for 20 s.
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
@@ -125,6 +127,7 @@ class EtcdClient:
         self._told: dict[str, str] = {}
         """Why each member did not serve, as the log has it; each is told once until the member serves."""
         self._stamps: tuple[FileStamp, ...] = ()
+        self._credentials: grpc.ChannelCredentials | None = None
         self._token = ""
         self._cluster = 0
         """The id of the cluster to which the members belong."""
@@ -153,7 +156,7 @@ class EtcdClient:
             except EtcdFailure as failure:
                 failure.nothing_happened |= repeatable
                 if failure.kind is FailureKind.MEMBER:
-                    self._leave(member, failure.words)
+                    self._leave_failed(member, failure)
                     failures += 1
                 if (
                     failure.kind is not FailureKind.MEMBER
@@ -195,7 +198,7 @@ class EtcdClient:
                     continue
                 failure.nothing_happened = True
                 if failure.kind is FailureKind.MEMBER:
-                    self._leave(member, failure.words)
+                    self._leave_failed(member, failure)
                 if failure.kind is not FailureKind.MEMBER or clock() >= ends_at:
                     raise self._error(failure, member) from failure
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -215,6 +218,8 @@ class EtcdClient:
             try:
                 return await self._ask(member, ask, MEMBER_SECONDS)
             except EtcdFailure as failure:
+                if failure.is_silence:
+                    self._dial_anew(member)
                 return failure
 
         members = list(self._members)
@@ -256,12 +261,32 @@ class EtcdClient:
         stamps = await self._access.stamps()
         credentials = await self._access.credentials()
         old = self._members
-        self._stamps = stamps
+        self._stamps, self._credentials = stamps, credentials
         self._members = [Member(endpoint, credentials) for endpoint in self._access.endpoints]
         for member in old:
-            task = asyncio.create_task(_part_with(member), name="farewell to etcd")
-            self._farewells.add(task)
-            task.add_done_callback(self._farewells.discard)
+            self._part_with(member)
+
+    def _part_with(self, member: Member) -> None:
+        task = asyncio.create_task(_close_later(member), name="farewell to etcd")
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    def _dial_anew(self, member: Member) -> None:
+        """Let later calls have a new connection to a member that was silent.
+
+        The kernel repeats what is not acknowledged after pauses that double: when the network is well again
+        after 15 s, an old connection may take as long once more to find that out.
+        """
+        for place, one in enumerate(self._members):
+            if one is member and not self._closed:
+                self._members[place] = Member(member.endpoint, self._credentials)
+                self._members[place].is_checked = member.is_checked
+                self._part_with(member)
+
+    def _leave_failed(self, member: Member, failure: EtcdFailure) -> None:
+        self._leave(member, failure.words)
+        if failure.is_silence:
+            self._dial_anew(member)
 
     def _leave(self, member: Member, why: str) -> None:
         """Prefer the next member, unless another call has done so already."""
@@ -430,7 +455,7 @@ def _with_token(token: str) -> Metadata:
     return (("token", token),) if token else ()
 
 
-async def _part_with(member: Member) -> None:
+async def _close_later(member: Member) -> None:
     with suppress(asyncio.CancelledError):
         await asyncio.sleep(FAREWELL_SECONDS)
     await member.channel.close()

@@ -76,13 +76,19 @@ NO_SPACE_HINT = (
 
 
 class EtcdFailure(Exception):
-    """A call to one member failed. ``nothing_happened`` is False if the call may have been carried out."""
+    """A call to one member failed. ``nothing_happened`` is False if the call may have been carried out.
 
-    def __init__(self, kind: FailureKind, words: str, *, nothing_happened: bool) -> None:
+    ``is_silence`` is True if no answer came in time, and nothing else is known.
+    """
+
+    def __init__(
+        self, kind: FailureKind, words: str, *, nothing_happened: bool, is_silence: bool = False
+    ) -> None:
         super().__init__(words)
         self.kind = kind
         self.words = words
         self.nothing_happened = nothing_happened
+        self.is_silence = is_silence
 
     @classmethod
     def of(cls, code: grpc.StatusCode, details: str) -> EtcdFailure:
@@ -94,9 +100,10 @@ class EtcdFailure(Exception):
             unknown = code in _UNKNOWN_OUTCOMES
             meaning = _Meaning(FailureKind.MEMBER if unknown else FailureKind.OTHER, not unknown)
         words = details.removeprefix("etcdserver: ")[:MAX_WORDS] or code.name.lower()
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        is_silence = code is grpc.StatusCode.DEADLINE_EXCEEDED
+        if is_silence:
             words = "it does not answer in time"
-        return cls(meaning.kind, words, nothing_happened=meaning.nothing_happened)
+        return cls(meaning.kind, words, nothing_happened=meaning.nothing_happened, is_silence=is_silence)
 
     def error(self, member: str) -> GpushareError:
         """Return the error of the tree that callers of the store get."""

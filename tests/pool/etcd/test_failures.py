@@ -127,6 +127,17 @@ async def test_when_no_member_answers_the_error_says_so(etcd_cluster: Cluster) -
         await writer.put_surely("a", "1")
 
 
+async def test_a_member_that_was_silent_is_asked_over_a_new_connection(wire: Wire) -> None:
+    """The present one may hear nothing for as long again after the network is well."""
+    async with opened(EtcdAccess((wire.endpoint,)), "/silent/") as store:
+        writer = Writer(store, await store.lead())
+        await writer.put("a", "1")
+        wire.silence()
+        await writer.put_surely("b", "2")
+        wire.silence()
+        assert await values(store) == {"a": "1", "b": "2"}
+
+
 # --- answers that are lost -----------------------------------------------------------------------------
 
 

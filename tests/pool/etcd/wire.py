@@ -19,6 +19,7 @@ class Wire:
         self.requests.set()
         self.answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connections = self._silent = 0
         self.endpoint = ""
 
     @asynccontextmanager
@@ -33,16 +34,22 @@ class Wire:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def silence(self) -> None:
+        """Lose all that comes on the present connections, without a word; later ones are well."""
+        self._silent = self._connections
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._connections += 1
+        number = self._connections
         task.add_done_callback(self._tasks.discard)
         from_etcd, to_etcd = await asyncio.open_connection(self._host, self._port)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pass_on(reader, to_etcd, self.requests))
-                both.create_task(self._pass_on(from_etcd, writer, self.answers))
+                both.create_task(self._pass_on(reader, to_etcd, self.requests, number))
+                both.create_task(self._pass_on(from_etcd, writer, self.answers, number))
         finally:
             for end in (writer, to_etcd):
                 end.close()
@@ -50,13 +57,15 @@ class Wire:
                     await end.wait_closed()
 
     async def _pass_on(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, passes: asyncio.Event
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, passes: asyncio.Event, number: int
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
                 if not passes.is_set():
                     self.held += 1
                     await passes.wait()
+                if number <= self._silent:
+                    continue
                 target.write(data)
                 await target.drain()
                 if passes is self.requests and self.awaited and self.awaited in data:
