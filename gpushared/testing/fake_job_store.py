@@ -157,6 +157,8 @@ class SharedMemoryStore(MemoryStore):
         self.name = name
         self._announced = name
         self.heard_at = 0.0
+        self.unconfirmed_seconds = 0.0
+        """A test sets this: for so long nobody has confirmed that this one leads."""
 
     async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
         self._may_fail()
@@ -166,6 +168,9 @@ class SharedMemoryStore(MemoryStore):
 
     async def is_behind(self) -> bool | None:
         return False
+
+    def doubt_seconds(self) -> float:
+        return self.unconfirmed_seconds if self.world.leader is self else 0.0
 
     async def leader(self) -> Leader:
         self._may_fail()

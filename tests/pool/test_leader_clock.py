@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from gpushared.daemon.clocks import boot_id
 from gpushared.jobs import leader_clock as module
 from gpushared.jobs.leader_clock import CLOCK, continued, keep_leader_clock, place_of
 from gpushared.ports.job_store import StoreUnavailable, Transaction
@@ -25,6 +26,11 @@ def machine(began: float, day: float = DAY) -> ManualClock:
     return clock
 
 
+def place_elsewhere(clock: ManualClock) -> bytes:
+    """The record of a leader on another machine."""
+    return json.dumps(json.loads(place_of(clock)) | {"boot": "another machine's"}).encode()
+
+
 async def kept(value: bytes) -> MemoryStore:
     store = MemoryStore()
     await store.commit(Transaction(await store.lead(), {CLOCK: value}))
@@ -40,7 +46,7 @@ async def test_without_a_record_times_go_by_this_machines_clock() -> None:
 @pytest.mark.parametrize("apart", [-3600.0, -1.0, 0.0, 1.0, 3600.0, 1e6])
 async def test_a_clock_that_began_at_another_time_goes_on_where_the_last_one_was(apart: float) -> None:
     first, second = machine(DAY - 50.0), machine(DAY - 50.0 + apart)
-    store = await kept(place_of(first))
+    store = await kept(place_elsewhere(first))
     first.advance(30.0)
     second.advance(30.0)
     led = await continued(store, second)
@@ -52,8 +58,25 @@ async def test_a_clock_that_began_at_another_time_goes_on_where_the_last_one_was
 @pytest.mark.parametrize("apart", [-3600.0, 0.0, 3600.0])
 async def test_the_time_of_day_stays_that_of_the_machine(apart: float) -> None:
     second = machine(DAY + apart)
-    led = await continued(await kept(place_of(machine(DAY - 50.0))), second)
+    led = await continued(await kept(place_elsewhere(machine(DAY - 50.0))), second)
     assert led.now() + led.ahead() == second.now() + second.ahead() == DAY
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+async def test_on_the_same_machine_the_time_since_its_boot_counts_whatever_people_set(
+    jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up = 100.0
+    monkeypatch.setattr(module, "boottime", lambda: up)
+    first, second = machine(DAY - 50.0), machine(5.0, DAY + jump)
+    store = await kept(place_of(first))
+    up += 30.0
+    assert (await continued(store, second)).now() == first.now() + 30.0
+
+
+async def test_a_record_without_a_boot_is_read_by_the_time_of_day() -> None:
+    led = await continued(await kept(json.dumps({"at": 7.0, "ahead": 10.0}).encode()), machine(5.0, 30.0))
+    assert led.now() == 20.0
 
 
 @pytest.mark.parametrize("behind", [0.5, 3600.0])
@@ -61,7 +84,7 @@ async def test_time_does_not_go_back_before_the_record_on_a_machine_whose_day_is
     behind: float,
 ) -> None:
     first, second = machine(DAY - 50.0), machine(5.0, DAY - behind)
-    led = await continued(await kept(place_of(first)), second)
+    led = await continued(await kept(place_elsewhere(first)), second)
     assert led.now() == first.now()
     second.advance(1.0)
     assert led.now() == first.now() + 1.0
@@ -69,7 +92,7 @@ async def test_time_does_not_go_back_before_the_record_on_a_machine_whose_day_is
 
 async def test_a_machine_whose_day_is_ahead_lets_time_jump_by_as_much() -> None:
     first, second = machine(DAY - 50.0), machine(5.0, DAY + 3600.0)
-    led = await continued(await kept(place_of(first)), second)
+    led = await continued(await kept(place_elsewhere(first)), second)
     assert led.now() == first.now() + 3600.0
 
 
@@ -105,7 +128,8 @@ async def test_the_leader_keeps_how_far_its_clock_is_also_after_a_failure(
         try:
             for _ in range(2):
                 async with asyncio.timeout(SECONDS):
-                    assert (await anext(changes)).value == place_of(pool.loop.clock)
+                    told = json.loads((await anext(changes)).value or b"")
+                assert (told["at"], told["boot"]) == (pool.loop.now(), boot_id())
                 pool.clock.advance(5.0)
         finally:
             keeping.cancel()

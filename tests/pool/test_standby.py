@@ -30,6 +30,7 @@ async def test_a_refusal_names_the_leader_or_says_that_there_is_none(standby: St
     refusal = standby.refusal()
     assert "b stands by, and a leads" in refusal.message
     assert "HOST:PORT,HOST:PORT" in refusal.hint
+    assert refusal.leader == "a"
 
 
 async def test_a_reader_is_told_who_leads_and_how_old_the_answer_is(standby: Standby) -> None:
@@ -51,7 +52,7 @@ async def test_who_waits_is_refused_when_another_coordinator_leads(
     standby: Standby, leaders: list[str]
 ) -> None:
     standby.led_by(leaders[0])
-    waiting = asyncio.create_task(standby.until_leading(SECONDS))
+    waiting = asyncio.create_task(standby.until_leading(SECONDS, standby.leader))
     for leader in leaders[1:-1]:
         assert not await settled(waiting)
         standby.led_by(leader)
@@ -62,24 +63,43 @@ async def test_who_waits_is_refused_when_another_coordinator_leads(
         await waiting
 
 
+async def test_nobody_waits_while_a_coordinator_leads_that_was_not_asked(standby: Standby) -> None:
+    standby.led_by("c")
+    for lost in ("", "a"):
+        waiting = asyncio.create_task(standby.until_leading(SECONDS, lost))
+        assert await settled(waiting)
+        with pytest.raises(NotLeader, match="c leads"):
+            await waiting
+
+
+async def test_nobody_waits_at_one_that_has_led() -> None:
+    """It ends before it leads again."""
+    deposed = Standby("b", lambda: 9.0, is_deposed=True)
+    waiting = asyncio.create_task(deposed.until_leading(SECONDS, ""))
+    assert await settled(waiting)
+    with pytest.raises(NotLeader, match="does not know if it still leads: etcd has not answered it for 9 s"):
+        await waiting
+    assert "may not lead any more" in deposed.notice()
+
+
 @pytest.mark.parametrize("leader", ["", "a"])
 async def test_who_waits_goes_on_when_this_coordinator_leads(standby: Standby, leader: str) -> None:
     standby.led_by(leader)
-    waiting = [asyncio.create_task(standby.until_leading(SECONDS)) for _ in range(3)]
+    waiting = [asyncio.create_task(standby.until_leading(SECONDS, standby.leader)) for _ in range(3)]
     assert not await settled(waiting[0])
     standby.led_by("")
     assert not await settled(waiting[0])
     standby.end()
     await asyncio.gather(*waiting)
-    await standby.until_leading(SECONDS)
+    await standby.until_leading(SECONDS, standby.leader)
 
 
 async def test_nobody_waits_longer_than_asked_or_allowed(
     standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotLeader, match="no coordinator of the pool leads"):
-        await standby.until_leading(0.0)
+        await standby.until_leading(0.0, "")
     monkeypatch.setattr(module, "MAX_HOLD_SECONDS", 0.0)
     standby.led_by("a")
     with pytest.raises(NotLeader, match="a leads"):
-        await standby.until_leading(1e9)
+        await standby.until_leading(1e9, "a")

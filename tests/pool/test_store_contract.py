@@ -494,6 +494,13 @@ async def test_a_shared_store_has_not_lost_anything_by_itself(opens: Opens) -> N
     assert await first.is_behind() is False
 
 
+async def test_nobody_doubts_a_leader_whose_store_answers(opens: Opens) -> None:
+    first, second = opens("a"), opens("b")
+    assert (first.doubt_seconds(), second.doubt_seconds()) == (0.0, 0.0)
+    await first.lead()
+    assert (first.doubt_seconds(), second.doubt_seconds()) == (0.0, 0.0)
+
+
 async def test_members_say_how_they_are(opens: Opens) -> None:
     members = await opens("a").health()
     assert [(one.problem, one.leads) for one in members] == [("", True)]

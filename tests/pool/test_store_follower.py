@@ -28,7 +28,7 @@ from gpushared.domain.jobs.job import After, AfterKind, AttemptState, Ending, En
 from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.jobs.protocol import Place, Report
 from gpushared.domain.model.errors import NotFound, RequestError, StateConflict, TimedOut
-from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.jobs import store_follower
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_records import ENDED, JOB, RECOVERING, job_changes
@@ -98,7 +98,7 @@ def by_name(members: tuple[object, ...]) -> dict[str, object]:
     return {one.name: one for one in members}  # type: ignore[attr-defined]
 
 
-def facts(stored: Stored, pool: Pool) -> tuple[dict[str, Job], dict[str, Job]]:
+def facts(stored: Stored, pool: Pool) -> tuple[dict[JobId, Job], dict[JobId, Job]]:
     """The jobs that a coordinator remembers."""
     state = restore(
         FEW,

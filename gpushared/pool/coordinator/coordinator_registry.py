@@ -27,11 +27,14 @@ class CoordinatorRegistry:
         self._store = store
         self._own = own
         self._known: dict[str, pool_pb2.PoolCoordinator] = {}
+        self._known_at = -LOOK_SECONDS
 
     async def announce(self) -> None:
-        """Show this coordinator to the others. Raises the store's errors."""
-        own = self._own()
+        """Show this coordinator to the others, and know their addresses. Raises the store's errors."""
+        own, now = self._own(), asyncio.get_running_loop().time()
         await self._store.announce(own.name, _written(own))
+        if now - self._known_at >= LOOK_SECONDS:  # a new leader tells them to nodes at once
+            self._known, self._known_at = await self._kept(), now
 
     def addresses(self) -> tuple[Sequence[str], Sequence[str]]:
         """Return all users' addresses and, in the same order, all nodes' addresses."""
@@ -48,16 +51,11 @@ class CoordinatorRegistry:
             one.leads = one.runs and one.name == leader.name
         return [found[name] for name in sorted(found)]
 
-    async def load(self) -> None:
-        """Read the addresses that earlier leaders kept. Raises the store's errors."""
-        self._known = await self._kept()
-
     async def keep(self, loop: PoolLoop) -> NoReturn:
         """Keep the addresses of coordinators that appear, as long as this one leads."""
         while True:
             try:
                 await self.announce()
-                await self.load()
                 running = await self._store.announced()
                 news = {name: facts for name, facts in running.items() if self._is_news(name, facts)}
                 if news:

@@ -88,6 +88,8 @@ class PoolTrust:
         self.guard = LinkGuard(self.authority, self.ledger, self.certificate_status, self.callers, now)
         self.shared = SharedTrust(folder, self.authority, self.ledger, store, epoch) if is_shared else None
         self._renewing = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._leads = False
         self.enlisting = Enlisting(
             self.authority,
             self.ledger,
@@ -132,13 +134,21 @@ class PoolTrust:
 
     async def load(self) -> None:
         """Read from the store what another coordinator may have written. Raises the store's errors, ConfigError."""
+        async with self._reading:
+            await self._load()
+
+    async def _load(self) -> None:
         await self.api_tokens.load()
         if self.shared is not None and await self.shared.load():
             self._tell_anchors()
         self.certificate_status.look_again(self.now())
 
     async def begin(self, epoch: int) -> None:
-        """Read anew what others wrote last, and store what only this leading coordinator has. Raises as ``load``."""
+        """Read anew what others wrote last, and store what only this leading coordinator has. Raises as ``load``.
+
+        From then on this coordinator alone writes: reading what it changes meanwhile would undo the change here.
+        """
+        self._leads = True
         await self.load()
         if self.shared is not None:
             await self.shared.begin(epoch)
@@ -153,7 +163,10 @@ class PoolTrust:
             await self._renewing.wait()
             self._renewing.clear()
             try:
-                await self.load()
+                async with self._reading:
+                    if self._leads:
+                        return
+                    await self._load()
             except GpushareError as error:
                 log.warning("tokens and certificates of the pool are not read again: %s", error)
             await asyncio.sleep(FOLLOW_SECONDS)

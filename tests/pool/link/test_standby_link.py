@@ -13,7 +13,7 @@ import pytest
 from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.jobs.standby import Standby
-from gpushared.pool.coordinator.node_links import WAIT_METADATA
+from gpushared.pool.link.codec import LOST_METADATA, WAIT_METADATA
 from gpushared.pool.member.link_session import Call
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, Credentials
 
@@ -38,12 +38,12 @@ def standing(coordinator: Coordinator) -> Standing:
 
 @asynccontextmanager
 async def dialled(
-    coordinator: Coordinator, credentials: Credentials, waits: str | None = None
+    coordinator: Coordinator, credentials: Credentials, waits: str | None = None, *, lost: str = ""
 ) -> AsyncIterator[Call]:
     options = [("grpc.ssl_target_name_override", credentials.server_name)]
     address = f"127.0.0.1:{coordinator.port}"
     async with grpc.aio.secure_channel(address, credentials.channel(), options) as channel:
-        metadata = () if waits is None else ((WAIT_METADATA, waits),)
+        metadata = () if waits is None else ((WAIT_METADATA, waits), (LOST_METADATA, lost.encode()))
         yield link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=metadata)
 
 
@@ -86,7 +86,7 @@ async def test_a_node_that_waits_is_served_when_this_coordinator_leads(
 ) -> None:
     standing.standby.led_by(leader)
     coordinator.machine.state.epoch = 1
-    async with dialled(coordinator, coordinator.enrol("n1"), "15") as call:
+    async with dialled(coordinator, coordinator.enrol("n1"), "15", lost=leader) as call:
         await until_held(call)
         await call.write(hello())
         assert coordinator.machine.events == []
@@ -108,6 +108,14 @@ async def test_a_node_that_waits_is_refused_when_another_coordinator_leads(
         standing.standby.led_by("c")
         assert "c leads" in await refusal(call)
     assert coordinator.machine.events == []
+
+
+async def test_a_node_does_not_wait_while_a_coordinator_leads_that_it_has_not_asked(
+    coordinator: Coordinator, standing: Standing
+) -> None:
+    standing.standby.led_by("c")
+    async with dialled(coordinator, coordinator.enrol("n1"), "15", lost="a") as call:
+        assert "c leads" in await refusal(call)
 
 
 async def test_a_node_that_waits_in_vain_is_refused_when_its_time_is_over(

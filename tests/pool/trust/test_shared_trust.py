@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import ConfigError, NotFound, PermissionRefused, TimedOut
+from gpushared.pool.trust import trust as trust_module
 from gpushared.pool.trust.authority import Authority, key_pem, new_key
 from gpushared.pool.trust.certificate_status import issued_line
 from gpushared.pool.trust.certificates import (
@@ -206,7 +207,7 @@ async def test_what_another_one_wrote_is_read_when_it_is_noticed(
         await asyncio.sleep(0)
         assert second.trust.members() == {}
         second.trust.noticed(key)
-        await until(lambda: second.trust.members())
+        await until(second.trust.members)
         second.check(certificate)
 
 
@@ -283,6 +284,34 @@ async def test_a_line_that_is_written_while_the_lines_are_read_is_not_forgotten(
     with pytest.raises(PermissionRefused, match="was revoked"):
         first.check(certificate)
     await first.enrol("ws2")
+
+
+async def test_one_that_leads_does_not_read_what_it_writes(
+    first: Coordinator, second: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that was revoked meanwhile would count again."""
+    monkeypatch.setattr(trust_module, "FOLLOW_SECONDS", 0.0)
+    async with following(second):
+        token, record = await first.trust.api_tokens.make("root", time.time(), person="ada")
+        second.trust.noticed("")
+        await until(lambda: second.trust.api_tokens._known)
+        second.store.reads_slowly = asyncio.Event()
+        second.trust.noticed("token/api/x")
+        await second.store.is_busy.wait()
+        await first.trust.api_tokens.revoke(record.id, time.time())
+        taking_over = asyncio.create_task(takes_over(first, second))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not taking_over.done()
+        second.store.reads_slowly.set()
+        await taking_over
+        with pytest.raises(PermissionRefused, match="was revoked"):
+            second.trust.api_tokens.recognise(token, time.time())
+        second.store.is_busy.clear()
+        second.trust.noticed("")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not second.store.is_busy.is_set()
 
 
 # --- the folder's own record -------------------------------------------------------------------------------
