@@ -153,20 +153,17 @@ class Succession:
         return max(0.0, asyncio.get_running_loop().time() - at)
 
     async def _show_always(self) -> NoReturn:
-        clock = asyncio.get_running_loop().time
         while True:
             took = 0.0
             if self._follower.revision != self._shown:
-                began = clock()
                 try:
-                    await self._show()
+                    took = await self._show()
                 except GpushareError as error:
                     log.warning("the followed state cannot be shown: %s", error)
-                else:
-                    took = clock() - began
             await asyncio.sleep(max(SHOW_SECONDS, SHOW_SHARE * took))
 
-    async def _show(self) -> None:
+    async def _show(self) -> float:
+        """Return the seconds that it took to make the state, without those in which etcd was asked."""
         at = self._store.heard_at
         stored = await self._follower.stored()
         clock = await continued(self._store, self._clock)
@@ -185,7 +182,10 @@ class Succession:
                 complete=True,
             )
 
+        began = asyncio.get_running_loop().time()
         state = await asyncio.to_thread(made)
+        took = asyncio.get_running_loop().time() - began
         if self._loop.standby is not None:
             self._loop.follow(state, clock)
         self._shown, self._shown_at = stored.revision, at
+        return took
