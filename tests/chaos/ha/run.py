@@ -16,7 +16,7 @@ from gpushared.domain.model.errors import GpushareError
 from tests.chaos.chaos import ChaosRun, run_on
 from tests.chaos.diary import Run, read_diaries
 from tests.chaos.faults import Faults
-from tests.chaos.ha.faults import HaFaults
+from tests.chaos.ha.faults import HaFaults, Hit
 from tests.chaos.ha.machines import HaMachines
 from tests.chaos.ha.plan import HOSTS, Blow, Role, Round, make_round
 from tests.chaos.ha.watch import Watch, false_claims
@@ -110,8 +110,8 @@ class HaRun(ChaosRun):
 
     async def _strike(
         self, planned: Round, began: float, blow: Blow
-    ) -> tuple[float, asyncio.Task[None]] | None:
-        """Returns when who led was hit, and the task that hands a fresh job in."""
+    ) -> tuple[Hit, asyncio.Task[None]] | None:
+        """Returns the hit where it was who led, and the task that hands a fresh job in."""
         await asyncio.sleep(max(0.0, began + blow.after_seconds - now()))
         hits = len(self.blows.hits)
         blows = asyncio.create_task(self.blows.do_blow(blow))
@@ -122,9 +122,8 @@ class HaRun(ChaosRun):
             if mine:
                 probe = asyncio.create_task(self._hand_in(planned))
                 self._work.append(probe)
-                struck = mine[0].began
         await blows
-        return (struck, probe) if probe is not None else None
+        return (mine[0], probe) if probe is not None else None
 
     async def _hand_in(self, planned: Round) -> None:
         """A fresh job, by the command that people type, until it is accepted."""
@@ -136,8 +135,9 @@ class HaRun(ChaosRun):
             if any(job.key == key for job in self._record.accepted):
                 return
 
-    async def _measure(self, planned: Round, epoch: int, struck: float, probe: asyncio.Task[None]) -> None:
+    async def _measure(self, planned: Round, epoch: int, hit: Hit, probe: asyncio.Task[None]) -> None:
         """Wait for the fresh job's own word; who leads on has taken nothing over."""
+        struck = hit.began
         await asyncio.wait([probe], timeout=SERVING_SECONDS)
         starts: list[float] = []
 
@@ -150,7 +150,7 @@ class HaRun(ChaosRun):
         if not await wait_for(look, SERVING_SECONDS, 0.2):
             self._find("not served", f"the fresh job of round {planned.number} was never placed")
             return
-        led = self._watch.led_by_another(epoch, struck)
+        led = self._watch.led_by_another(hit.name, epoch)
         if led is not None:
             blows = ", ".join(map(str, planned.blows))
             placed = min(starts)

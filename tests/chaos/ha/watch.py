@@ -47,11 +47,13 @@ class Watch:
                 self.claims.append(Claim(host, int(status.get("epoch", 0)), asked, now()))
             await asyncio.sleep(ASK_SECONDS)
 
-    def led_by_another(self, epoch: int, since: float) -> float | None:
-        """When a coordinator with a later epoch first said that it leads."""
-        return min(
-            (claim.told for claim in self.claims if claim.epoch > epoch and claim.told > since), default=None
-        )
+    def led_by_another(self, host: str, epoch: int) -> float | None:
+        """When another one than this first said that it leads, with a later epoch.
+
+        A leader that does not know if it has written something leads on with a new epoch.
+        """
+        later = [claim for claim in self.claims if claim.epoch > epoch and claim.host != host]
+        return min((claim.told for claim in later), default=None)
 
     def newest_epoch(self) -> int:
         return max((claim.epoch for claim in self.claims), default=0)
