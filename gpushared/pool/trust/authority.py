@@ -97,7 +97,9 @@ class Authority:
         """Read the authority from the folder. Raises ConfigError."""
         if not (folder / TRUST_FILE).exists():
             raise ConfigError(
-                f"there is no pool in {folder.parent} yet", hint="begin one: gpushare pool init NAME"
+                f"there is no pool in {folder.parent} yet",
+                hint="begin one: gpushare pool init NAME; or, for one more coordinator of a pool, copy its folder "
+                f"{folder.name} from another coordinator",
             )
         try:
             facts = json.loads(read_private(folder / TRUST_FILE))
