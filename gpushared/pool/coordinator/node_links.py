@@ -214,7 +214,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         node = NodeName("")
         try:
             node = self._guard.node_of(context.auth_context())
-            await self._until_leading(context)
+            if await self._until_leading(context):
+                self._guard.node_of(context.auth_context())  # it may have been revoked meanwhile
             self._check_member(node)
             await accept(context)
             await self._serve(await self._meet(node, context), context)
@@ -237,15 +238,15 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         except GpushareError as error:
             await abort(context, error)
 
-    async def _until_leading(self, context: Context) -> None:
-        """Raises NotLeader while this coordinator stands by.
+    async def _until_leading(self, context: Context) -> bool:
+        """Return True if the node had to wait. Raises NotLeader while this coordinator stands by.
 
         A node that has asked all coordinators in vain may wait here until one leads; so it need not ask again
         and again.
         """
         standby = self.standby()
         if standby is None:
-            return
+            return False
         metadata = dict(context.invocation_metadata() or ())
         told, lost = metadata.get(codec.WAIT_METADATA, "0"), metadata.get(codec.LOST_METADATA, b"")
         seconds = int(told[:4]) if isinstance(told, str) and told.isdecimal() else 0
@@ -254,6 +255,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         await accept(context)
         name = lost.decode(errors="replace") if isinstance(lost, bytes) else lost
         await standby.until_leading(seconds, name)
+        return True
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""
