@@ -178,6 +178,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self.follow(state, clock)
         if standby is not None:
             standby.end()
+        self._pending.put_nowait(self._sent(m.PoolTick()))  # the loop has no time to look again yet
 
     def _wake_all(self) -> None:
         for event in list(self._job_changed.values()):

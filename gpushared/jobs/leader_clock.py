@@ -38,6 +38,22 @@ class LeaderClock:
         self.clock.keep()
 
 
+@dataclass(frozen=True, slots=True)
+class ClockOfLoop:
+    """Implement a ``Clock`` by the one that a coordinator's loop has now."""
+
+    loop: PoolLoop
+
+    def now(self) -> float:
+        return self.loop.now()
+
+    def ahead(self) -> float:
+        return self.loop.clock.ahead()
+
+    def keep(self) -> None:
+        self.loop.clock.keep()
+
+
 async def continued(store: JobStore, clock: Clock) -> LeaderClock:
     """Return a clock that goes on where the last leader's clock was. Raises as the store does.
 

@@ -48,7 +48,7 @@ class Candidate(Pool):
     async def announce(self) -> None:
         await self.store.announce(self.store.name, b"{}")
 
-    async def members(self, _: int) -> tuple[Member, ...]:
+    async def members(self, _epoch: int, _ahead: float) -> tuple[Member, ...]:
         self.once_leading()
         return self.enrolled
 

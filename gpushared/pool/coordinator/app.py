@@ -39,7 +39,7 @@ from gpushared.domain.scheduling.projects import may_use
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
 from gpushared.jobs.job_views import JobViews, has_simulated
-from gpushared.jobs.leader_clock import keep_leader_clock
+from gpushared.jobs.leader_clock import ClockOfLoop, keep_leader_clock
 from gpushared.jobs.restore import restored
 from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import CallAudit
@@ -291,7 +291,7 @@ class PoolDaemon:
             SqliteNotifications(Path(self._config.coordinator.state_dir) / NOTIFICATIONS_NAME),
             self._troubles,
             lambda: routes_of(self._config.notify, {}),
-            self._parts.clock,
+            ClockOfLoop(loop),
             Origin(pool, lambda: has_simulated(loop.state), day),
         )
         stack.push_async_callback(self._outbox.close)
@@ -464,9 +464,9 @@ class PoolDaemon:
         registry = coordinator.registry
         assert registry is not None, "a shared store has one"
 
-        async def members(epoch: int) -> list[Member]:
+        async def members(epoch: int, ahead_seconds: float) -> list[Member]:
             await coordinator.trust.begin(epoch)
-            return enrolled_in(coordinator.trust, self._parts.clock.ahead())
+            return enrolled_in(coordinator.trust, ahead_seconds)
 
         await succession.run(registry.announce, members)
 

@@ -58,6 +58,9 @@ class Succession:
         self._epoch = 0
         self._shown = -1
         """The revision of the store that readers see."""
+        self._shown_at = 0.0
+        """When the store was at that revision, by the event loop's clock."""
+        self._following: asyncio.Task[NoReturn] | None = None
 
     async def prepare(self) -> None:
         """Load the store, so that reads can be answered. Raises the store's errors."""
@@ -69,20 +72,22 @@ class Succession:
         await self._show()
 
     async def run(
-        self, announce: Callable[[], Awaitable[None]], members: Callable[[int], Awaitable[Iterable[Member]]]
+        self,
+        announce: Callable[[], Awaitable[None]],
+        members: Callable[[int, float], Awaitable[Iterable[Member]]],
     ) -> None:
         """Stand by until this coordinator leads, with the whole store in the loop's state.
 
         ``announce`` is called now and then. ``members`` reads the nodes that have a certificate, once this
-        coordinator leads, and gets the epoch. Raises ConfigError, and the store's errors if the state cannot be
-        read then.
+        coordinator leads; it gets the epoch, and how far the time of day is ahead of the pool's clock. Raises
+        ConfigError, and the store's errors if the state cannot be read then.
         """
-        following = asyncio.create_task(self._follower.follow(), name="store follower")
+        following = self._following = asyncio.create_task(self._follower.follow(), name="store follower")
         showing = asyncio.create_task(self._show_always(), name="followed state")
         try:
             epoch = await self._lead(announce)
             log.info("leads now epoch=%d", epoch)
-            await self._begin(epoch, await members(epoch))
+            await self._begin(epoch, members)
         finally:
             for task in (following, showing):
                 task.cancel()
@@ -90,6 +95,8 @@ class Succession:
 
     async def _lead(self, announce: Callable[[], Awaitable[None]]) -> int:
         while True:
+            if self._following is not None and self._following.done():
+                self._following.result()  # only a bug ends it
             try:
                 await announce()
                 leader = await self._store.leader()
@@ -101,15 +108,19 @@ class Succession:
                     raise self._follower.problem
                 if not other:
                     return await self._store.lead()
-            except Deposed:
+            except Deposed as error:
                 log.debug("another coordinator was faster")
+                if not self.standby.leader:
+                    self._troubles.raised(
+                        PART, f"{error}; does another one have the name {self.standby.name}?"
+                    )
             except GpushareError as error:
                 self._troubles.raised(PART, str(error))
             else:
                 self._troubles.cleared(PART)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _begin(self, epoch: int, members: Iterable[Member]) -> None:
+    async def _begin(self, epoch: int, members: Callable[[int, float], Awaitable[Iterable[Member]]]) -> None:
         """Make the followed state the loop's own, as soon as it has all that earlier leaders wrote."""
         revision = await self._store.commit(Transaction(epoch, {SIGN_OF_LIFE: b""}))
         try:
@@ -119,6 +130,7 @@ class Succession:
             await self._follower.load()
         stored = await self._follower.stored()
         clock = await continued(self._store, self._clock)
+        enrolled = await members(epoch, clock.ahead())
         with no_collection():
             state = await restored(
                 self._store,
@@ -126,7 +138,7 @@ class Succession:
                 epoch=epoch,
                 now=clock.now(),
                 ahead_seconds=clock.ahead(),
-                enrolled=members,
+                enrolled=enrolled,
                 is_behind=await self._store.is_behind(),
                 followed=stored,
             )
@@ -136,7 +148,9 @@ class Succession:
     # --- what readers see ------------------------------------------------------------------------------
 
     def _age_seconds(self) -> float:
-        return max(0.0, asyncio.get_running_loop().time() - self._store.heard_at)
+        is_newest = self._shown == self._follower.revision
+        at = max(self._shown_at, self._store.heard_at) if is_newest else self._shown_at
+        return max(0.0, asyncio.get_running_loop().time() - at)
 
     async def _show_always(self) -> NoReturn:
         clock = asyncio.get_running_loop().time
@@ -153,6 +167,7 @@ class Succession:
             await asyncio.sleep(max(SHOW_SECONDS, SHOW_SHARE * took))
 
     async def _show(self) -> None:
+        at = self._store.heard_at
         stored = await self._follower.stored()
         clock = await continued(self._store, self._clock)
 
@@ -173,4 +188,4 @@ class Succession:
         state = await asyncio.to_thread(made)
         if self._loop.standby is not None:
             self._loop.follow(state, clock)
-        self._shown = stored.revision
+        self._shown, self._shown_at = stored.revision, at

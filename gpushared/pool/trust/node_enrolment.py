@@ -14,6 +14,7 @@ from gpushared.domain.model.errors import (
     PermissionRefused,
     RequestError,
     StateConflict,
+    TimedOut,
 )
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.authority import Authority, key_digest
@@ -176,8 +177,10 @@ class Enlisting:
             if self._shared is not None:
                 try:
                     await self._shared.publish_anchors()
-                except GpushareError:
+                except GpushareError as error:
                     await asyncio.to_thread(self._authority.take, before)
+                    if isinstance(error, TimedOut):
+                        await self._shared.load()  # the store says if it has the change
                     raise
             self._certificate_status.look_again(self._now())
 

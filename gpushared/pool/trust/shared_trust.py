@@ -98,15 +98,16 @@ class SharedTrust:
             lines = await asyncio.to_thread(self._ledger.lines_of_file)
             for first in range(0, len(lines), MAX_OPERATIONS):
                 numbered = enumerate(lines[first : first + MAX_OPERATIONS], start=first)
-                puts = {_key(number): line for number, line in numbered}
+                puts = {_line_key(number): line for number, line in numbered}
                 await self._store.commit(Transaction(epoch, puts))
             self._next_line = len(lines)
+            await asyncio.to_thread(make_store_key, self._folder)
             await self._publish(epoch)
 
     async def append(self, line: Line) -> None:
         """Write a line durably, and apply it. Raises Unavailable, TimedOut: then nobody may act on it."""
         async with self._turn:
-            key = _key(self._next_line)
+            key = _line_key(self._next_line)
             puts = {key: json.dumps(line).encode()}
             try:
                 await self._store.commit(Transaction(self._epoch(), puts, compares={key: 0}))
@@ -127,20 +128,28 @@ class SharedTrust:
 
     def _sealed(self, content: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
-        return nonce + AESGCM(make_store_key(self._folder)).encrypt(nonce, content, ANCHORS.encode())
+        return nonce + AESGCM(self._key()).encrypt(nonce, content, ANCHORS.encode())
 
     def _opened(self, sealed: bytes) -> bytes:
-        path = self._folder / KEY_FILE
-        hint = f"copy the folder {self._folder} from a coordinator that leads or has led this pool"
-        if not path.exists():
-            raise ConfigError(
-                f"the pool's authority is in the store, and its key {path} is missing", hint=hint
-            )
         try:
-            key = AESGCM(read_private(path))
+            key = AESGCM(self._key())
             return key.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], ANCHORS.encode())
         except (InvalidTag, ValueError) as error:
-            raise ConfigError(f"{path} is not the key of the pool in the store", hint=hint) from error
+            raise ConfigError(
+                f"{self._folder / KEY_FILE} is not the key of the pool in the store", hint=self._hint
+            ) from error
+
+    def _key(self) -> bytes:
+        path = self._folder / KEY_FILE
+        if not path.exists():
+            raise ConfigError(
+                f"the pool's authority is in the store, and its key {path} is missing", hint=self._hint
+            )
+        return read_private(path)
+
+    @property
+    def _hint(self) -> str:
+        return f"copy the folder {self._folder} from a coordinator that leads or has led this pool"
 
 
 def make_store_key(folder: Path) -> bytes:
@@ -151,5 +160,5 @@ def make_store_key(folder: Path) -> bytes:
     return read_private(path)
 
 
-def _key(number: int) -> str:
+def _line_key(number: int) -> str:
     return f"{LEDGER}{number:09d}"
