@@ -82,6 +82,8 @@ def placing(pool: Pool, groups: Sequence[Members], seconds: float) -> None:
     wall, after = time.perf_counter() - began, pool.usage.cpu_times()
     used = after.user + after.system - before.user - before.system
     count = {key: sum(one[key] for one in told) for key in ("placed", "ended", "refused", "running")}
+    if not count["placed"]:
+        raise SystemExit("no node was told anything:\n" + (pool.home / "members.log").read_text()[-2000:])
     print(
         f"{wall:.0f} s: {count['placed'] / wall:.0f} jobs/s placed, {count['ended'] / wall:.0f}/s ended, "
         f"{count['refused']} refused; {count['running']} of {8 * len(pool.names)} GPUs in use; "

@@ -53,7 +53,7 @@ class Node:
 
     async def take(self, order: Order) -> Report | StaleEpoch:
         taken = attempt_log.take(self._book, order, None, None, time.time())
-        self._book = taken.book
+        self._book = taken.attempt_log
         return taken.report
 
     def reports(self) -> tuple[Report, ...]:

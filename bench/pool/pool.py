@@ -146,8 +146,8 @@ class Members:
         self, pool: Pool, names: Sequence[str], program: str | Path = MEMBERS, *options: str | Path
     ) -> None:
         words = [sys.executable, program, pool.credentials, f"127.0.0.1:{pool.nodes_port}", *names, *options]
-        # Their log says of each lost link what the lines here say too.
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with (pool.home / "members.log").open("ab") as log:
+            self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log)
         self.names = names
 
     def lines(self, until_connected: int) -> list[dict[str, float]]:

@@ -56,7 +56,7 @@ class Worker(Node):
         refusal = NO_ROOM if isinstance(order, Place) and not self._gpus else None
         known = self._book.get(order.key) is not None
         taken = attempt_log.take(self._book, order, None, refusal, time.time())
-        self._book = taken.book
+        self._book = taken.attempt_log
         if isinstance(order, Place) and not known:
             if refusal is None:
                 self._begin(order)

@@ -216,32 +216,34 @@ MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
 def check_record(record: Any) -> None:
     """Raises RequestError if a number of a record, or of the records in it, is out of its bounds."""
     kind: Any = type(record)
-    bounds = RECORDS.get(kind, {})
-    for name in _names(kind):
+    for name, bounds in _bounded(kind):
         if (value := getattr(record, name)) is not None:
-            _check(value, bounds.get(name))
+            _check(value, bounds)
 
 
 @cache
-def _names(record: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(record) if each.type not in {"str", "bool"})
+def _bounded(record: Any) -> tuple[tuple[str, Bounds | None], ...]:
+    """Return the fields of a record that may hold numbers, with their bounds."""
+    bounds = RECORDS.get(record, {})
+    names = (each.name for each in fields(record) if each.type not in {"str", "bool"})
+    return tuple((name, bounds.get(name)) for name in names)
 
 
 def _check(value: Any, bounds: Bounds | None) -> None:
-    match value:
-        case str() | bool():
-            pass
-        case int() | float():
-            assert bounds is not None, "a number of a record has no bounds"
-            bounds.check(value)
-        case tuple():
-            for each in value:
-                _check(each, bounds)
-        case Mapping():
-            for each in value.values():
-                _check(each, bounds)
-        case _ if is_dataclass(value):
-            check_record(value)
+    # Of each job's messages all numbers are checked, so the most frequent kinds of values come first.
+    if isinstance(value, str | bool):
+        return
+    if isinstance(value, tuple):
+        for each in value:
+            _check(each, bounds)
+    elif isinstance(value, int | float):
+        assert bounds is not None, "a number of a record has no bounds"
+        bounds.check(value)
+    elif is_dataclass(value):
+        check_record(value)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            _check(each, bounds)
 
 
 def check_message(message: Message) -> None:

@@ -33,6 +33,11 @@ _Convert = Callable[[Any], Any]
 _dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+def _same(value: Any) -> Any:
+    """Encode a value that JSON has as it is, a tuple of such values too. Its callers need not call it."""
+    return value
+
+
 class RecordError(ValueError):
     """Report a text that is no record of this version, or a value that cannot be one."""
 
@@ -51,8 +56,23 @@ def from_json(kind: type[T], text: str | bytes) -> T: ...
 def from_json(kind: object, text: str | bytes) -> Any: ...
 def from_json(kind: object, text: str | bytes) -> Any:
     """Return the value of a text that ``to_json`` made with the same ``kind``. Raises RecordError."""
+    return from_parsed(kind, parsed(text))
+
+
+def parsed(text: str | bytes) -> Any:
+    """Return the JSON of a record. Raises RecordError."""
     try:
-        return _decoder(kind)(json.loads(text, parse_constant=_no_number))
+        return _parse(text if isinstance(text, str) else text.decode())
+    except RecordError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not JSON of ours: {error}") from error
+
+
+def from_parsed(kind: object, data: object) -> Any:
+    """Return the value of JSON that ``parsed`` returned. Raises RecordError."""
+    try:
+        return _decoder(kind)(data)
     except RecordError:
         raise
     except (ValueError, OverflowError, RecursionError) as error:
@@ -66,6 +86,9 @@ def kind_of(cls: type) -> str:
 
 def _no_number(text: str) -> NoReturn:
     raise RecordError(f"{text} is no number")
+
+
+_parse = json.JSONDecoder(parse_constant=_no_number).decode
 
 
 # --- to JSON -------------------------------------------------------------------------------------------
@@ -84,16 +107,15 @@ def _encoder(kind: Any) -> _Convert:
         return lambda value: {str(key): item(each) for key, each in value.items()}
     if members := _union_members(kind):
         return _union_encoder(members)
-    if issubclass(kind, StrEnum):
-        return str
-    _check_plain(kind)
-    return lambda value: value
+    if not issubclass(kind, StrEnum):
+        _check_plain(kind)
+    return _same
 
 
 def _tuple_encoder(kinds: tuple[Any, ...]) -> _Convert:
     if kinds[1:] == (Ellipsis,):
         item = _encoder(kinds[0])
-        return lambda value: [item(each) for each in value]
+        return _same if item is _same else lambda value: [item(each) for each in value]
     items = [_encoder(kind) for kind in kinds]
     return lambda value: [encode(each) for encode, each in zip(items, value, strict=True)]
 
@@ -104,8 +126,13 @@ def _object_encoder(cls: Any) -> _Convert:
     def convert(value: Any) -> Any:
         record: dict[str, Any] = {}
         for name, key, encode in parts:
-            item = encode(getattr(value, name))
-            record.update({key: item} if key else item)
+            item = getattr(value, name)
+            if encode is not _same:
+                item = encode(item)
+            if key:
+                record[key] = item
+            else:
+                record.update(item)
         return record
 
     return convert
@@ -114,7 +141,7 @@ def _object_encoder(cls: Any) -> _Convert:
 def _union_encoder(members: tuple[Any, ...]) -> _Convert:
     if len(members) == 1:
         (encode,) = map(_encoder, members)
-        return lambda value: None if value is None else encode(value)
+        return _same if encode is _same else lambda value: None if value is None else encode(value)
     for cls in members:
         assert KIND not in cls.__dataclass_fields__, f"a field of {cls} would hide which class it is"
     by_class = {cls: (kind_of(cls), _encoder(cls)) for cls in members}
@@ -150,7 +177,10 @@ def _decoder(kind: Any) -> _Convert:
 
 
 def _object_decoder(cls: Any) -> _Convert:
-    parts = [(field.name, _recorded_name(field), _decoder(kind)) for kind, field in _fields(cls)]
+    parts = [
+        (field.name, _recorded_name(field), _decoder(kind), _checked_by_type(kind))
+        for kind, field in _fields(cls)
+    ]
     required = {
         _recorded_name(field)
         for _, field in _fields(cls)
@@ -160,17 +190,25 @@ def _object_decoder(cls: Any) -> _Convert:
     def convert(data: Any) -> Any:
         if not isinstance(data, dict):
             raise RecordError(f"{cls.__name__} is {data!r}")
-        if missing := required - data.keys():
-            raise RecordError(f"{cls.__name__} lacks {', '.join(sorted(missing))}")
-        return cls(
-            **{
-                name: decode(data[key] if key else data)
-                for name, key, decode in parts
-                if not key or key in data
-            }
-        )
+        if not required <= data.keys():
+            raise RecordError(f"{cls.__name__} lacks {', '.join(sorted(required - data.keys()))}")
+        found = {}
+        for name, key, decode, plain in parts:
+            if key in data:
+                item = data[key]
+                found[name] = item if type(item) is plain else decode(item)
+            elif not key:
+                found[name] = decode(data)
+        return cls(**found)
 
     return convert
+
+
+def _checked_by_type(kind: Any) -> Any:
+    """Return the type of which each value can be a field of this kind; None if values must be decoded."""
+    while isinstance(kind, NewType):
+        kind = kind.__supertype__
+    return kind if kind in (str, int, bool) else None
 
 
 def _tuple_decoder(kinds: tuple[Any, ...]) -> _Convert:
@@ -222,11 +260,13 @@ def _union_decoder(members: tuple[Any, ...], *, may_be_none: bool) -> _Convert:
 
 
 def _enum_decoder(words: type[StrEnum]) -> _Convert:
+    members = {str(word): word for word in words}
+
     def convert(data: Any) -> StrEnum:
-        try:
-            return words(data)
-        except ValueError as error:
-            raise RecordError(str(error)) from None
+        word = members.get(data) if isinstance(data, str) else None
+        if word is None:
+            raise RecordError(f"{data!r} is not a valid {words.__name__}")
+        return word
 
     return convert
 

@@ -55,7 +55,7 @@ start_etcd() {
   mkdir -p -m 700 "$state"
   chown -R "$OWNER:" "$state"
   detach "$POOL_STATE/$node/etcd.log" nsenter "--net=/run/netns/$POOL-$node" "${BECOME[@]}" "$ETCD/usr/bin/etcd" \
-    --name "$node" --data-dir "$state" --auto-compaction-retention 1h \
+    --name "$node" --data-dir "$state" --auto-compaction-retention 1h --pre-vote \
     --listen-client-urls "https://$address:2379" --advertise-client-urls "https://$address:2379" \
     --listen-peer-urls "https://$address:2380" --initial-advertise-peer-urls "https://$address:2380" \
     --initial-cluster "$(list_of '%s=https://%s:2380')" --initial-cluster-token "$POOL" \

@@ -207,8 +207,8 @@ class ClusterSnapshot:
         for one in held_on(fact.member, gpus, known, state, policy, self._payers):
             lease = one.holder.lease
             before = known.get(lease.id)
-            same = before is not None and before[0] is one
-            found[lease.id] = before if same and before else (one, (lease.request, lease.grants))
+            same = before is not None and before[0].holder is one.holder
+            found[lease.id] = one, before[1] if same and before else (lease.request, lease.grants)
         return found
 
     def _let_go(self, name: NodeName, wanted: Wanted, *, everybody: bool) -> None:
@@ -218,7 +218,7 @@ class ClusterSnapshot:
                 self._fleet.give(lease)
                 del taken[lease]
         for lease in list(held):
-            if lease not in wanted or wanted[lease][0] is not held[lease][0]:
+            if lease not in wanted or wanted[lease][0].holder is not held[lease][0].holder:
                 self.holder_index.remove(lease)
                 del held[lease]
 
@@ -230,7 +230,7 @@ class ClusterSnapshot:
                 taken[lease] = booked
             if lease not in held:
                 self.holder_index.add(one.holder)
-                held[lease] = one, booked
+            held[lease] = one, booked
 
     # --- methods that ClusterCapacity uses -----------------------------------------------------------------
 

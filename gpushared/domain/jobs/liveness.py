@@ -67,10 +67,10 @@ def has_client(job: Job, state: PoolState, now: float) -> bool:
     While the coordinator receives nothing from the node of an interactive job's client, nobody can tell
     whether the client lives.
     """
-    origin = state.members.get(job.spec.origin)
-    if not job.spec.interactive or origin is None:
+    if not job.spec.interactive:
         return True
-    return presence(origin, state, now) not in {Presence.UNKNOWN, Presence.NEVER}
+    origin = state.members.get(job.spec.origin)
+    return origin is None or presence(origin, state, now) not in {Presence.UNKNOWN, Presence.NEVER}
 
 
 def takes_work(member: Member, state: PoolState, now: float) -> bool:

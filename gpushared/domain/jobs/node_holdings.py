@@ -20,7 +20,6 @@ from gpushared.domain.jobs.quota_owners import QuotaOwners, payer_of
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import (
     Active,
-    AttemptKey,
     ContainerId,
     Grant,
     Lease,
@@ -31,13 +30,16 @@ from gpushared.domain.model.request import Isolation, Request
 from gpushared.domain.scheduling.pass_records import PreemptionMode, RunningLease
 from gpushared.domain.scheduling.projects import Policy
 
+_HOLDS = (Placing, Running, Cancelling)
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedHolder:
-    """Hold a holder and its source."""
+    """Hold a holder, its source, and of a job also the node's word on it."""
 
     holder: RunningLease
     source: Job | Holding
+    told: Holding | None = None
 
     @property
     def lease(self) -> LeaseId:
@@ -65,24 +67,30 @@ def held_on(
     ``known`` has the entries of the last pass, and unchanged entries are reused.
     """
     name, free = member.name, member.free
-    told = {one.attempt: one for one in free.holdings if one.attempt is not None}
+    told = {(one.attempt.job, one.attempt.number): one for one in free.holdings if one.attempt is not None}
+    ours = set()
     for job_id in sorted(state.by_node.get(name) or ()):
         job = state.jobs[job_id]
-        if not isinstance(job.state, Placing | Running | Cancelling):
+        if not isinstance(job.state, _HOLDS):
             continue
         part = next(part for part in job.parts if part.node == name)
-        holding = told.get(AttemptKey(job.id, job.state.attempt)) if told else None
+        before = known.get(part_id(job, part))
+        holding = told.get((job.id, job.state.attempt))
+        ours.add(id(holding))
+        if before is not None and before[0].source is job and before[0].told == holding:
+            yield before[0]
+            continue
         grants = (
             _asked_for(holding.grants, part.request)
             if holding
             else state.booked.get(job.id, {}).get(name, ())
         )
         if grants := _on(gpus, grants):
-            before = known.get(part_id(job, part))
             same = before is not None and before[0].is_still(job, grants, payer_of(job))
-            yield before[0] if same and before else PlacedHolder(_of_job(job, part, grants, policy), job)
+            holder = before[0].holder if same and before else _of_job(job, part, grants, policy)
+            yield PlacedHolder(holder, job, holding)
     for one in free.holdings:
-        if not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
+        if id(one) not in ours and not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
             before, project = known.get(_id_of_other(one, name)), payers.project_of(one, member)
             if before is not None and before[0].is_still(one, grants, project):
                 yield before[0]
@@ -120,7 +128,7 @@ def _is_known(holding: Holding, name: NodeName, state: PoolState) -> bool:
     job = state.jobs.get(holding.attempt.job)
     if job is None:
         return holding.attempt.job in state.ended
-    if not isinstance(job.state, Placing | Running | Cancelling):
+    if not isinstance(job.state, _HOLDS):
         return holding.attempt.number <= job.attempts
     if job.state.attempt != holding.attempt.number:
         return holding.attempt.number < job.attempts

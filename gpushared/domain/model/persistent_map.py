@@ -7,10 +7,11 @@ thousand entries a change costs a few microseconds, while copying a dict would c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TypeVar, overload
 
 K = TypeVar("K")
 V = TypeVar("V")
+D = TypeVar("D")
 
 CHUNKS = 256
 """The number is a power of two: the place of a key is its hash's last bits."""
@@ -35,6 +36,14 @@ class PersistentMap(Mapping[K, V]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._chunks[hash(key) & (CHUNKS - 1)]
+
+    @overload
+    def get(self, key: K, /) -> V | None: ...
+    @overload
+    def get(self, key: K, /, default: V | D) -> V | D: ...
+    def get(self, key: K, /, default: V | D | None = None) -> V | D | None:
+        """Return the value of a key. The mixin of ``Mapping`` raises and catches an error for a missing key."""
+        return self._chunks[hash(key) & (CHUNKS - 1)].get(key, default)
 
     def __iter__(self) -> Iterator[K]:
         for chunk in self._chunks:

@@ -151,6 +151,7 @@ class NodeStream:
         self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._reports = codec.HeartbeatReader()
         self._trust: tuple[int, bool] | None = None
         self._messages = 0
         self._listens = False
@@ -324,7 +325,7 @@ class NodeStream:
     async def _beat(self, beat: link_pb2.Beat) -> None:
         """Acknowledge a heartbeat only once the machine has it: the node relies on that."""
         inventory = codec.read_inventory(beat.inventory) if beat.inventory else None
-        free = codec.read_free(beat.free) if beat.free else None
+        free = self._reports.read(beat.free) if beat.free else None
         await self._machine.send(NodeHeartbeat(self.node, inventory, free))
         self.put(link_pb2.BeatAck, lambda: self._beat_ack(beat.seq))
 

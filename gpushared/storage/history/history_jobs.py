@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from gpushared.domain.accounting.job_summary import JobSummary
 from gpushared.domain.model.lease import LeaseId
@@ -18,8 +19,10 @@ from gpushared.storage.history.records import (
     LeaseWait,
 )
 
-_COLUMNS = ", ".join(one.name for one in fields(JobSummary))
-_PUT = f"INSERT OR REPLACE INTO job ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(JobSummary)))})"  # noqa: S608
+_NAMES = [one.name for one in fields(JobSummary)]
+_COLUMNS = ", ".join(_NAMES)
+_PUT = f"INSERT OR REPLACE INTO job ({_COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
+_row = attrgetter(*_NAMES)
 _CONDITIONS = {
     "owner": "owner = :owner",
     "project": "project = :project",
@@ -34,7 +37,7 @@ _CONDITIONS = {
 
 def put_jobs(db: sqlite3.Connection, batch: JobBatch) -> None:
     db.execute("UPDATE job_clock SET at_ms = ?, ahead_ms = ?", (batch.at_ms, batch.ahead_ms))
-    db.executemany(_PUT, [astuple(job) for job in batch.jobs])
+    db.executemany(_PUT, map(_row, batch.jobs))
     db.executemany(
         "INSERT OR REPLACE INTO job_wait VALUES (?, ?, ?)",
         [(job, reason, ms) for (job, reason), ms in batch.waits.items()],
