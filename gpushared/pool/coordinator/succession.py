@@ -162,6 +162,7 @@ class Succession:
             )
         self._troubles.cleared(PART)
         self._loop.begin(state, clock)
+        self._loop.take_rules(self._rules())  # they may have been read again meanwhile
 
     # --- what readers see ------------------------------------------------------------------------------
 

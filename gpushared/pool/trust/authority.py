@@ -132,6 +132,14 @@ class Authority:
         ]
         return json.dumps({"pool": self.pool, "generation": self.generation, "anchors": anchors}).encode()
 
+    def is_newer_than(self, content: bytes) -> bool:
+        """Return True if ``content`` is what this authority once was, before its anchors changed."""
+        try:
+            told = json.loads(content)
+            return told["pool"] == self.pool and int(told["generation"]) < self.generation
+        except (ValueError, KeyError, TypeError):
+            return False  # ``take`` says what is wrong with it
+
     def take(self, content: bytes) -> None:
         """Trust the anchors of ``content`` and no others, and keep them in the folder.
 
