@@ -21,7 +21,7 @@ def node_row(node: PoolNode, now: float) -> Row:
         "node": node.name,
         "state": node.presence,
         "gpus": _gpus(node.gpus),
-        "free": _free(node.gpus),
+        "free": "" if node.presence == "never-seen" else _free(node.gpus),
         "running": str(node.running),
         "waiting": str(node.waiting),
         "heard": text.span(None if node.heard_at is None else now - node.heard_at),
@@ -57,7 +57,10 @@ def _note(node: PoolNode, now: float) -> str:
             f"if it is off for good: gpushare node forget {node.name} --is-off"
         )
     if node.presence == "never-seen":
-        return f"{node.name} has not been heard of since the coordinator started; nothing is known of it"
+        return (
+            f"{node.name} has not been heard of since its coordinator leads: what ran there is believed to run on, "
+            "and what is free there is not known"
+        )
     return ""
 
 
@@ -87,7 +90,7 @@ def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listi
 LISTING = Listing(
     name="nodes",
     details="""Without a pool the list has this node alone. STATE is ready, suspect (silent for 15 s), unknown
-(silent for 30 s), drained, or never-seen since the coordinator started. A silent node may still run: its
+(silent for 30 s), drained, or never-seen since the coordinator leads. A silent node may still run: its
 jobs are kept, and shown as they were last reported. FREE adds up what its GPUs could still lease. HEARD
 is when the node last reported.
 

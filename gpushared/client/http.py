@@ -12,7 +12,7 @@ import socket
 from time import monotonic
 
 from gpushared.domain.model import errors
-from gpushared.domain.model.errors import DaemonUnavailable, GpushareError, TimedOut, kind_of_code
+from gpushared.domain.model.errors import DaemonUnavailable, GpushareError, NotLeader, TimedOut, kind_of_code
 from gpushared.light import NamedTuple
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -179,14 +179,15 @@ class ConnectionLost(DaemonUnavailable):
 def from_answer(status: int, body: bytes, path: str) -> GpushareError:
     """Return the error that an answer other than 200 stands for.
 
-    Form: ``{"code", "message", "details": [{"hint"}]}``
+    Form: ``{"code", "message", "details": [{"hint", "leader"}]}``
     (https://connectrpc.com/docs/protocol#error-end-stream). An answer without a code is not our daemon's.
     """
     data = _json_object(body)
     code, message = data.get("code"), data.get("message")
     if not isinstance(code, str) or not isinstance(message, str):
         return not_our_daemon(path, f"status {status}")
-    return kind_of_code(code)(message, hint=_hint(data.get("details")))
+    hint, leader = (_detail(data.get("details"), name) for name in ("hint", "leader"))
+    return NotLeader(message, hint=hint, leader=leader) if leader else kind_of_code(code)(message, hint=hint)
 
 
 def not_our_daemon(path: str, what: str) -> GpushareError:
@@ -222,8 +223,8 @@ def _json_object(body: bytes) -> dict[str, object]:
     return data if isinstance(data, dict) else {}
 
 
-def _hint(details: object) -> str:
+def _detail(details: object, name: str) -> str:
     for detail in details if isinstance(details, list) else ():
-        if isinstance(detail, dict) and isinstance(detail.get("hint"), str):
-            return str(detail["hint"])
+        if isinstance(detail, dict) and isinstance(detail.get(name), str):
+            return str(detail[name])
     return ""

@@ -12,7 +12,14 @@ from time import monotonic, sleep
 
 from gpushared.client.http import ConnectionLost, NotOurDaemon
 from gpushared.domain.model.backoff import backoff_seconds
-from gpushared.domain.model.errors import ConfigError, DaemonUnavailable, GpushareError, TimedOut, Unavailable
+from gpushared.domain.model.errors import (
+    ConfigError,
+    DaemonUnavailable,
+    GpushareError,
+    NotLeader,
+    TimedOut,
+    Unavailable,
+)
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -166,6 +173,8 @@ def may_repeat(call: str, asked: Mapping[str, Any]) -> bool:
 def _may_pass(error: GpushareError, path: str, *, may_repeat: bool) -> bool:
     if isinstance(error, NotOurDaemon) or not isinstance(error, Unavailable | TimedOut):
         return False
+    if isinstance(error, NotLeader) and error.leader:
+        return False  # the socket stays that of the coordinator that refuses
     if isinstance(error, DaemonUnavailable) and not isinstance(error, ConnectionLost):
         return _is_expected(path)  # nothing was sent, so nothing was carried out
     return may_repeat

@@ -67,13 +67,14 @@ async def continued(store: JobStore, clock: Clock) -> LeaderClock:
     try:
         told = json.loads(found.value)
         ahead, at, up = float(told["ahead"]), float(told["at"]), float(told.get("up", 0.0))
-    except (ValueError, KeyError, TypeError) as error:
+        int(ahead + at + up)  # infinity and what is no number raise
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         log.warning(
             "the store's record %s cannot be read: %s; times go by this machine's clock", CLOCK, error
         )
         return LeaderClock(clock, 0.0)
-    by_boot, by_day = at + boottime() - up, max(clock.now() + clock.ahead() - ahead, at)
-    now = by_boot if told.get("boot") == boot_id() else by_day
+    by_boot, by_day = at + boottime() - up, clock.now() + clock.ahead() - ahead
+    now = max(at, by_boot if told.get("boot") == boot_id() else by_day)
     return LeaderClock(clock, now - clock.now())
 
 

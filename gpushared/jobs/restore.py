@@ -101,7 +101,9 @@ async def restored(
     enrolled = tuple(enrolled)
     lacking = _lacking(stored, enrolled)
     lost = _is_old(stored, lacking, is_behind=is_behind)
-    state = restore(
+    # With very many jobs it takes so long that the lease of a leader would end, if the event loop waited.
+    state = await asyncio.to_thread(
+        restore,
         rules,
         epoch=epoch,
         jobs=stored.jobs,

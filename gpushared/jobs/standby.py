@@ -9,6 +9,9 @@ from collections.abc import Callable
 from gpushared.domain.model.errors import NotLeader
 
 MAX_HOLD_SECONDS = 20.0
+OLD_SECONDS = 15.0
+"""A leader's lease may have ended unseen by a coordinator that has not heard of etcd for as long. The watch of one
+that etcd answers is at most half as old."""
 
 
 class Standby:
@@ -43,6 +46,11 @@ class Standby:
                 f"the coordinator {self.name} does not know if it still leads: {self._silence()}",
                 hint="try again in a moment",
             )
+        if self.age_seconds() > OLD_SECONDS:
+            return NotLeader(
+                f"the coordinator {self.name} stands by, and does not know who leads: {self._silence()}",
+                hint="ask another coordinator; `gpushare pool status` here shows which members of etcd answer",
+            )
         if self.leader:
             return NotLeader(
                 f"the coordinator {self.name} stands by, and {self.leader} leads",
@@ -58,6 +66,8 @@ class Standby:
         if self.is_deposed:
             return f"the coordinator {self.name} may not lead any more: {self._silence()}"
         leads = f"{self.leader} leads" if self.leader else "no coordinator leads now"
+        if self.age_seconds() > OLD_SECONDS:
+            leads = "it does not know who leads"
         return (
             f"the coordinator {self.name} stands by ({leads}); this is as it was "
             f"{self.age_seconds():.1f} s ago, and nodes are not heard here"

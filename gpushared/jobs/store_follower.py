@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from gpushared.domain.jobs.job import Ended, Job, NodeName
 from gpushared.domain.jobs.member import Member
+from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import GpushareError, TimedOut
 from gpushared.domain.model.lease import JobId
 from gpushared.jobs.job_records import (
@@ -28,7 +29,8 @@ from gpushared.ports.job_store import Conflict, Record, SharedStore, StoreChange
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
+FIRST_SECONDS, LONGEST_SECONDS = 0.5, 5.0
+"""Try again after so long: a record that this version cannot read costs a load of the whole store each time."""
 _ACCOUNTS = (USAGE, TURN, PROJECT)
 
 _Key = TypeVar("_Key")
@@ -72,6 +74,7 @@ class StoreFollower:
 
     async def follow(self) -> NoReturn:
         """Follow for ever, after ``load``; a store that does not answer is tried again."""
+        failures = 0
         while True:
             try:
                 if self.problem is not None:
@@ -80,12 +83,14 @@ class StoreFollower:
                     self._noticed("")
                 async for change in self._store.watch("", self.revision):
                     self._apply(change)
+                    failures = 0
             except Conflict as error:
                 self.problem = error
             except GpushareError as error:
                 log.warning("the store is not followed: %s", error)
                 self.problem = error
-                await asyncio.sleep(RETRY_SECONDS)
+                failures += 1
+                await asyncio.sleep(backoff_seconds(failures, first=FIRST_SECONDS, longest=LONGEST_SECONDS))
 
     async def reached(self, revision: int, seconds: float) -> None:
         """Wait until all changes up to this revision were followed. Raises TimedOut."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from gpushared.domain.model.errors import Code, GpushareError, RequestError
+from gpushared.domain.model.errors import Code, GpushareError, NotLeader, RequestError
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.http_server import WebReply, WebRequest
@@ -117,9 +117,11 @@ def _one_line(text: str) -> str:
 
 def failure(error: GpushareError) -> WebReply:
     """Return an error of the tree in Connect's form."""
-    return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint)
+    leader = error.leader if isinstance(error, NotLeader) else ""
+    return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint, leader)
 
 
-def _error(status: int, code: Code, message: str, hint: str) -> WebReply:
-    body = {"code": code.value, "message": message, "details": [{"hint": hint}] if hint else []}
+def _error(status: int, code: Code, message: str, hint: str, leader: str = "") -> WebReply:
+    detail = {name: text for name, text in (("hint", hint), ("leader", leader)) if text}
+    body = {"code": code.value, "message": message, "details": [detail] if detail else []}
     return WebReply(status, json.dumps(body).encode())

@@ -70,7 +70,7 @@ make_hub() {
   fi
   if ! ip link show dev "$HOST_LINK" >/dev/null 2>&1; then
     [ -z "$(ip -4 route show "$POOL_NET.0/24")" ] ||
-      die "this machine has a network $POOL_NET.0/24 already: name another one, as GPUSHARED_QUICKSTART_NET=203.0.113"
+      die "this machine has a network $POOL_NET.0/24 already: name another one, as GPUSHARED_QUICKSTART_NET=192.0.2"
     ip link add name "$HOST_LINK" type veth peer name host netns "$HUB"
     plug host
     ip address add "$POOL_NET.254/24" dev "$HOST_LINK"

@@ -46,8 +46,9 @@ def ok(data: object) -> Reply:
     return Reply(json.dumps(data).encode())
 
 
-def refusal(status: int, code: str, message: str, hint: str = "") -> Reply:
-    details = [{"hint": hint}] if hint else []
+def refusal(status: int, code: str, message: str, hint: str = "", leader: str = "") -> Reply:
+    detail = {name: text for name, text in (("hint", hint), ("leader", leader)) if text}
+    details = [detail] if detail else []
     body = {"code": code, "message": message, "details": details}
     return Reply(json.dumps(body).encode(), status=status)
 

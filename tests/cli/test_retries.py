@@ -152,6 +152,13 @@ def test_after_the_time_the_error_is_that_of_the_last_try(gpushare: Gpushare, st
     assert (second, hint) == ("gpushare: the journal is full", "  hint: make room")
 
 
+def test_a_coordinator_that_names_the_leader_is_asked_once(gpushare: Gpushare, standin: StandIn) -> None:
+    standin.answers["Leases/List"] = refusal(503, "unavailable", "b stands by, and a leads", "ask a", "a")
+    done = gpushare("ps")
+    assert (done.returncode, len(standin.asked("Leases/List"))) == (125, 1)
+    assert done.stderr.splitlines() == ["gpushare: b stands by, and a leads", "  hint: ask a"]
+
+
 def test_a_submission_that_may_have_been_taken_is_not_told_as_refused(
     gpushare: Gpushare, standin: StandIn
 ) -> None:

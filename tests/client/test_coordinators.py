@@ -13,9 +13,10 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.client.pipeline import AsyncPool, JobRequest, Pool, pool_address
-from gpushared.client.pipeline.pool_address import find_door
+from gpushared.client.pipeline.pool_address import PoolAddress, find_door
 from gpushared.domain.model.errors import NotFound, NotLeader, RequestError, Unavailable
 from gpushared.net.call_checks import Context, abort
+from gpushared.pool.coordinator import service_factories
 from tests.pool.link.coordinator import Coordinator
 from tests.pool.link.proxy import Proxy
 from tests.pool.test_keepalive import FASTER, faster
@@ -209,3 +210,10 @@ def test_a_list_of_coordinators_is_read(address: str, target: str, coordinators:
 def test_a_list_with_what_is_no_address_is_refused(address: str, coordinators: Coordinators) -> None:
     with pytest.raises(RequestError, match="is not the address of a pool"):
         find_door(address, ca_file=coordinators.anchors, token_file=coordinators.token)
+
+
+def test_a_program_closes_an_idle_connection_before_the_coordinator_does() -> None:
+    idle_ms = dict(PoolAddress("dgx1:7440,dgx2:7440").options)["grpc.client_idle_timeout_ms"]
+    name, coordinators_ms = service_factories._IDLE
+    assert name == "grpc.max_connection_idle_ms"
+    assert 2 * int(idle_ms) < coordinators_ms

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,18 @@ from gpushared.api.v1 import (
     pool_pb2_grpc,
 )
 from gpushared.domain.jobs.coordinator_events import JobSubmitted
-from gpushared.pool.coordinator.app import SOCKET_NAME
+from gpushared.jobs.job_records import MEMBER
+from gpushared.pool.coordinator.app import SOCKET_NAME, PoolDaemon, PoolParts
+from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.callers import AGE_METADATA, ANSWERED_BY_ALL
-from gpushared.testing import SharedMemoryStore, StoreWorld
+from gpushared.pool.trust.trust import CA_FOLDER
+from gpushared.ports.job_store import Contents
+from gpushared.storage.audit.audit_file import SqliteAudit
+from gpushared.storage.history import SqliteHistory
+from gpushared.testing import ManualClock, SharedMemoryStore, StoreWorld
 from tests.pool.pools import job_id, spec
 from tests.pool.standbys import leading
-from tests.pool.test_doors import House, served
+from tests.pool.test_doors import House, Notes, configured, served
 
 SECONDS = 20
 FILES = (audit_pb2, gpus_pb2, history_pb2, jobs_pb2, leases_pb2, link_pb2, pool_pb2)
@@ -171,3 +178,37 @@ async def test_a_leader_s_answer_has_no_age(tmp_path: Path) -> None:
         assert AGE_METADATA not in dict(await call.trailing_metadata())
         _, age = await asyncio.to_thread(post, house, "gpushare.v1.Jobs/List")
         assert age == ""
+
+
+class SlowStore(SharedMemoryStore):
+    """Its members are read only once ``go_on`` is set."""
+
+    def __init__(self, world: StoreWorld) -> None:
+        super().__init__(world, name="b")
+        self.is_read, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def load(self, prefix: str = "") -> Contents:
+        if prefix == MEMBER:
+            self.is_read.set()
+            await self.go_on.wait()
+        return await super().load(prefix)
+
+
+async def test_a_reload_before_it_serves_counts(tmp_path: Path) -> None:
+    store = SlowStore(StoreWorld())
+    Authority.found(tmp_path / CA_FOLDER, "lab", time.time())
+    notes = Notes()
+    audit, history = SqliteAudit(tmp_path / "audit.db"), SqliteHistory(tmp_path / "history.db")
+    daemon = PoolDaemon(configured(tmp_path), PoolParts(store, ManualClock(1e6), audit, history), notes)
+    running = asyncio.create_task(daemon.run())
+    async with asyncio.timeout(SECONDS):
+        await store.is_read.wait()
+        daemon.reload(configured(tmp_path, **{"queue.max_queued": "3"}))
+        store.go_on.set()
+        await notes.served.wait()
+    try:
+        assert daemon._loop is not None
+        assert daemon._loop.state.rules.max_queued == 3
+    finally:
+        daemon.stop()
+        await running

@@ -107,7 +107,13 @@ async def test_over_many_leaders_time_only_goes_on() -> None:
         await store.commit(Transaction(epoch, {CLOCK: value}))
 
 
-@pytest.mark.parametrize("value", [b"", b"x", b"[]", b"7", b'{"at": 1}', b'{"at": "x", "ahead": 1}', b"\xff"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(b"", b"x", b"[]", b"7", b'{"at": 1}', b'{"at": "x", "ahead": 1}', b"\xff"),
+        *(b'{"at": Infinity, "ahead": 1}', b'{"at": 1, "ahead": NaN}'),
+    ],
+)
 async def test_a_record_that_cannot_be_read_is_told_and_ignored(
     value: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,3 +140,11 @@ async def test_the_leader_keeps_how_far_its_clock_is_also_after_a_failure(
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_time_does_not_go_back_on_a_machine_that_was_put_back_without_a_boot() -> None:
+    """As a virtual machine is: the boot is the same, and less time has passed since."""
+    clock = machine(5.0)
+    told = json.loads(place_of(machine(DAY - 50.0)))
+    told["up"] += 1000.0
+    assert (await continued(await kept(json.dumps(told).encode()), clock)).now() == told["at"]

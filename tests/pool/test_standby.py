@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from gpushared.client.http import from_answer
 from gpushared.domain.model.errors import NotLeader
 from gpushared.jobs import standby as module
-from gpushared.jobs.standby import Standby
+from gpushared.jobs.standby import OLD_SECONDS, Standby
+from gpushared.net.unary_json import failure
 from tests.pool.pools import SECONDS
 
 
@@ -31,6 +33,23 @@ async def test_a_refusal_names_the_leader_or_says_that_there_is_none(standby: St
     assert "b stands by, and a leads" in refusal.message
     assert "HOST:PORT,HOST:PORT" in refusal.hint
     assert refusal.leader == "a"
+
+
+async def test_a_coordinator_that_etcd_does_not_answer_names_no_leader() -> None:
+    standby = Standby("b", lambda: OLD_SECONDS + 1)
+    standby.led_by("a")
+    refusal = standby.refusal()
+    assert "does not know who leads: etcd has not answered it for 16 s" in refusal.message
+    assert refusal.leader == ""
+    assert "(it does not know who leads)" in standby.notice()
+
+
+def test_a_client_of_the_unix_socket_learns_who_leads(standby: Standby) -> None:
+    standby.led_by("a")
+    reply = failure(standby.refusal())
+    error = from_answer(reply.status, reply.body, "/run/gpushared-pool/gpushared-pool.sock")
+    assert isinstance(error, NotLeader)
+    assert (error.leader, error.hint) == ("a", standby.refusal().hint)
 
 
 async def test_a_reader_is_told_who_leads_and_how_old_the_answer_is(standby: Standby) -> None:

@@ -47,7 +47,7 @@ FEW = PoolRules(ended_kept=3)
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_follower, "RETRY_SECONDS", 0.002)
+    monkeypatch.setattr(store_follower, "LONGEST_SECONDS", 0.002)
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from tests.pool.standbys import Candidate, candidate, leading
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(succession, "LOOK_SECONDS", 0.002)
     monkeypatch.setattr(succession, "SHOW_SECONDS", 0.002)
-    monkeypatch.setattr(store_follower, "RETRY_SECONDS", 0.002)
+    monkeypatch.setattr(store_follower, "LONGEST_SECONDS", 0.002)
 
 
 @pytest.fixture

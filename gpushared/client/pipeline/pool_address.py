@@ -30,6 +30,9 @@ _CALL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A ping that measures the bandwidth holds back those of the keep-alive, and has 60 s of its own.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A channel is idle for at most twice as long, and so closes before the coordinator closes it, which gRPC would
+    # print on the terminal.
+    ("grpc.client_idle_timeout_ms", 14_000),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     # ``patience`` decides which calls are tried again, how long and when.

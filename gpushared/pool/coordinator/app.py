@@ -177,11 +177,11 @@ class PoolDaemon:
         self._identities.forget()
         if self._loop is not None:
             self._loop.take_rules(pool_rules_of(config))
-            self._outbox.reload()
         self._told = ""  # the next tick logs the status again, after the messages about the reload
         self._metrics.reload()
         self._revisions.state_changed()
-        if self._page is not None:
+        if self._page is not None:  # else it does not serve yet, and has read nothing of this
+            self._outbox.reload()
             self._page.listeners.reload()
         self._audit.config = config.audit
         self._audit.told_of_reload()

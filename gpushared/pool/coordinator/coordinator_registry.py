@@ -38,7 +38,7 @@ class CoordinatorRegistry:
 
     def addresses(self) -> tuple[Sequence[str], Sequence[str]]:
         """Return all users' addresses and, in the same order, all nodes' addresses."""
-        known = [self._known[name] for name in sorted(self._known)]
+        known = [one for _, one in sorted(self._known.items()) if one.address and one.node_address]
         return [one.address for one in known], [one.node_address for one in known]
 
     async def all(self) -> list[pool_pb2.PoolCoordinator]:

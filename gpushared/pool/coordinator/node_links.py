@@ -45,6 +45,7 @@ from gpushared.jobs.job_requests import is_own_id
 from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import abort
+from gpushared.net.intake import CallsUnderWay
 from gpushared.net.limits import host_of
 from gpushared.pool.coordinator.node_stream import (
     Context,
@@ -63,6 +64,8 @@ from gpushared.storage.audit.line import NOBODY_HERE
 log = logging.getLogger(__name__)
 
 DISCONNECT_RETRY_SECONDS = 1.0
+MAX_WAITS = 4
+"""A node waits at a standby so many times at once: an older wait may be half-open without knowing it."""
 MAX_REFUSED_KEPT = 1024
 """Remember the refusals of this many callers, so that the log shows each only once."""
 
@@ -103,6 +106,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self.registrations = registrations or Registrations()
         self._audit = audit or CallAudit()
         self._closed = False
+        self._waiting = CallsUnderWay(MAX_WAITS)
         self.standby: Callable[[], Standby | None] = lambda: None
         """Return how the coordinator stands by, or None while it leads."""
         self.addresses: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ())
@@ -214,7 +218,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         node = NodeName("")
         try:
             node = self._guard.node_of(context.auth_context())
-            await self._until_leading(context)
+            if await self._until_leading(node, context):
+                self._guard.node_of(context.auth_context())  # it may have been revoked meanwhile
             self._check_member(node)
             await accept(context)
             await self._serve(await self._meet(node, context), context)
@@ -237,15 +242,15 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         except GpushareError as error:
             await abort(context, error)
 
-    async def _until_leading(self, context: Context) -> None:
-        """Raises NotLeader while this coordinator stands by.
+    async def _until_leading(self, node: NodeName, context: Context) -> bool:
+        """Return True if the node had to wait. Raises NotLeader while this coordinator stands by, LimitReached.
 
         A node that has asked all coordinators in vain may wait here until one leads; so it need not ask again
         and again.
         """
         standby = self.standby()
         if standby is None:
-            return
+            return False
         metadata = dict(context.invocation_metadata() or ())
         told, lost = metadata.get(codec.WAIT_METADATA, "0"), metadata.get(codec.LOST_METADATA, b"")
         seconds = int(told[:4]) if isinstance(told, str) and told.isdecimal() else 0
@@ -253,7 +258,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             raise standby.refusal()
         await accept(context)
         name = lost.decode(errors="replace") if isinstance(lost, bytes) else lost
-        await standby.until_leading(seconds, name)
+        with self._waiting.of(f"node {node}"):
+            await standby.until_leading(seconds, name)
+        return True
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""

@@ -60,7 +60,10 @@ class Succession:
         """The revision of the store that readers see."""
         self._shown_at = 0.0
         """When the store was at that revision, by the event loop's clock."""
-        self._following: asyncio.Task[NoReturn] | None = None
+        self._beside: tuple[asyncio.Task[NoReturn], ...] = ()
+        self._look_problem: GpushareError | None = None
+        self._has_namesake = False
+        """A process of this coordinator's name leads: an earlier life of it, or another one, or it itself."""
 
     async def prepare(self) -> None:
         """Load the store, so that reads can be answered. Raises the store's errors."""
@@ -82,35 +85,36 @@ class Succession:
         coordinator leads; it gets the epoch, and how far the time of day is ahead of the pool's clock. Raises
         ConfigError, and the store's errors if the state cannot be read then.
         """
-        following = self._following = asyncio.create_task(self._follower.follow(), name="store follower")
-        showing = asyncio.create_task(self._show_always(), name="followed state")
+        beside = [
+            asyncio.create_task(self._follower.follow(), name="store follower"),
+            asyncio.create_task(self._look_always(), name="leader of the store"),
+            asyncio.create_task(self._show_always(), name="followed state"),
+        ]
+        self._beside = tuple(beside)
         try:
             epoch = await self._lead(announce)
             log.info("leads now epoch=%d", epoch)
             await self._begin(epoch, members)
         finally:
-            for task in (following, showing):
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(following, showing, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def _lead(self, announce: Callable[[], Awaitable[None]]) -> int:
         while True:
-            if self._following is not None and self._following.done():
-                self._following.result()  # only a bug ends it
+            for task in self._beside:
+                if task.done():
+                    task.result()  # only a bug ends it
             try:
                 await announce()
-                leader = await self._store.leader()
-                self._epoch = leader.epoch
-                # An earlier ``lead`` whose answer was lost may have made this coordinator the leader.
-                other = "" if leader.name == self.standby.name else leader.name
-                self.standby.led_by(other)
-                if self._follower.problem is not None:
-                    raise self._follower.problem
-                if not other:
+                problem = self._look_problem or self._follower.problem
+                if problem is not None:
+                    raise problem
+                if not self.standby.leader:
                     return await self._store.lead()
             except Deposed as error:
                 log.debug("another coordinator was faster")
-                if not self.standby.leader:
+                if self._has_namesake:
                     self._troubles.raised(
                         PART, f"{error}; does another one have the name {self.standby.name}?"
                     )
@@ -118,6 +122,20 @@ class Succession:
                 self._troubles.raised(PART, str(error))
             else:
                 self._troubles.cleared(PART)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look_always(self) -> NoReturn:
+        """Look who leads, also while an attempt to lead waits for a slow store."""
+        while True:
+            try:
+                leader = await self._store.leader()
+            except GpushareError as error:
+                self._look_problem = error
+            else:
+                self._look_problem, self._epoch = None, leader.epoch
+                # An earlier ``lead`` whose answer was lost may have made this coordinator the leader.
+                self._has_namesake = leader.name == self.standby.name
+                self.standby.led_by("" if self._has_namesake else leader.name)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _begin(self, epoch: int, members: Callable[[int, float], Awaitable[Iterable[Member]]]) -> None:
@@ -144,6 +162,7 @@ class Succession:
             )
         self._troubles.cleared(PART)
         self._loop.begin(state, clock)
+        self._loop.take_rules(self._rules())  # they may have been read again meanwhile
 
     # --- what readers see ------------------------------------------------------------------------------
 

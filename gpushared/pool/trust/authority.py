@@ -97,7 +97,9 @@ class Authority:
         """Read the authority from the folder. Raises ConfigError."""
         if not (folder / TRUST_FILE).exists():
             raise ConfigError(
-                f"there is no pool in {folder.parent} yet", hint="begin one: gpushare pool init NAME"
+                f"there is no pool in {folder.parent} yet",
+                hint="begin one: gpushare pool init NAME; or, for one more coordinator of a pool, copy its folder "
+                f"{folder.name} from another coordinator",
             )
         try:
             facts = json.loads(read_private(folder / TRUST_FILE))
@@ -129,6 +131,14 @@ class Authority:
             for one in self._anchors
         ]
         return json.dumps({"pool": self.pool, "generation": self.generation, "anchors": anchors}).encode()
+
+    def is_newer_than(self, content: bytes) -> bool:
+        """Return True if ``content`` is what this authority once was, before its anchors changed."""
+        try:
+            told = json.loads(content)
+            return told["pool"] == self.pool and int(told["generation"]) < self.generation
+        except (ValueError, KeyError, TypeError):
+            return False  # ``take`` says what is wrong with it
 
     def take(self, content: bytes) -> None:
         """Trust the anchors of ``content`` and no others, and keep them in the folder.

@@ -46,6 +46,7 @@ ANSWERED_BY_ALL = frozenset(
     }
 )
 """A coordinator that stands by answers these calls; only the leader answers all others."""
+MAX_AGE_SECONDS = 300.0
 SHARE_OF_A_NODE = 4
 """A node gets a larger share because it calls for all of its users."""
 CALLS_OF_A_PRINCIPAL = 1024
@@ -311,7 +312,7 @@ class Callers:
         caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
-            self.check_answers(name)
+            self.check_answers(name, is_remote=_is_remote(context))
             with self.watching(caller) as gone:
                 answer = await unless(gone, call(message, caller))
         except NotLeader as error:
@@ -323,10 +324,16 @@ class Callers:
             context.set_trailing_metadata(((AGE_METADATA, f"{standby.age_seconds():.1f}"),))
         return answer
 
-    def check_answers(self, name: str) -> None:
-        """Raises NotLeader if only the leader answers this call, and this coordinator stands by."""
+    def check_answers(self, name: str, *, is_remote: bool = False) -> None:
+        """Raises NotLeader if only the leader answers this call, and this coordinator stands by.
+
+        Callers with tokens and certificates are refused, too, once this coordinator may long not have heard
+        that these were revoked.
+        """
         standby = self.standby()
-        if standby is not None and name not in ANSWERED_BY_ALL:
+        if standby is None:
+            return
+        if name not in ANSWERED_BY_ALL or (is_remote and standby.age_seconds() > MAX_AGE_SECONDS):
             raise standby.refusal()
 
     async def refuse(
@@ -379,7 +386,7 @@ class Callers:
         caller: PoolCaller | None = None
         try:
             caller = await self.caller_of(context, message)
-            self.check_answers(name)
+            self.check_answers(name, is_remote=_is_remote(context))
             with self.watching(caller) as gone:
                 async with contextlib.aclosing(until(gone, call(message, caller))) as answers:
                     async for answer in answers:
@@ -438,6 +445,10 @@ async def _over(work: asyncio.Future[Any]) -> None:
     """Cancel the work and retrieve its error, because no other code does so after the caller has gone."""
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
+
+
+def _is_remote(context: Context[Any, Any]) -> bool:
+    return _first(context.auth_context(), "transport_security_type") == b"ssl"
 
 
 def _first(auth: Mapping[str, Iterable[bytes]], name: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from gpushared.domain.model.errors import ConfigError, TimedOut
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.certificate_status import Line, SignatureLog
 from gpushared.ports.job_store import MAX_OPERATIONS, Conflict, JobStore, Transaction
+
+log = logging.getLogger(__name__)
 
 LEDGER = "trust/ledger/"
 ANCHORS = "trust/anchors"
@@ -64,11 +67,18 @@ class SharedTrust:
         anchors = found.records.get(ANCHORS)
         if anchors is None:
             return False
-        lines = {key: record.value for key, record in found.records.items() if key.startswith(LEDGER)}
+        lines = {
+            key: record.value
+            for key, record in found.records.items()
+            if key.startswith(LEDGER) and key.removeprefix(LEDGER).isdecimal()
+        }
         self._ledger.take(lines[key] for key in sorted(lines))
         self._next_line = 1 + max((int(key.removeprefix(LEDGER)) for key in lines), default=-1)
         content = await asyncio.to_thread(self._opened, anchors.value)
         if content == self._authority.content():
+            return False
+        if self._authority.is_newer_than(content):
+            log.warning("the pool's authority in %s is newer than the store's, and stays", self._folder)
             return False
         await asyncio.to_thread(self._authority.take, content)
         return True
@@ -76,7 +86,10 @@ class SharedTrust:
     async def begin(self, epoch: int) -> None:
         """Put into the store what only this leading coordinator's folder has. Raises the store's errors."""
         async with self._turn:
-            if (await self._store.load(ANCHORS)).records:
+            if (found := (await self._store.load(ANCHORS)).records.get(ANCHORS)) is not None:
+                # The store may have been put back from a copy that is older than the authority.
+                if self._authority.is_newer_than(await asyncio.to_thread(self._opened, found.value)):
+                    await self._publish(epoch)
                 return
             rest = tuple((await self._store.load(LEDGER)).records)  # of a coordinator that ended amid this
             for first in range(0, len(rest), MAX_OPERATIONS):

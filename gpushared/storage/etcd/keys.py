@@ -94,7 +94,7 @@ class Keys:
 
     def text(self, key: bytes) -> str:
         """Return a record's own key."""
-        return key[len(self.record("")) :].decode()
+        return key[len(self.record("")) :].decode(errors="replace")  # others may write here, too
 
     def below(self, prefix: str) -> tuple[bytes, bytes]:
         """Return the first key of the records with this prefix, and the key after the last."""

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -88,14 +89,19 @@ class Leadership:
         self._loss: Deposed | None = None
         self._lost = asyncio.Event()
 
-    async def lead(self, above: int, first: StoreFormat) -> tuple[int, StoreFormat]:
-        """Return the new epoch and the store's format, which is ``first`` for a new store."""
+    async def lead(
+        self, above: int, first: StoreFormat, check: Callable[[StoreFormat], None]
+    ) -> tuple[int, StoreFormat]:
+        """Return the new epoch and the store's format, which is ``first`` for a new store.
+
+        ``check`` raises for a store that must not be led.
+        """
         clock = asyncio.get_running_loop().time
         ends_at = clock() + self._wait_seconds
         async with self._leading:
             while True:
                 try:
-                    return await self._lead(above, first)
+                    return await self._lead(above, first, check)
                 except Deposed:
                     if self._loss is not None or clock() >= ends_at:
                         raise
@@ -164,7 +170,9 @@ class Leadership:
 
     # --- becoming the leader ---------------------------------------------------------------------------
 
-    async def _lead(self, above: int, first: StoreFormat) -> tuple[int, StoreFormat]:
+    async def _lead(
+        self, above: int, first: StoreFormat, check: Callable[[StoreFormat], None]
+    ) -> tuple[int, StoreFormat]:
         if self._loss is not None:
             raise self._loss
         for _ in range(MAX_TRIES):
@@ -174,8 +182,9 @@ class Leadership:
                     raise self._lose(_whose(head))
                 if head.leader:
                     raise _led_by_another(head)
-            await self._have_lease()
             epoch, kept = max(head.epoch, above) + 1, head.format or first
+            check(kept)
+            await self._have_lease()
             if await self._take(head, epoch, None if head.format else first):
                 self._epoch = epoch
                 return epoch, kept

@@ -81,8 +81,7 @@ class EtcdStore:
 
     async def lead(self, above: int = 0) -> int:
         await self._offset()
-        epoch, self._format = await self._leadership.lead(above, StoreFormat())
-        self._check(self._format)
+        epoch, self._format = await self._leadership.lead(above, StoreFormat(), self._check)
         return epoch
 
     async def lost(self) -> NoReturn:

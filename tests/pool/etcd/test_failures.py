@@ -17,11 +17,13 @@ from gpushared.ports.job_store import (
     MAX_TRANSACTION_BYTES,
     Conflict,
     Deposed,
+    Leader,
     StoreChange,
     StoreUnavailable,
     Transaction,
 )
 from gpushared.storage.etcd.access import EtcdAccess
+from gpushared.storage.etcd.keys import put
 from gpushared.storage.etcd.store import EtcdStore
 from tests.bed.etcd import EtcdCluster, EtcdMember
 from tests.pool.etcd.wire import Wire
@@ -388,6 +390,27 @@ async def test_a_store_that_this_version_cannot_use_is_refused_by_every_call(
         for call in (store.lead, store.epoch, store.load, store.count):
             with pytest.raises(GpushareError, match=told):
                 await call()
+
+
+async def test_a_store_that_moves_away_from_a_coordinator_that_knows_it_is_not_led(
+    etcd_member: EtcdCluster,
+) -> None:
+    prefix = "/moves/away/"
+    async with opened(EtcdAccess(etcd_member.endpoints), prefix) as store:
+        await store.count()
+        etcd_member.ctl("put", "--", f"{prefix}format", '{"version": 1, "offset": 0, "moved_to": "sqlite:"}')
+        for _ in range(2):
+            with pytest.raises(GpushareError, match="has moved to sqlite:"):
+                await store.lead()
+        assert await store.leader() == Leader("", 0)
+
+
+async def test_a_record_whose_key_is_no_text_stops_nobody(etcd_member: EtcdCluster) -> None:
+    async with opened(EtcdAccess(etcd_member.endpoints), "/odd/keys/") as store:
+        request = put(b"/odd/keys/record/\xff", b"")
+        async with grpc.aio.insecure_channel(etcd_member.endpoints[0]) as channel:
+            await rpc_pb2_grpc.KVStub(channel).Txn(rpc_pb2.TxnRequest(success=[request]))
+        assert len((await store.load()).records) == 1
 
 
 # --- certificates and passwords ------------------------------------------------------------------------

@@ -17,11 +17,13 @@ from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
     LimitReached,
+    NotLeader,
     PermissionRefused,
     RequestError,
     Unavailable,
 )
 from gpushared.domain.model.request import Caller
+from gpushared.jobs.standby import Standby
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import _CONTEXT, Asserter, Nonces, request_digest
 from gpushared.pool.trust.callers import PoolCaller, unless
@@ -522,3 +524,21 @@ async def test_work_that_fails_while_its_caller_goes_away_leaves_no_error_unread
     gc.collect()
     await asyncio.sleep(0.01)
     assert unread == []
+
+
+# --- a coordinator that stands by ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "is_remote", "answers"), [(299, True, True), (301, True, False), (301, False, True)]
+)
+async def test_one_that_has_long_not_heard_of_revocations_answers_its_own_machine_only(
+    pool: Coordinator, age_seconds: float, is_remote: bool, answers: bool
+) -> None:
+    callers = pool.trust.callers
+    callers.standby = lambda: Standby("b", lambda: float(age_seconds))
+    if answers:
+        callers.check_answers("Jobs/List", is_remote=is_remote)
+    else:
+        with pytest.raises(NotLeader):
+            callers.check_answers("Jobs/List", is_remote=is_remote)

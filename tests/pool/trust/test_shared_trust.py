@@ -530,3 +530,31 @@ async def test_a_line_that_cannot_be_read_changes_nothing(
     with pytest.raises(ConfigError, match="a line of the pool's ledger cannot be read"):
         await second.trust.load()
     assert set(second.trust.members()) == {"ws1"}
+
+
+async def test_an_older_authority_in_the_store_never_replaces_a_newer_one(
+    first: Coordinator, second: Coordinator, world: StoreWorld
+) -> None:
+    """Whoever puts an old copy of the store back must not shut out nodes with newer certificates."""
+    old = world.records[ANCHORS].value
+    await first.trust.begin_rotation()
+    await first.trust.finish_rotation()
+    await second.trust.load()
+    newest = second.anchors
+    world.apply(Transaction(1, {ANCHORS: old}))
+    await second.trust.load()
+    assert second.anchors == second.anchors_in_folder() == newest
+    await takes_over(first, second)
+    assert second.anchors == second.anchors_in_folder() == newest
+    assert world.records[ANCHORS].value != old
+
+
+async def test_a_record_that_is_no_line_does_not_keep_a_revocation_away(
+    first: Coordinator, second: Coordinator, world: StoreWorld
+) -> None:
+    certificate = await first.enrol("ws1")
+    world.apply(Transaction(1, {f"{LEDGER}x": b"{}"}))
+    await first.expel("ws1")
+    await second.trust.load()
+    with pytest.raises(PermissionRefused, match="was revoked"):
+        second.check(certificate)

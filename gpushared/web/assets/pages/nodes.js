@@ -79,7 +79,7 @@ function gpuLine({ index, leases, trouble, free_compute_permille: rest }) {
 /** Word the node's trouble, and how certain it is. @param {PoolNode} node @param {number} now */
 function note(node, now) {
   if (node.presence === "drained") return ["drained: ", name(node.name), `: ${node.drain_reason} (${node.drained_by})`];
-  if (!node.silent_since) return [name(node.name), " has not been heard of since the coordinator started; nothing is known of it"];
+  if (!node.silent_since) return [name(node.name), " has not been heard of since its coordinator leads: what ran there is believed to run on, and what is free there is not known"];
   return [name(node.name), ` is silent for ${span(now - node.silent_since)}: what ran there is believed to run on, and is kept; if it is off for good: `,
     h("code", null, `gpushare node forget ${node.name} --is-off`)];
 }
