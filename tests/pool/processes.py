@@ -19,7 +19,7 @@ from tests.node import fork_server
 
 GPUSHARED_POOL: Final = Path(sys.executable).with_name("gpushared-pool")
 GPUSHARE: Final = Path(sys.executable).with_name("gpushare")
-START_SECONDS: Final = 30
+START_SECONDS: Final = 60
 END_SECONDS: Final = 20
 POOL: Final = "lab"
 

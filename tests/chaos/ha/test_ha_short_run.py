@@ -29,5 +29,5 @@ async def test_a_pool_whose_coordinators_and_etcd_fail_keeps_every_promise() -> 
     summary = summarize_rounds(run, SEED, record, runs, found, folder)
     assert found == [], summary
     assert run.rounds_done == ROUNDS
-    assert len(run.take_overs) >= 2, summary
+    assert run.take_overs, summary
     assert len(runs) > ROUNDS, summary

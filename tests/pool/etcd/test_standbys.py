@@ -37,6 +37,7 @@ class Coordinator(CoordinatorProcess):
         """The answer, and how old it is as its header says. Raises RefusedError."""
         connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(SECONDS)
         try:
             connection.sock.connect(str(self.directory / "r/gpushared-pool.sock"))
             connection.request("POST", f"/gpushare.v1.{call}", json.dumps(fields))

@@ -78,8 +78,8 @@ async def test_a_write_under_way_when_a_coordinator_stood_still_is_refused_once_
         wire.awaited = LATE.encode()
         wire.requests.clear()
         late = asyncio.create_task(asyncio.to_thread(submit_late, pool))
-        await asyncio.sleep(1.0)  # if the write is not under way by then, it does not arrive below
-        assert wire.held
+        async with asyncio.timeout(SECONDS):
+            await wire.sent.wait()
         process = pool.process.process
         assert process is not None
         process.send_signal(signal.SIGSTOP)

@@ -44,6 +44,7 @@ class Pool:
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(SECONDS)
         try:
             connection.sock.connect(str(self.process.directory / "r/gpushared-pool.sock"))
             connection.request("POST", f"/gpushare.v1.{call}", json.dumps(fields))

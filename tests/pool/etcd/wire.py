@@ -14,8 +14,8 @@ class Wire:
         """Bytes pass while these are set."""
         self.held = 0
         """How many pieces were held back up to now."""
-        self.awaited, self.arrived = b"", asyncio.Event()
-        """The event is set when a piece with these bytes has gone on to etcd."""
+        self.awaited, self.sent, self.arrived = b"", asyncio.Event(), asyncio.Event()
+        """The events are set when a piece with these bytes came to the wire, and when it has gone on to etcd."""
         self.requests.set()
         self.answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,6 +61,9 @@ class Wire:
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
+                is_awaited = passes is self.requests and self.awaited != b"" and self.awaited in data
+                if is_awaited:
+                    self.sent.set()
                 if not passes.is_set():
                     self.held += 1
                     await passes.wait()
@@ -68,6 +71,6 @@ class Wire:
                     continue
                 target.write(data)
                 await target.drain()
-                if passes is self.requests and self.awaited and self.awaited in data:
+                if is_awaited:
                     self.arrived.set()
             target.write_eof()
