@@ -15,7 +15,7 @@ class Wire:
         self.held = 0
         """How many pieces were held back up to now."""
         self.awaited, self.sent, self.arrived = b"", asyncio.Event(), asyncio.Event()
-        """The events are set when a piece with these bytes came to the wire, and when it has gone on to etcd."""
+        """The events are set when these bytes are held back, and when they have gone on to etcd."""
         self.requests.set()
         self.answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,16 +61,32 @@ class Wire:
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
-                is_awaited = passes is self.requests and self.awaited != b"" and self.awaited in data
-                if is_awaited:
-                    self.sent.set()
                 if not passes.is_set():
                     self.held += 1
-                    await passes.wait()
+                    data = await self._held_back(source, data, passes)
                 if number <= self._silent:
                     continue
                 target.write(data)
                 await target.drain()
-                if is_awaited:
+                if passes is self.requests and self.awaited and self.awaited in data:
                     self.arrived.set()
             target.write_eof()
+
+    async def _held_back(self, source: asyncio.StreamReader, data: bytes, passes: asyncio.Event) -> bytes:
+        """Return these bytes and those that come until bytes pass again."""
+        free = asyncio.ensure_future(passes.wait())
+        try:
+            while not passes.is_set():
+                if passes is self.requests and self.awaited and self.awaited in data:
+                    self.sent.set()
+                more = asyncio.ensure_future(source.read(65536))
+                await asyncio.wait({free, more}, return_when=asyncio.FIRST_COMPLETED)
+                if not more.done():
+                    more.cancel()
+                elif more.result():
+                    data += more.result()
+                else:  # the other end has closed
+                    await free
+        finally:
+            free.cancel()
+        return data
