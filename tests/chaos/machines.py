@@ -201,6 +201,8 @@ class Machines:
             remove_users(users_of(self.state / node / "state"))
         shutil.rmtree(self.state, ignore_errors=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        # The script does not remove the user while processes of it run that the script did not start.
+        subprocess.run(["userdel", self.name], check=False, capture_output=True)
         parts.docker(parts.PLAIN_SOCKET, "rmi", f"{self.name}/busybox:latest")
 
     def _mount_disks(self) -> None:
