@@ -26,13 +26,15 @@ class Standby:
         self.is_deposed = is_deposed
         self.leader = ""
         """The name of the coordinator that leads; empty if none does."""
+        self.epoch = 0
         self.age_seconds = age_seconds
         self._changed = asyncio.Event()
         self._over = False
 
-    def led_by(self, leader: str) -> None:
-        if leader != self.leader:
-            self.leader = leader
+    def led_by(self, leader: str, epoch: int = 0) -> None:
+        """Note who leads with which epoch: a coordinator that was started anew has the name that it had."""
+        if (leader, epoch) != (self.leader, self.epoch):
+            self.leader, self.epoch = leader, epoch
             self._wake()
 
     def end(self) -> None:
@@ -82,11 +84,13 @@ class Standby:
         Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over;
         and at once if this coordinator has led, since it ends before it leads again.
         """
+        epoch = self.epoch
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
                 while not self._over and not self.is_deposed and self.leader in {lost, ""}:
                     await self._changed.wait()
-                    lost = lost if self.leader else ""  # one that has ended may lead again
+                    # One that has ended may lead again.
+                    lost = lost if self.leader and self.epoch == epoch else ""
         if not self._over:
             raise self.refusal()
 

@@ -122,3 +122,15 @@ async def test_nobody_waits_longer_than_asked_or_allowed(
     standby.led_by("a")
     with pytest.raises(NotLeader, match="a leads"):
         await standby.until_leading(1e9, "a")
+
+
+async def test_who_waits_is_told_of_a_leader_that_was_started_anew_and_leads_again(standby: Standby) -> None:
+    """Its name is the same, and nobody may have looked while no one led."""
+    standby.led_by("a", 1)
+    waiting = asyncio.create_task(standby.until_leading(20.0, "a"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    standby.led_by("a", 2)
+    with pytest.raises(NotLeader, match="a leads"):
+        async with asyncio.timeout(5):
+            await waiting

@@ -69,7 +69,7 @@ class Succession:
         """Load the store, so that reads can be answered. Raises the store's errors."""
         leader = await self._store.leader()
         self._epoch = leader.epoch
-        self.standby.led_by(leader.name)
+        self.standby.led_by(leader.name, leader.epoch)
         await self._follower.load()
         self._store.heard_at = asyncio.get_running_loop().time()
         await self._show()
@@ -135,7 +135,7 @@ class Succession:
                 self._look_problem, self._epoch = None, leader.epoch
                 # An earlier ``lead`` whose answer was lost may have made this coordinator the leader.
                 self._has_namesake = leader.name == self.standby.name
-                self.standby.led_by("" if self._has_namesake else leader.name)
+                self.standby.led_by("" if self._has_namesake else leader.name, leader.epoch)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _begin(self, epoch: int, members: Callable[[int, float], Awaitable[Iterable[Member]]]) -> None:
