@@ -27,12 +27,12 @@ class Standby:
         self.leader = ""
         """The name of the coordinator that leads; empty if none does."""
         self.epoch = 0
+        """The epoch of the newest leader: one that was started anew has its old name, and a new epoch."""
         self.age_seconds = age_seconds
         self._changed = asyncio.Event()
         self._over = False
 
-    def led_by(self, leader: str, epoch: int = 0) -> None:
-        """Note who leads with which epoch: a coordinator that was started anew has the name that it had."""
+    def led_by(self, leader: str, epoch: int) -> None:
         if (leader, epoch) != (self.leader, self.epoch):
             self.leader, self.epoch = leader, epoch
             self._wake()
@@ -58,6 +58,7 @@ class Standby:
                 f"the coordinator {self.name} stands by, and {self.leader} leads",
                 hint=f"ask {self.leader}; programs and nodes name all coordinators: HOST:PORT,HOST:PORT",
                 leader=self.leader,
+                epoch=self.epoch,
             )
         return NotLeader(
             f"no coordinator of the pool leads now, and {self.name} stands by", hint="try again in a moment"
@@ -78,19 +79,17 @@ class Standby:
     def _silence(self) -> str:
         return f"etcd has not answered it for {self.age_seconds():.0f} s"
 
-    async def until_leading(self, seconds: float, lost: str) -> None:
+    async def until_leading(self, seconds: float, lost_epoch: int) -> None:
         """Wait until this coordinator leads.
 
-        Raises NotLeader when another than ``lost`` does, which the caller does not reach, or the time is over;
-        and at once if this coordinator has led, since it ends before it leads again.
+        Raises NotLeader when another one leads with a higher epoch than ``lost_epoch``, that of the leader which
+        the caller does not reach, or the time is over; and at once if this coordinator has led, since it ends
+        before it leads again.
         """
-        epoch = self.epoch
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):
-                while not self._over and not self.is_deposed and self.leader in {lost, ""}:
+                while not (self._over or self.is_deposed or (self.leader and self.epoch > lost_epoch)):
                     await self._changed.wait()
-                    # One that has ended may lead again.
-                    lost = lost if self.leader and self.epoch == epoch else ""
         if not self._over:
             raise self.refusal()
 

@@ -34,6 +34,9 @@ NOT_LEADER_METADATA = "gpushare-not-leader-bin"
 
 The value is the leader's name, or empty.
 """
+LEADER_EPOCH_METADATA = "gpushare-leader-epoch"
+"""It sends this too: the epoch of that leader, or 0."""
+MAX_DIGITS = 18
 """This trailing metadata carries the error's hint; it is binary, because hints may hold any character."""
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -159,8 +162,13 @@ def _size(message: object) -> int:
 async def abort(context: Context[Any, Any], error: GpushareError) -> NoReturn:
     """End the call with the error's status, its sentence, and its hint in the trailing metadata."""
     hint = ((HINT_METADATA, error.hint.encode()),) if error.hint else ()
-    leader = ((NOT_LEADER_METADATA, error.leader.encode()),) if isinstance(error, NotLeader) else ()
-    await context.abort(STATUS[error.code], error.message, (*hint, *leader))
+    await context.abort(STATUS[error.code], error.message, (*hint, *_leader(error)))
+
+
+def _leader(error: GpushareError) -> tuple[tuple[str, str | bytes], ...]:
+    if not isinstance(error, NotLeader):
+        return ()
+    return (NOT_LEADER_METADATA, error.leader.encode()), (LEADER_EPOCH_METADATA, str(error.epoch))
 
 
 def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
@@ -175,19 +183,22 @@ def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
 
 def hint_of(error: grpc.aio.AioRpcError) -> str:
     """Return the hint with which the other side refused; empty if it was not reached, or gave none."""
-    return _trailing(error, HINT_METADATA)
+    hint = _trailing(error, HINT_METADATA)
+    return hint.decode(errors="replace") if isinstance(hint, bytes) else ""
 
 
-def leader_of(error: grpc.aio.AioRpcError) -> str:
-    """Return the name of the coordinator that leads as one that does not lead says; empty if it is unknown."""
-    return _trailing(error, NOT_LEADER_METADATA)
+def leader_epoch_of(error: grpc.aio.AioRpcError) -> int:
+    """Return the epoch of the coordinator that leads as one that does not lead says; 0 if it is unknown."""
+    return whole_number(_trailing(error, LEADER_EPOCH_METADATA))
 
 
-def _trailing(error: grpc.aio.AioRpcError, wanted: str) -> str:
-    for key, value in error.trailing_metadata() or ():
-        if key == wanted and isinstance(value, bytes):
-            return value.decode(errors="replace")
-    return ""
+def _trailing(error: grpc.aio.AioRpcError, wanted: str) -> str | bytes | None:
+    return next((value for key, value in error.trailing_metadata() or () if key == wanted), None)
+
+
+def whole_number(told: str | bytes | None) -> int:
+    """Return the number that the other side sends as metadata; 0 for what is none."""
+    return int(told[:MAX_DIGITS]) if isinstance(told, str) and told.isdecimal() else 0
 
 
 def unary_handler(

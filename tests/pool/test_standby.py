@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -28,7 +29,7 @@ async def settled(waiting: asyncio.Task[None]) -> bool:
 
 async def test_a_refusal_names_the_leader_or_says_that_there_is_none(standby: Standby) -> None:
     assert "no coordinator of the pool leads now" in standby.refusal().message
-    standby.led_by("a")
+    standby.led_by("a", 1)
     refusal = standby.refusal()
     assert "b stands by, and a leads" in refusal.message
     assert "HOST:PORT,HOST:PORT" in refusal.hint
@@ -37,7 +38,7 @@ async def test_a_refusal_names_the_leader_or_says_that_there_is_none(standby: St
 
 async def test_a_coordinator_that_etcd_does_not_answer_names_no_leader() -> None:
     standby = Standby("b", lambda: OLD_SECONDS + 1)
-    standby.led_by("a")
+    standby.led_by("a", 1)
     refusal = standby.refusal()
     assert "does not know who leads: etcd has not answered it for 16 s" in refusal.message
     assert refusal.leader == ""
@@ -45,7 +46,7 @@ async def test_a_coordinator_that_etcd_does_not_answer_names_no_leader() -> None
 
 
 def test_a_client_of_the_unix_socket_learns_who_leads(standby: Standby) -> None:
-    standby.led_by("a")
+    standby.led_by("a", 1)
     reply = failure(standby.refusal())
     error = from_answer(reply.status, reply.body, "/run/gpushared-pool/gpushared-pool.sock")
     assert isinstance(error, NotLeader)
@@ -54,7 +55,7 @@ def test_a_client_of_the_unix_socket_learns_who_leads(standby: Standby) -> None:
 
 async def test_a_reader_is_told_who_leads_and_how_old_the_answer_is(standby: Standby) -> None:
     assert "(no coordinator leads now); this is as it was 1.2 s ago" in standby.notice()
-    standby.led_by("a")
+    standby.led_by("a", 1)
     assert "(a leads)" in standby.notice()
 
 
@@ -65,27 +66,30 @@ async def test_a_reader_is_told_who_leads_and_how_old_the_answer_is(standby: Sta
         pytest.param(["a", "c"], id="another one after one"),
         pytest.param(["a", "", "c"], id="another one after a gap"),
         pytest.param(["a", "", "a"], id="the same one again"),
+        pytest.param(["a", "a"], id="the same one again, and nobody looked meanwhile"),
     ],
 )
 async def test_who_waits_is_refused_when_another_coordinator_leads(
     standby: Standby, leaders: list[str]
 ) -> None:
-    standby.led_by(leaders[0])
-    waiting = asyncio.create_task(standby.until_leading(SECONDS, standby.leader))
-    for leader in leaders[1:-1]:
+    epochs = itertools.accumulate(leader != "" for leader in leaders)
+    (first, epoch), *between, last = zip(leaders, epochs, strict=True)
+    standby.led_by(first, epoch)
+    waiting = asyncio.create_task(standby.until_leading(SECONDS, epoch))
+    for leader in between:
         assert not await settled(waiting)
-        standby.led_by(leader)
+        standby.led_by(*leader)
     assert not await settled(waiting)
-    standby.led_by(leaders[-1])
+    standby.led_by(*last)
     assert await settled(waiting)
     with pytest.raises(NotLeader, match=f"{leaders[-1]} leads"):
         await waiting
 
 
 async def test_nobody_waits_while_a_coordinator_leads_that_was_not_asked(standby: Standby) -> None:
-    standby.led_by("c")
-    for lost in ("", "a"):
-        waiting = asyncio.create_task(standby.until_leading(SECONDS, lost))
+    standby.led_by("c", 2)
+    for lost_epoch in (0, 1):
+        waiting = asyncio.create_task(standby.until_leading(SECONDS, lost_epoch))
         assert await settled(waiting)
         with pytest.raises(NotLeader, match="c leads"):
             await waiting
@@ -94,7 +98,7 @@ async def test_nobody_waits_while_a_coordinator_leads_that_was_not_asked(standby
 async def test_nobody_waits_at_one_that_has_led() -> None:
     """It ends before it leads again."""
     deposed = Standby("b", lambda: 9.0, is_deposed=True)
-    waiting = asyncio.create_task(deposed.until_leading(SECONDS, ""))
+    waiting = asyncio.create_task(deposed.until_leading(SECONDS, 0))
     assert await settled(waiting)
     with pytest.raises(NotLeader, match="does not know if it still leads: etcd has not answered it for 9 s"):
         await waiting
@@ -103,34 +107,22 @@ async def test_nobody_waits_at_one_that_has_led() -> None:
 
 @pytest.mark.parametrize("leader", ["", "a"])
 async def test_who_waits_goes_on_when_this_coordinator_leads(standby: Standby, leader: str) -> None:
-    standby.led_by(leader)
-    waiting = [asyncio.create_task(standby.until_leading(SECONDS, standby.leader)) for _ in range(3)]
+    standby.led_by(leader, 1)
+    waiting = [asyncio.create_task(standby.until_leading(SECONDS, 1)) for _ in range(3)]
     assert not await settled(waiting[0])
-    standby.led_by("")
+    standby.led_by("", 1)
     assert not await settled(waiting[0])
     standby.end()
     await asyncio.gather(*waiting)
-    await standby.until_leading(SECONDS, standby.leader)
+    await standby.until_leading(SECONDS, 1)
 
 
 async def test_nobody_waits_longer_than_asked_or_allowed(
     standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NotLeader, match="no coordinator of the pool leads"):
-        await standby.until_leading(0.0, "")
+        await standby.until_leading(0.0, 0)
     monkeypatch.setattr(module, "MAX_HOLD_SECONDS", 0.0)
-    standby.led_by("a")
-    with pytest.raises(NotLeader, match="a leads"):
-        await standby.until_leading(1e9, "a")
-
-
-async def test_who_waits_is_told_of_a_leader_that_was_started_anew_and_leads_again(standby: Standby) -> None:
-    """Its name is the same, and nobody may have looked while no one led."""
     standby.led_by("a", 1)
-    waiting = asyncio.create_task(standby.until_leading(20.0, "a"))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    standby.led_by("a", 2)
     with pytest.raises(NotLeader, match="a leads"):
-        async with asyncio.timeout(5):
-            await waiting
+        await standby.until_leading(1e9, 1)

@@ -154,7 +154,7 @@ async def test_who_waits_for_a_leader_goes_on_when_this_coordinator_leads(world:
     async with leading(world) as first, candidate(world, "b").running() as second:
         await first.submit(1)
         await second.until(lambda: job_id(1) in second.loop.state.jobs)
-        held = asyncio.create_task(second.succession.standby.until_leading(SECONDS, "a"))
+        held = asyncio.create_task(second.succession.standby.until_leading(SECONDS, 1))
         looks = asyncio.create_task(second.loop.job_changed(job_id(1), SECONDS))
         lists = asyncio.create_task(second.loop.changed(SECONDS))
         await asyncio.sleep(0)

@@ -164,11 +164,15 @@ class SharingUnavailable(Unavailable):
 
 
 class NotLeader(Unavailable):
-    """This coordinator stands by: another one, named ``leader``, leads the pool, or none does yet."""
+    """This coordinator stands by: another one leads the pool, or none does yet.
 
-    def __init__(self, message: str, *, hint: str = "", leader: str = "") -> None:
+    ``leader`` is the name of the one that leads, and ``epoch`` its epoch, 0 if unknown.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", leader: str = "", epoch: int = 0) -> None:
         super().__init__(message, hint=hint)
         self.leader = leader
+        self.epoch = epoch
 
 
 class TimedOut(GpushareError):

@@ -44,7 +44,7 @@ from gpushared.domain.model.units import shown
 from gpushared.jobs.job_requests import is_own_id
 from gpushared.jobs.standby import Standby
 from gpushared.net.call_audit import Asker, CallAudit
-from gpushared.net.call_checks import abort
+from gpushared.net.call_checks import abort, whole_number
 from gpushared.net.intake import CallsUnderWay
 from gpushared.net.limits import host_of
 from gpushared.pool.coordinator.node_stream import (
@@ -252,14 +252,12 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         if standby is None:
             return False
         metadata = dict(context.invocation_metadata() or ())
-        told, lost = metadata.get(codec.WAIT_METADATA, "0"), metadata.get(codec.LOST_METADATA, b"")
-        seconds = int(told[:4]) if isinstance(told, str) and told.isdecimal() else 0
+        seconds = whole_number(metadata.get(codec.WAIT_METADATA))
         if not seconds:
             raise standby.refusal()
         await accept(context)
-        name = lost.decode(errors="replace") if isinstance(lost, bytes) else lost
         with self._waiting.of(f"node {node}"):
-            await standby.until_leading(seconds, name)
+            await standby.until_leading(seconds, whole_number(metadata.get(codec.LOST_METADATA)))
         return True
 
     def _check_member(self, node: NodeName) -> None:

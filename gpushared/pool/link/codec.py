@@ -58,8 +58,8 @@ GIVE_BACK = "give-back"
 CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
 WAIT_METADATA = "gpushare-wait-seconds"
 """A node sends this with ``Connect`` to wait so long at a coordinator that stands by, until one leads."""
-LOST_METADATA = "gpushare-lost-leader-bin"
-"""A node that waits sends this too: the name of the leader that it does not reach, or nothing if none leads."""
+LOST_METADATA = "gpushare-lost-epoch"
+"""A node that waits sends this too: the newest epoch that it knows, of a leader that it does not reach."""
 HISTORY, LEASES, GPUS = "history", "leases", "gpus"
 """These are the kinds of questions that a coordinator asks a node."""
 

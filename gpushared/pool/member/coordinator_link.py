@@ -22,7 +22,7 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.coordinator_addresses import AddressRound
 from gpushared.domain.model.errors import Code, GpushareError, TimedOut, Unavailable, WrongCoordinator
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.net.call_checks import hint_of, leader_of
+from gpushared.net.call_checks import hint_of, leader_epoch_of
 from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
@@ -115,8 +115,8 @@ class MemberLink:
         self._backoff = Backoff(self._retry, self._random)
         self._round = AddressRound(dial.addresses)
         self._all_failed = False
-        self._leader = ""
-        """Hold the name of the leader as the last standby told it."""
+        self._known_epoch = 0
+        """Hold the newest epoch that a coordinator has told."""
         self._silent = ""
         """Hold the address of the coordinator that fell silent while it led."""
         self._logged: set[str] = set()
@@ -261,7 +261,7 @@ class MemberLink:
         except grpc.aio.AioRpcError as error:
             if hint_of(error):
                 addresses.answered(address)
-                self._leader = leader_of(error) or self._leader
+                self._note_epoch(leader_epoch_of(error))
             raise fault(address, error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio raises this for a call that ended
             raise Unavailable("the link to the coordinator ended") from error
@@ -272,12 +272,18 @@ class MemberLink:
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
 
-    def _wait_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+    def _wait_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the request to wait at a standby, once all have been asked in vain."""
         if not self._all_failed:
             return ()
         wait = str(self._timing.held)
-        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, self._leader.encode())
+        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, str(self._known_epoch))
+
+    def _note_epoch(self, epoch: int) -> None:
+        """Ask all coordinators anew if there is a newer leader: it may be one that was asked before it led."""
+        if epoch > self._known_epoch:
+            self._known_epoch, self._all_failed = epoch, False
+            self._round.begin_anew()
 
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()
@@ -287,7 +293,7 @@ class MemberLink:
         self._logged.clear()
         self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
-        self._epoch = session.welcome.epoch
+        self._epoch = self._known_epoch = session.welcome.epoch
         self._connected_since, self._away_since = boottime(), None
         self._next_try_at = self._error = None
         self._troubles.cleared(PART)

@@ -22,7 +22,7 @@ class OtherCoordinator:
     def __init__(self, coordinator: Coordinator) -> None:
         self._identity = coordinator.trust.identity
         self.standby = Standby("dgx2", lambda: 0.0)
-        self.standby.led_by("dgx1")
+        self.standby.led_by("dgx1", 1)
         self._leads = False
         self.link = coordinator.other_service()
         self.link.standby = self._standby

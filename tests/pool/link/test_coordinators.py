@@ -11,6 +11,7 @@ import pytest
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.model.coordinator_addresses import AddressRound, CoordinatorAddresses, divided, joined
 from gpushared.domain.model.errors import NotLeader
+from gpushared.jobs import standby as standbys
 from gpushared.jobs.standby import Standby
 from gpushared.pool.member.dial import Retry
 from gpushared.pool.member.link_session import Timing
@@ -141,9 +142,29 @@ async def test_a_node_that_a_standby_holds_goes_on_once_another_leads(coordinato
         async with node.running():
             await until(lambda: standby.asked == 2)
             next_leader.lead()
-            standby.standby.led_by("dgx3")
+            standby.standby.led_by("dgx3", 2)
             await node.connected()
     assert (standby.asked, next_leader.asked) == (2, 2)
+
+
+async def test_a_node_that_was_refused_after_a_wait_asks_all_before_it_waits_again(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would hold it again: the leader that was started anew has its old name."""
+    monkeypatch.setattr(standbys, "MAX_HOLD_SECONDS", NEVER)
+    async with (
+        OtherCoordinator(coordinator).serving() as first,
+        OtherCoordinator(coordinator).serving() as second,
+        OtherCoordinator(coordinator).serving() as restarted,
+    ):
+        addresses = (first.address, second.address, restarted.address)
+        node = member(coordinator, *addresses, retry=BRISK, timing=Timing(held=int(NEVER)))
+        async with node.running():
+            await until(lambda: first.asked == 2)
+            restarted.lead()
+            for standby in (second, first):
+                standby.standby.led_by("dgx1", 2)
+            await node.until(lambda link: link.connected and link.dial.address == restarted.address)
 
 
 async def test_a_standby_that_refuses_is_asked_by_users_rather_than_a_dead_coordinator(
@@ -196,15 +217,15 @@ async def test_a_leader_that_fell_silent_is_asked_last(
 
 async def test_a_standby_lets_nobody_wait_who_has_not_asked_the_leader() -> None:
     standby = Standby("dgx2", lambda: 0.0)
-    standby.led_by("dgx3")
+    standby.led_by("dgx3", 2)
     with pytest.raises(NotLeader, match="dgx3 leads"):
-        standby.until_leading(NEVER, "dgx1").send(None)
+        standby.until_leading(NEVER, 1).send(None)
 
 
 async def test_nobody_waits_at_a_leader_that_may_be_deposed() -> None:
     deposed = Standby("dgx1", lambda: 20.0, is_deposed=True)
     with pytest.raises(NotLeader, match="does not know if it still leads"):
-        deposed.until_leading(NEVER, "").send(None)
+        deposed.until_leading(NEVER, 0).send(None)
 
 
 @pytest.mark.parametrize(

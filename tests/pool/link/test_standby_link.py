@@ -40,12 +40,12 @@ def standing(coordinator: Coordinator) -> Standing:
 
 @asynccontextmanager
 async def dialled(
-    coordinator: Coordinator, credentials: Credentials, waits: str | None = None, *, lost: str = ""
+    coordinator: Coordinator, credentials: Credentials, waits: str | None = None, *, lost_epoch: int = 0
 ) -> AsyncIterator[Call]:
     options = [("grpc.ssl_target_name_override", credentials.server_name)]
     address = f"127.0.0.1:{coordinator.port}"
     async with grpc.aio.secure_channel(address, credentials.channel(), options) as channel:
-        metadata = () if waits is None else ((WAIT_METADATA, waits), (LOST_METADATA, lost.encode()))
+        metadata = () if waits is None else ((WAIT_METADATA, waits), (LOST_METADATA, str(lost_epoch)))
         yield link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=metadata)
 
 
@@ -74,7 +74,7 @@ def hello() -> link_pb2.Up:
 async def test_a_node_that_does_not_want_to_wait_is_refused_at_once(
     coordinator: Coordinator, standing: Standing, leader: str, waits: str | None
 ) -> None:
-    standing.standby.led_by(leader)
+    standing.standby.led_by(leader, 1)
     async with dialled(coordinator, coordinator.enrol("n1"), waits) as call:
         words = await refusal(call)
     assert ("a leads" in words) == (leader == "a")
@@ -86,9 +86,9 @@ async def test_a_node_that_does_not_want_to_wait_is_refused_at_once(
 async def test_a_node_that_waits_is_served_when_this_coordinator_leads(
     coordinator: Coordinator, standing: Standing, leader: str
 ) -> None:
-    standing.standby.led_by(leader)
+    standing.standby.led_by(leader, 1)
     coordinator.machine.state.epoch = 1
-    async with dialled(coordinator, coordinator.enrol("n1"), "15", lost=leader) as call:
+    async with dialled(coordinator, coordinator.enrol("n1"), "15", lost_epoch=1) as call:
         await until_held(call)
         await call.write(hello())
         assert coordinator.machine.events == []
@@ -107,7 +107,7 @@ async def test_a_node_that_waits_is_refused_when_another_coordinator_leads(
 ) -> None:
     async with dialled(coordinator, coordinator.enrol("n1"), waits) as call:
         await until_held(call)
-        standing.standby.led_by("c")
+        standing.standby.led_by("c", 2)
         assert "c leads" in await refusal(call)
     assert coordinator.machine.events == []
 
@@ -115,8 +115,8 @@ async def test_a_node_that_waits_is_refused_when_another_coordinator_leads(
 async def test_a_node_does_not_wait_while_a_coordinator_leads_that_it_has_not_asked(
     coordinator: Coordinator, standing: Standing
 ) -> None:
-    standing.standby.led_by("c")
-    async with dialled(coordinator, coordinator.enrol("n1"), "15", lost="a") as call:
+    standing.standby.led_by("c", 2)
+    async with dialled(coordinator, coordinator.enrol("n1"), "15", lost_epoch=1) as call:
         assert "c leads" in await refusal(call)
 
 
@@ -136,7 +136,7 @@ async def test_many_nodes_wait_at_the_same_time(coordinator: Coordinator, standi
             await until_held(call)
             held.add(node.node)
             if len(held) == len(nodes):
-                standing.standby.led_by("c")
+                standing.standby.led_by("c", 2)
             return await refusal(call)
 
     held: set[str] = set()
@@ -161,7 +161,7 @@ async def test_a_node_whose_certificate_is_revoked_while_it_waits_is_not_served(
     coordinator: Coordinator, standing: Standing
 ) -> None:
     """Also if another machine has joined by its name since."""
-    standing.standby.led_by("")
+    standing.standby.led_by("", 1)
     async with dialled(coordinator, coordinator.enrol("n1"), "15") as call:
         await until_held(call)
         await coordinator.trust.enlisting.expel(NodeName("n1"), "root")
