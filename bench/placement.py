@@ -39,7 +39,7 @@ class FirstFit:
     """The first host in the list."""
 
     whole_gpus_last = False
-    kin_worth = 0.0
+    affinity_worth = 0.0
 
     def part(self, before: int, after: int) -> float:  # noqa: ARG002
         return 0.0

@@ -131,6 +131,12 @@ class Node:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    def invocation_metadata(self) -> None:
+        return None
+
+    async def send_initial_metadata(self, _: object) -> None:
+        pass
+
     async def read(self) -> link_pb2.Up:
         return link_pb2.Up.FromString(await self._up.get())
 
@@ -210,10 +216,14 @@ async def measure(store: JobStore, home: Path, words: argparse.Namespace) -> Non
     async with loop.running():
         tasks = [asyncio.create_task(link.Connect(None, node)) for node in nodes]
         tasks.append(asyncio.create_task(recorder.run()))
-        await world.full(8 * words.nodes)
+        full = asyncio.create_task(world.full(8 * words.nodes))
+        done, _ = await asyncio.wait((full, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        if full not in done:
+            raise SystemExit(f"a stream ended: {done}")
         await asyncio.sleep(SETTLE_SECONDS)
         gc.collect()
         gc.freeze()
+        print("full", flush=True)
         placed, world.spent, world.idle = world.placed, 0.0, []
         mine, everything, began = time.thread_time(), time.process_time(), time.perf_counter()
         for _ in range(words.jobs):

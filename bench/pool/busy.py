@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from quiet import costs, machine, wait_for_all
 
 from gpushared.client.pipeline import AsyncPool, JobRequest
 from gpushared.client.pool_calls import PoolClient
+from gpushared.domain.model.errors import LimitReached
 
 WORKERS = Path(__file__).with_name("workers.py")
 PEOPLE = 20
@@ -53,7 +54,7 @@ async def fill(pool: Pool, queued: int) -> None:
     for number in range(0, queued, AT_ONCE):
         person = number // AT_ONCE % PEOPLE
         async with client(pool, files, person) as calls:
-            await calls.submit_array(request(person), numbers)
+            await _patiently(calls.submit_array, request(person), numbers)
     seconds = time.perf_counter() - began
     print(
         f"{queued} jobs of {PEOPLE} people queued in {seconds:.0f} s: {queued / seconds:.0f}/s, {costs(pool)}"
@@ -67,9 +68,20 @@ async def submitting(pool: Pool, when: str) -> None:
     async with client(pool, access(pool), 0) as calls:
         for _ in range(SUBMITS):
             began = time.perf_counter()
-            await calls.submit(request(0))
+            await _patiently(calls.submit, request(0))
             taken.append(time.perf_counter() - began)
     print(f"submit, {when}: {spread(taken)}")
+
+
+async def _patiently(call: Callable[..., Awaitable[object]], *words: object) -> None:
+    """As a user would: a coordinator that has too much to do is asked again after a moment."""
+    while True:
+        try:
+            await call(*words)
+        except LimitReached:
+            await asyncio.sleep(0.2)
+        else:
+            return
 
 
 def placing(pool: Pool, groups: Sequence[Members], seconds: float) -> None:

@@ -18,7 +18,7 @@ from quiet import machine
 from real import real_pool
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
-from gpushared.client.pipeline.pool_address import find_door
+from gpushared.client.pipeline.pool_address import find_pool
 from gpushared.client.pool_calls import PoolClient
 
 ANSWERED = {"preparing", "waiting", "reserved", "running"}
@@ -42,7 +42,7 @@ async def measure(pool: Pool, jobs: int) -> None:
     anchors, token = pool.home / "anchors.pem", pool.home / "token"
     anchors.write_bytes(admin.anchors())
     token.write_text(admin.create_api_token(person=PERSON).token)
-    door = find_door(f"127.0.0.1:{pool.users_port}", ca_file=anchors, token_file=token)
+    door = find_pool(f"127.0.0.1:{pool.users_port}", ca_file=anchors, token_file=token)
     assert door.credentials is not None
     kept, answered, reserved = [], [], []
     async with grpc.aio.secure_channel(door.target, door.credentials, door.options) as channel:

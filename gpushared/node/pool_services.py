@@ -44,7 +44,7 @@ from gpushared.ports.job_store import JobStore
 from gpushared.storage.audit.line import Sink
 from gpushared.storage.history import SqliteHistory
 
-DOORS_FOLDER = "doors"
+DOCKER_HOSTS_FOLDER = "doors"
 MAX_AT_ONCE = 50
 """At most this many jobs of one person are in the node's queue at a time."""
 
@@ -106,7 +106,7 @@ class PoolServices:
             self.link.connected_seconds,
         )
         self._endpoints = TunnelEndpoints(
-            runtime_dir / DOORS_FOLDER,
+            runtime_dir / DOCKER_HOSTS_FOLDER,
             self.link.channel,
             self._vouch,
             lambda error: error_of(error, "the pool's coordinator"),

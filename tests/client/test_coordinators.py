@@ -13,7 +13,7 @@ import pytest
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.client.pipeline import AsyncPool, JobRequest, Pool, pool_address
-from gpushared.client.pipeline.pool_address import PoolAddress, find_door
+from gpushared.client.pipeline.pool_address import PoolAddress, find_pool
 from gpushared.domain.model.errors import NotFound, NotLeader, RequestError, Unavailable
 from gpushared.net.call_checks import Context, abort
 from gpushared.pool.coordinator import service_factories
@@ -202,14 +202,14 @@ async def test_a_refusal_of_the_leader_is_asked_of_no_other(coordinators: Coordi
     ],
 )
 def test_a_list_of_coordinators_is_read(address: str, target: str, coordinators: Coordinators) -> None:
-    door = find_door(address, ca_file=coordinators.anchors, token_file=coordinators.token)
+    door = find_pool(address, ca_file=coordinators.anchors, token_file=coordinators.token)
     assert (door.target, door.targets) == (target, tuple(target.split(",")))
 
 
 @pytest.mark.parametrize("address", [",", "dgx,b c", "dgx1,dgx2:x"])
 def test_a_list_with_what_is_no_address_is_refused(address: str, coordinators: Coordinators) -> None:
     with pytest.raises(RequestError, match="is not the address of a pool"):
-        find_door(address, ca_file=coordinators.anchors, token_file=coordinators.token)
+        find_pool(address, ca_file=coordinators.anchors, token_file=coordinators.token)
 
 
 def test_a_program_closes_an_idle_connection_before_the_coordinator_does() -> None:

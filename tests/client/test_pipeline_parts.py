@@ -22,7 +22,7 @@ from gpushared.cli.submit import submit
 from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline import AsyncPool, JobWarning, Pool
 from gpushared.client.pipeline.job_request import JobRequest, Mount
-from gpushared.client.pipeline.pool_address import find_door, pool_of
+from gpushared.client.pipeline.pool_address import find_pool, pool_of
 from gpushared.client.pipeline.progress import JobWatch, Position
 from gpushared.client.retries import FIRST_SECONDS, RetryPatience
 from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
@@ -124,7 +124,7 @@ def test_a_request_that_makes_no_sense_is_refused_before_it_is_sent(request_: Jo
 def test_a_coordinator_is_asked_by_tls_under_the_name_of_its_pool(
     address: str, target: str, anchors: Path, token: Path
 ) -> None:
-    door = find_door(address, ca_file=anchors, token_file=token)
+    door = find_pool(address, ca_file=anchors, token_file=token)
     assert (door.target, door.anchors) == (target, anchors.read_bytes())
     assert door.server_name == "coordinator.lab.gpushare.internal"
     assert door.metadata() == (("authorization", "Bearer gsp_one"),)
@@ -136,18 +136,18 @@ def test_the_variables_are_taken_where_nothing_is_given(
     monkeypatch.setenv("GPUSHARE_POOL", "dgx")
     monkeypatch.setenv("GPUSHARE_POOL_CA", str(anchors))
     monkeypatch.setenv("GPUSHARE_POOL_TOKEN_FILE", str(token))
-    assert find_door().target == "dgx:7440"
+    assert find_pool().target == "dgx:7440"
     monkeypatch.delenv("GPUSHARE_POOL")
     monkeypatch.setenv("GPUSHARE_HOST", "unix:///run/node.sock")
-    assert find_door() == find_door("unix:///run/node.sock")
-    assert (find_door().target, find_door().credentials, find_door().metadata()) == (
+    assert find_pool() == find_pool("unix:///run/node.sock")
+    assert (find_pool().target, find_pool().credentials, find_pool().metadata()) == (
         *("unix:/run/node.sock", None),
         (),
     )
 
 
 def test_a_token_that_is_replaced_is_taken_at_the_next_call(anchors: Path, token: Path) -> None:
-    door = find_door("dgx", ca_file=anchors, token_file=token)
+    door = find_pool("dgx", ca_file=anchors, token_file=token)
     token.write_text("gsp_two")
     assert door.metadata() == (("authorization", "Bearer gsp_two"),)
 
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said_at_once_with_what_to_do(what: str, anchors: Path,
         case "nothing":
             anchors.write_text("")
     with pytest.raises((ConfigError, RequestError)) as refused:
-        find_door("dgx:x" if what == "no port" else "dgx", ca_file=anchors, token_file=token)
+        find_pool("dgx:x" if what == "no port" else "dgx", ca_file=anchors, token_file=token)
     assert refused.value.hint
 
 

@@ -290,5 +290,5 @@ def test_what_was_dropped_is_named_in_the_log_without_values(
     ]
 
 
-def test_a_fresh_desk_is_of_an_engine_that_the_tables_know() -> None:
+def test_a_new_lease_service_is_of_an_engine_that_the_tables_know() -> None:
     assert FakeDesk().facts.api_version == OLD

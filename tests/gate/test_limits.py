@@ -31,7 +31,7 @@ async def test_what_is_beyond_a_bound_is_refused_until_something_ends(
             pass
 
 
-async def test_requests_beyond_the_desks_wait_and_those_beyond_the_bound_are_refused() -> None:
+async def test_requests_beyond_the_places_wait_and_those_beyond_the_bound_are_refused() -> None:
     share = UserShare(FEW)
     entered = asyncio.Event()
 
@@ -50,7 +50,7 @@ async def test_requests_beyond_the_desks_wait_and_those_beyond_the_bound_are_ref
     assert entered.is_set()
 
 
-async def test_a_request_that_takes_long_leaves_its_desk_to_the_next_and_no_desk_is_won_by_that() -> None:
+async def test_a_request_that_takes_long_leaves_its_place_to_the_next_and_no_place_is_won_by_that() -> None:
     share = UserShare(UserLimits(slots=1, slot_seconds=0.01))
     order: list[str] = []
 

@@ -82,7 +82,7 @@ class PoolAddress:
         return (("authorization", f"Bearer {read_token(self.token_file)}"),)
 
 
-def find_door(
+def find_pool(
     address: str | None = None,
     *,
     ca_file: str | Path | None = None,

@@ -23,7 +23,7 @@ from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc
 from gpushared.api.v1.messages import Job, JobExplanation, NodeList, SubmitAnswer
 from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline.job_request import JobRequest
-from gpushared.client.pipeline.pool_address import find_door
+from gpushared.client.pipeline.pool_address import find_pool
 from gpushared.client.pipeline.progress import JobWatch, Position
 from gpushared.client.pipeline.rpc_errors import ended_early, error_of
 from gpushared.client.retries import RetryPatience
@@ -149,18 +149,18 @@ class PoolSteps:
     ) -> None:
         """Prepare the client, which connects with the first call. Raises ConfigError.
 
-        ``find_door`` gives the values that are left out.
+        ``find_pool`` gives the values that are left out.
         """
-        self._door = find_door(address, ca_file=ca_file, token_file=token_file)
-        self._addresses = CoordinatorAddresses(lambda: self._door.targets)
-        self._opened = [self._channel_to(target) for target in self._door.targets]
-        self._stubs = dict(zip(self._door.targets, map(jobs_pb2_grpc.JobsStub, self._opened), strict=True))
+        self._pool = find_pool(address, ca_file=ca_file, token_file=token_file)
+        self._addresses = CoordinatorAddresses(lambda: self._pool.targets)
+        self._opened = [self._channel_to(target) for target in self._pool.targets]
+        self._stubs = dict(zip(self._pool.targets, map(jobs_pb2_grpc.JobsStub, self._opened), strict=True))
         self._patience_seconds = patience_seconds
         self._known = False
         self._may_read = True
 
     def _channel_to(self, target: str) -> Any:
-        credentials, options = self._door.credentials, self._door.options
+        credentials, options = self._pool.credentials, self._pool.options
         if credentials is None:
             return self._channels.insecure_channel(target, options)
         return self._channels.secure_channel(target, credentials, options)
@@ -169,7 +169,7 @@ class PoolSteps:
 
     def _submit(self, request: JobRequest, request_id: str, numbers: str = "") -> Steps[SubmitAnswer]:
         """Submit a job or, for ``numbers``, an array; with an id by which asking twice gives the same jobs."""
-        if request.pool is False and self._door.anchors is not None:
+        if request.pool is False and self._pool.anchors is not None:
             raise RequestError(
                 "a coordinator runs no jobs itself, so the job cannot stay with it",
                 hint="leave out pool=False, or name a node: node=...",
@@ -268,7 +268,7 @@ class PoolSteps:
                         yield HandOn(job)
                     if job.is_over:
                         return
-                raise ended_early(self._door.target)
+                raise ended_early(self._pool.target)
             except GpushareError as error:
                 pause = tries.pause(error)
             finally:
@@ -291,7 +291,7 @@ class PoolSteps:
                         yield HandOn(data)
                 if not follow or position.is_complete((yield from self._get(job.id))):
                     return
-                raise ended_early(self._door.target)
+                raise ended_early(self._pool.target)
             except GpushareError as error:
                 if position.all_was_read(job, error):
                     return
@@ -322,12 +322,12 @@ class PoolSteps:
     def _try(self, name: str, message: Wire, seconds: float, tries: Tries | None = None) -> Steps[Any]:
         """Call once."""
         call = getattr(self._stubs[(tries or self._tries()).begin()], name)
-        answer = yield MakeCall(partial(call, message, timeout=seconds, metadata=self._door.metadata()))
+        answer = yield MakeCall(partial(call, message, timeout=seconds, metadata=self._pool.metadata()))
         self._known = True
         return answer
 
     def _open(self, name: str, message: Wire, tries: Tries) -> Any:
-        return getattr(self._stubs[tries.begin()], name)(message, metadata=self._door.metadata())
+        return getattr(self._stubs[tries.begin()], name)(message, metadata=self._pool.metadata())
 
     def _next(self, stream: Any) -> Steps[Any]:
         wire = yield ReadNext(stream)
@@ -336,7 +336,7 @@ class PoolSteps:
         return wire
 
     def _failed(self, error: grpc.RpcError) -> StepResult:
-        return StepResult(error=error_of(error, self._door.target))
+        return StepResult(error=error_of(error, self._pool.target))
 
 
 def _never_fits(told: JobExplanation) -> NeverFits | None:

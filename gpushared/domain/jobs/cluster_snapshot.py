@@ -86,7 +86,7 @@ class ClusterSnapshot:
         self._payers = QuotaOwners(Policy(), PoolRules())
         self._members: PersistentMap[NodeName, Member] = PersistentMap()
         self._jobs: PersistentMap[NodeName, Mapping[JobId, None]] = PersistentMap()
-        self._rests_on: object = None
+        self._liveness_from: object = None
         self._drawn_at = NEVER
         self._silent_at = -NEVER
         """Until this time, the passing of time alone does not stop a node from taking work."""
@@ -95,7 +95,7 @@ class ClusterSnapshot:
         """Nodes with a booking since the last pass; the booking may never come true."""
         self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
         self._held: dict[NodeName, Wanted] = {}
-        self._roll: HolderIndex | None = None
+        self._holder_index: HolderIndex | None = None
         self._models: Mapping[str, Gpu] = {}
         self._gpus: dict[GpuId, Gpu] = {}
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
@@ -123,22 +123,22 @@ class ClusterSnapshot:
 
     def _is_ruled_otherwise(self, state: PoolState, policy: Policy) -> bool:
         another = self._policy is not policy and self._policy != policy
-        return self._roll is None or another or self._rules != state.rules
+        return self._holder_index is None or another or self._rules != state.rules
 
     @property
     def holder_index(self) -> HolderIndex:
         """Return the index of all holders, as of the last pass; callers must not change the index."""
-        assert self._roll is not None, "nothing was drawn yet"
-        return self._roll
+        assert self._holder_index is not None, "nothing was drawn yet"
+        return self._holder_index
 
     def _news(self, state: PoolState, now: float) -> dict[NodeName, _NodeFacts | None]:
         """Return the current facts of nodes that may have changed since the last pass; None means no node."""
         names = self._touched | state.by_node.changed_since(self._jobs)
         names |= state.members.changed_since(self._members)
-        if not self._drawn_at <= now < self._silent_at or self._rests_on != _ground_rules(state):
+        if not self._drawn_at <= now < self._silent_at or self._liveness_from != _liveness_facts(state):
             self._silent_at = NEVER
             names |= state.members.keys()
-        self._drawn_at, self._rests_on = now, _ground_rules(state)
+        self._drawn_at, self._liveness_from = now, _liveness_facts(state)
         return {name: self._look(name, state, now) for name in names}
 
     def _look(self, name: NodeName, state: PoolState, now: float) -> _NodeFacts | None:
@@ -170,7 +170,7 @@ class ClusterSnapshot:
         self._fleet = Fleet(hosts, state.rules.placement, demand_profile=self._fleet.demand_profile)
         self._facts = {}
         self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
-        self._roll, self.candidates = HolderIndex(policy, self), {}
+        self._holder_index, self.candidates = HolderIndex(policy, self), {}
         self._gpus = {gpu.id: gpu for host in hosts for gpu in host.gpus}
         models: dict[str, Gpu] = {}
         for gpu in self._gpus.values():
@@ -401,7 +401,7 @@ def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
     return any(holders[gpu] > 1 for gpu in alone)
 
 
-def _ground_rules(state: PoolState) -> object:
+def _liveness_facts(state: PoolState) -> object:
     """Return the facts that decide if a member takes work, besides the member's own facts."""
     rules = state.rules
     return (

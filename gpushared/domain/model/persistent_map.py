@@ -53,7 +53,7 @@ class PersistentMap(Mapping[K, V]):
         return self._size
 
     def __repr__(self) -> str:
-        return f"Shelf({dict(self)!r})"
+        return f"PersistentMap({dict(self)!r})"
 
     def put(self, key: K, value: V) -> PersistentMap[K, V]:
         """Return the mapping with this entry."""

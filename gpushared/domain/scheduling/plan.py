@@ -53,28 +53,28 @@ def plan(
     if not isinstance(holders, HolderIndex):
         holders = HolderIndex(policy, places, [sunk_holder(one, policy, now) for one in holders])
     holder_index, next_sinks_at = holders, holders.sink(now)
-    desk = SchedulingPass(holder_index, usage, places, turns or {}, now)
-    desk.wake(next_sinks_at)
+    scheduling_pass = SchedulingPass(holder_index, usage, places, turns or {}, now)
+    scheduling_pass.wake(next_sinks_at)
     queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
-    _finish_preemptions(under_way, queue, holder_index.leaving, desk)
-    desk.keep_fixed()
-    ready = _pass_gate(queue, desk)
-    queues = backlogs(ready, policy, desk.turns, now)
-    desk.ledger.waiting = queues.keys()
-    _drain_a_host(ready, desk)
-    _reserve_turns(queues, desk)
-    _serve_claims(queues, desk)
-    _serve_long_waits(queues, desk)
-    _serve_the_rest(_left_over(queues, desk), desk)
+    _finish_preemptions(under_way, queue, holder_index.leaving, scheduling_pass)
+    scheduling_pass.keep_fixed()
+    ready = _pass_gate(queue, scheduling_pass)
+    queues = backlogs(ready, policy, scheduling_pass.turns, now)
+    scheduling_pass.ledger.waiting = queues.keys()
+    _drain_a_host(ready, scheduling_pass)
+    _reserve_turns(queues, scheduling_pass)
+    _serve_claims(queues, scheduling_pass)
+    _serve_long_waits(queues, scheduling_pass)
+    _serve_the_rest(_left_over(queues, scheduling_pass), scheduling_pass)
     return Plan(
-        desk.grants,
-        tuple(desk.preemptions),
-        desk.verdicts,
-        tuple(desk.reservations),
-        desk.turns,
-        desk.behind,
-        desk.look_again_at,
-        desk.fixed(),
+        scheduling_pass.grants,
+        tuple(scheduling_pass.preemptions),
+        scheduling_pass.verdicts,
+        tuple(scheduling_pass.reservations),
+        scheduling_pass.turns,
+        scheduling_pass.behind,
+        scheduling_pass.look_again_at,
+        scheduling_pass.fixed(),
     )
 
 
@@ -82,7 +82,7 @@ def _finish_preemptions(
     under_way: Sequence[Preemption],
     queue: Sequence[PendingRequest],
     still: Mapping[LeaseId, RunningLease],
-    desk: SchedulingPass,
+    scheduling_pass: SchedulingPass,
 ) -> None:
     """Grant the winners whose victims have left, and keep the places of the other winners.
 
@@ -93,98 +93,102 @@ def _finish_preemptions(
     for one in under_way:
         winner = waiting.get(one.winner)
         if winner is not None:
-            desk.finish(winner, one, [still[gone.lease] for gone in one.victims if gone.lease in still])
+            scheduling_pass.finish(
+                winner, one, [still[gone.lease] for gone in one.victims if gone.lease in still]
+            )
 
 
-def _pass_gate(queue: Iterable[PendingRequest], desk: SchedulingPass) -> list[PendingRequest]:
+def _pass_gate(queue: Iterable[PendingRequest], scheduling_pass: SchedulingPass) -> list[PendingRequest]:
     """Return the requests that the pass may look at."""
     ready = []
-    done = desk.grants.keys() | desk.verdicts.keys()
+    done = scheduling_pass.grants.keys() | scheduling_pass.verdicts.keys()
     for one in queue:
         if one.lease.id in done:
             continue
-        verdict = gate(one, desk.now)
+        verdict = gate(one, scheduling_pass.now)
         if verdict is None:
             ready.append(one)
             continue
-        desk.verdicts[one.lease.id] = verdict
+        scheduling_pass.verdicts[one.lease.id] = verdict
         if one.begin_at is not None:
-            desk.wake(one.begin_at)
+            scheduling_pass.wake(one.begin_at)
     return ready
 
 
-def _drain_a_host(ready: Collection[PendingRequest], desk: SchedulingPass) -> None:
+def _drain_a_host(ready: Collection[PendingRequest], scheduling_pass: SchedulingPass) -> None:
     """Drain a host for the request that has waited longest, if it waits too long.
 
     After a request that waited so long has started, the next one waits for ``DRAIN_REST`` of that time.
     """
-    drain_seconds = desk.policy.drain_seconds
-    due = [one for one in ready if one.since + drain_seconds <= desk.now]
-    rests_until = _rests_until(desk) if due else -NEVER
-    if desk.now < rests_until:
-        desk.wake(rests_until)
+    drain_seconds = scheduling_pass.policy.drain_seconds
+    due = [one for one in ready if one.since + drain_seconds <= scheduling_pass.now]
+    rests_until = _rests_until(scheduling_pass) if due else -NEVER
+    if scheduling_pass.now < rests_until:
+        scheduling_pass.wake(rests_until)
         return
     for one in sorted(due, key=lambda one: (one.since, one.lease.sequence)):
-        if desk.reserve_drain(one):
+        if scheduling_pass.reserve_drain(one):
             return
-    next_since = min((one.since for one in ready if one.since + drain_seconds > desk.now), default=NEVER)
-    desk.wake(next_since + drain_seconds)
+    next_since = min(
+        (one.since for one in ready if one.since + drain_seconds > scheduling_pass.now), default=NEVER
+    )
+    scheduling_pass.wake(next_since + drain_seconds)
 
 
-def _rests_until(desk: SchedulingPass) -> float:
+def _rests_until(scheduling_pass: SchedulingPass) -> float:
     """Return until when no host is drained, because a request has started that waited so long."""
-    drain_seconds = desk.policy.drain_seconds
+    drain_seconds = scheduling_pass.policy.drain_seconds
     ends = (
         holder.started_at + DRAIN_REST * drain_seconds
-        for holder in desk.ledger.holder_index.holders()
+        for holder in scheduling_pass.ledger.holder_index.holders()
         if holder.started_at - holder.lease.created_at >= drain_seconds
     )
     return max(ends, default=-NEVER)
 
 
-def _reserve_turns(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
+def _reserve_turns(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Keep GPUs for the projects' next turns, those of the least use first."""
-    for project in sorted(queues, key=lambda name: (desk.ledger.fair(name), name)):
+    for project in sorted(queues, key=lambda name: (scheduling_pass.ledger.fair(name), name)):
         turn = queues[project].turn
         if turn is not None:
-            desk.reserve_turn(turn)
-        desk.wake(queues[project].turn_due_at)
+            scheduling_pass.reserve_turn(turn)
+        scheduling_pass.wake(queues[project].turn_due_at)
 
 
-def _serve_claims(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
+def _serve_claims(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Serve requests within their project's guarantee, the emptiest guarantee first."""
-    promised = [name for name in queues if desk.policy.project(name).is_guaranteed_something]
-    heap = [(desk.ledger.filled(name), name) for name in promised]
+    promised = [name for name in queues if scheduling_pass.policy.project(name).is_guaranteed_something]
+    heap = [(scheduling_pass.ledger.filled(name), name) for name in promised]
     heapify(heap)
     while heap:
         _, name = heappop(heap)
-        if _serve_a_claim(queues[name], desk):
-            heappush(heap, (desk.ledger.filled(name), name))
+        if _serve_a_claim(queues[name], scheduling_pass):
+            heappush(heap, (scheduling_pass.ledger.filled(name), name))
 
 
-def _serve_a_claim(backlog: ProjectQueue, desk: SchedulingPass) -> bool:
+def _serve_a_claim(backlog: ProjectQueue, scheduling_pass: SchedulingPass) -> bool:
     """Serve one request that is within its project's guarantee and has room; return False without one."""
     while (kind := backlog.first()) is not None:
         one = kind.candidates[0]
-        models = desk.ledger.claims(one, desk.places)
-        room = desk.claim(one, models) if models else None
+        models = scheduling_pass.ledger.claims(one, scheduling_pass.places)
+        room = scheduling_pass.claim(one, models) if models else None
         if room is None:
-            desk.note_unmet(backlog.drop(), guaranteed=bool(models))
+            scheduling_pass.note_unmet(backlog.drop(), guaranteed=bool(models))
             continue
-        desk.settle(one, room, turn=one is backlog.turn)
+        scheduling_pass.settle(one, room, turn=one is backlog.turn)
         backlog.advance()
         return True
     return False
 
 
-def _serve_long_waits(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
+def _serve_long_waits(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Start requests for several GPUs that have waited for the patience where they fit, the oldest first.
 
     A host is seldom empty, so a request that fits only there must not lose the host to requests that fit
     elsewhere too. Projects that used more than the average do without. Of each kind one request is looked at.
     """
-    names = {*queues, *desk.ledger.holder_index.projects()}
-    average = fmean(map(desk.ledger.fair, names)) if names else 0.0
+    names = {*queues, *scheduling_pass.ledger.holder_index.projects()}
+    average = fmean(map(scheduling_pass.ledger.fair, names)) if names else 0.0
     oldest = [
         min(kind.candidates, key=attrgetter("since"))
         for backlog in queues.values()
@@ -192,55 +196,59 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) 
         if kind.candidates[0].lease.request.gpu_count > 1
     ]
     for one in sorted(oldest, key=lambda one: (one.since, one.lease.sequence)):
-        if one.since + desk.policy.patience_seconds > desk.now:
+        if one.since + scheduling_pass.policy.patience_seconds > scheduling_pass.now:
             break
-        room = desk.at_once(one) if desk.ledger.fair(one.project) <= average else None
+        room = scheduling_pass.at_once(one) if scheduling_pass.ledger.fair(one.project) <= average else None
         if room is not None:
-            desk.settle(one, room, turn=one is queues[one.project].turn)
+            scheduling_pass.settle(one, room, turn=one is queues[one.project].turn)
 
 
-def _left_over(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> Mapping[str, ProjectQueue]:
+def _left_over(
+    queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass
+) -> Mapping[str, ProjectQueue]:
     """Return the queue without the requests that were served; only projects with a claim had any."""
     for name, backlog in queues.items():
-        if desk.policy.project(name).is_guaranteed_something:
+        if scheduling_pass.policy.project(name).is_guaranteed_something:
             backlog.restore()
-            backlog.find_turn(desk.turns.get(name, -NEVER), desk.policy, desk.now)
+            backlog.find_turn(
+                scheduling_pass.turns.get(name, -NEVER), scheduling_pass.policy, scheduling_pass.now
+            )
     return {name: backlog for name, backlog in queues.items() if backlog.heap}
 
 
-def _serve_the_rest(queues: Mapping[str, ProjectQueue], desk: SchedulingPass) -> None:
+def _serve_the_rest(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Serve all other requests, by fair share."""
-    heap = [(desk.ledger.fair(name), name) for name in queues]
+    heap = [(scheduling_pass.ledger.fair(name), name) for name in queues]
     heapify(heap)
     while heap:
         _, name = heappop(heap)
         backlog = queues[name]
-        _serve_one(backlog, desk)
+        _serve_one(backlog, scheduling_pass)
         if backlog.heap:
-            heappush(heap, (desk.ledger.fair(name), name))
+            heappush(heap, (scheduling_pass.ledger.fair(name), name))
 
 
-def _serve_one(backlog: ProjectQueue, desk: SchedulingPass) -> None:
+def _serve_one(backlog: ProjectQueue, scheduling_pass: SchedulingPass) -> None:
     """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
     turn, backlog.turn = backlog.turn, None
-    if turn is not None and desk.is_done(turn.lease.id):
+    if turn is not None and scheduling_pass.is_done(turn.lease.id):
         turn = None
     kind = backlog.first()
     assert kind is not None
     one = turn or kind.candidates[0]
-    if turn is None and desk.is_done(one.lease.id):
+    if turn is None and scheduling_pass.is_done(one.lease.id):
         backlog.advance()
         return
-    answer = desk.ordinary(one, turn=turn is not None)
+    answer = scheduling_pass.ordinary(one, turn=turn is not None)
     if not isinstance(answer, PassDecision):
-        desk.settle(one, answer, turn=turn is not None)
+        scheduling_pass.settle(one, answer, turn=turn is not None)
     elif turn is not None:
-        desk.verdicts[one.lease.id] = answer
+        scheduling_pass.verdicts[one.lease.id] = answer
     else:
-        _refuse(backlog.drop(), answer, desk)
+        _refuse(backlog.drop(), answer, scheduling_pass)
 
 
-def _refuse(kind: RequestLine, verdict: PassDecision, desk: SchedulingPass) -> None:
+def _refuse(kind: RequestLine, verdict: PassDecision, scheduling_pass: SchedulingPass) -> None:
     for one in kind.candidates:
-        if one.lease.id not in desk.grants:
-            desk.verdicts.setdefault(one.lease.id, verdict)
+        if one.lease.id not in scheduling_pass.grants:
+            scheduling_pass.verdicts.setdefault(one.lease.id, verdict)

@@ -316,14 +316,14 @@ def cheapest(
     index: HostIndex,
     places: CapacityPort,
     closed: Collection[GpuId],
-    court: PreemptionRules,
+    rules: PreemptionRules,
 ) -> Victims | None:
     """Return the cheapest victims after which the request has a place; None if there are none.
 
     The result is exact for one GPU with few leases; else each victim is at least needed. Ties go to the
     leases that started last.
     """
-    now = court.now
+    now = rules.now
     by_host: dict[str, list[RunningLease]] = defaultdict(list)
     for holder, _ in sorted(may_go.values(), key=_by_age):
         for host in index.hosts_of(holder):
@@ -331,7 +331,7 @@ def cheapest(
     best: tuple[tuple[float, float], Victims] | None = None
     for host in _likely(by_host):
         for victims in _sets_on(host, by_host[host], request, places, closed, now):
-            if not court.may_go_together(victims, may_go):
+            if not rules.may_go_together(victims, may_go):
                 continue
             gone = [one.lease for one in victims]
             grants = places.place(_beside(victims, request), gone=gone, closed=closed, host=host)

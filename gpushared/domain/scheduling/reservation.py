@@ -52,24 +52,24 @@ class HostIndex:
 
     def __init__(self, holder_index: HolderIndex, leaves_in_seconds: float) -> None:
         """Follow ``holder_index`` as it changes."""
-        self._roll = holder_index
+        self._holder_index = holder_index
         self._leaves_in = leaves_in_seconds
 
     def load(self, host: str) -> int:
         """Return the permille of compute that is held there."""
-        return self._roll.load(host)
+        return self._holder_index.load(host)
 
     def hosts_of(self, holder: RunningLease) -> Collection[str]:
         """Return the hosts where a lease holds something."""
-        return self._roll.hosts_of(holder.lease.id)
+        return self._holder_index.hosts_of(holder.lease.id)
 
     def on(self, host: str) -> Collection[RunningLease]:
         """Return the holders on a host."""
-        return self._roll.on(host)
+        return self._holder_index.on(host)
 
     def hosts(self) -> list[str]:
         """Return the hosts that somebody holds a part of, in order."""
-        return self._roll.hosts()
+        return self._holder_index.hosts()
 
     def end(self, holder: RunningLease, lease: LeaseId, now: float) -> float:
         """Return when the holder leaves at the latest, if ``lease`` needs its room; infinite if unknown."""

@@ -83,7 +83,7 @@ class SchedulingPass:
         self.turns = dict(turns)
         self.behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
         self.look_again_at = NEVER
-        self._court = PreemptionRules(policy, self.ledger, self.turns, now)
+        self._preemption_rules = PreemptionRules(policy, self.ledger, self.turns, now)
         self._fixed = FixedParts(places)
         self._pending = Pending()
         self._head_waits = False
@@ -356,16 +356,16 @@ class SchedulingPass:
         turn: bool = False,
     ) -> PlacementPlan | None:
         """Return room that other leases give way for."""
-        if not (claim or turn or self._court.may_preempt(one)):
+        if not (claim or turn or self._preemption_rules.may_preempt(one)):
             return None
         if claim or turn:
             found = self._left_beside(request, closed)
             if found is not None and not self._fixed_at_stake(one, found):
                 return PlacementPlan(found.grants, found)
-        may_go, later = self._court.eligible(one, claim=claim, turn=turn)
+        may_go, later = self._preemption_rules.eligible(one, claim=claim, turn=turn)
         may_go = {lease: found for lease, found in may_go.items() if not self._new(lease)}
         for _ in range(TRIES if may_go else 0):
-            found = cheapest(request, may_go, self.index, self.places, closed, self._court)
+            found = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
             at_stake = NOTHING if found is None else self._fixed_at_stake(one, found)
             if found is not None and not at_stake:
                 return PlacementPlan(found.grants, found)

@@ -153,7 +153,9 @@ class NodeJobs:
     async def reserve(self, message: jobs_pb2.ReserveRequest, caller: Caller) -> jobs_pb2.ReserveAnswer:
         """Submit one job, wait for its lease, and return the socket at which docker reaches it."""
         if message.job.array:
-            raise RequestError("an array has many leases", hint="submit it, and ask for the door of one job")
+            raise RequestError(
+                "an array has many leases", hint="submit it, and ask where one of its jobs runs"
+            )
         seconds = bounded_seconds(message.timeout_seconds)
         taken = await self.submit(message.job, caller)
         view = await self._reserved(JobId(taken.job_ids[0]), seconds, caller)

@@ -1,4 +1,4 @@
-"""Build the coordinator's services and gRPC servers, one server for each door."""
+"""Build the coordinator's services and gRPC servers, one server for each listener."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ class ListenerServer:
 
     def __init__(
         self,
-        door: Listener,
+        listener: Listener,
         address: str,
         credentials: grpc.ServerCredentials | None,
         intake: Intake | None = None,
@@ -411,8 +411,8 @@ class ListenerServer:
 
         The server closes connections beyond ``max_connections`` as soon as it accepts them; 0 means no bound.
         """
-        self._door = door
-        options = _OPTIONS_FOR_NODES if door is Listener.NODES else _OPTIONS_FOR_USERS
+        self._listener = listener
+        options = _OPTIONS_FOR_NODES if listener is Listener.NODES else _OPTIONS_FOR_USERS
         bound = [(_MOST_CONNECTIONS, max_connections)] if max_connections else []
         self._server = grpc.aio.server(
             options=[*options, *bound],
@@ -433,7 +433,7 @@ class ListenerServer:
     @asynccontextmanager
     async def serving(self, services: Sequence[Service]) -> AsyncIterator[None]:
         """Accept calls as long as the block runs."""
-        served = [service for service in services if self._door in service.listeners]
+        served = [service for service in services if self._listener in service.listeners]
         for service in served:
             service.add(self._server)
         await self._add_health([service.name for service in served])
@@ -445,10 +445,10 @@ class ListenerServer:
 
     async def _add_health(self, names: Sequence[str]) -> None:
         """Add health checks; add reflection, which lists the calls, for administrators only."""
-        checker = health.aio.HealthServicer() if self._door is Listener.LOCAL else _HealthOnce()
+        checker = health.aio.HealthServicer() if self._listener is Listener.LOCAL else _HealthOnce()
         health_pb2_grpc.add_HealthServicer_to_server(checker, self._server)
         for name in ("", *names):
             await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
-        if self._door is Listener.LOCAL:
+        if self._listener is Listener.LOCAL:
             known = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
             reflection.enable_server_reflection(known, self._server)

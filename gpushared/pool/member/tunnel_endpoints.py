@@ -188,7 +188,7 @@ class TunnelEndpoints:
                 sock, _ = await loop.sock_accept(endpoint.listener)
                 self._tasks.start(self._serve(endpoint, sock))
         except OSError as error:
-            log.warning("door=%s is closed: %s", endpoint.path.name, error)
+            log.warning("docker host %s is closed: %s", endpoint.path.name, error)
         finally:
             endpoint.listener.close()
             if self._endpoints.get(key) is endpoint:

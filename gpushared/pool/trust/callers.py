@@ -153,7 +153,9 @@ class Callers:
         if _first(auth, "transport_security_type") == b"ssl":
             return self._bearer(_metadata(context, AUTHORIZATION))
         if self._authenticator is None:
-            raise PermissionRefused("this connection has no door", hint="use TLS, or the unix socket")
+            raise PermissionRefused(
+                "nobody can tell whose this connection is", hint="use TLS, or the unix socket"
+            )
         return self.local(await self._authenticator.caller_of(context))
 
     def admitted(self, name: str, context: Context[Any, Any]) -> Admitted:

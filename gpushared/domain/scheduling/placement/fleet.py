@@ -120,7 +120,7 @@ class Fleet:
         makes: dict[tuple[object, ...], int] = {}
         self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
         self._leases: dict[LeaseId, _Taken] = {}
-        self._kin = ProjectAffinity() if together is Together.PROJECT else None
+        self._affinity = ProjectAffinity() if together is Together.PROJECT else None
         self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
@@ -139,7 +139,7 @@ class Fleet:
     def _detach(self) -> None:
         self.demand_profile = self.demand_profile.copy()
         self._free, self._leases = list(self._free), dict(self._leases)
-        self._kin = None if self._kin is None else self._kin.copy()
+        self._affinity = None if self._affinity is None else self._affinity.copy()
         self._undo, self._log, self._rankings = [], _Log(), {}
 
     # --- asking ------------------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ class Fleet:
                 best = answer, at
         if best is None:
             return NoPlace(ranking.refusals + Counter(refused))
-        project_affinity = self._kin_of(request)
-        at = self._nearest_kin(ranking, best, closed, project_affinity) if project_affinity else best[1]
+        project_affinity = self._affinity_of(request)
+        at = self._nearest_affinity(ranking, best, closed, project_affinity) if project_affinity else best[1]
         return self._placement(ranking.need, at, ranking.policy, closed, project_affinity)
 
     def refusals(self, request: Request) -> Counter[Reason]:
@@ -217,8 +217,8 @@ class Fleet:
         for lease, request, grants in leases:
             at = self._home[grants[0].gpu][0]
             self._leases[lease] = _Taken(at, request, grants)
-            if self._kin is not None:
-                self._kin.change(None, self._leases[lease])
+            if self._affinity is not None:
+                self._affinity.change(None, self._leases[lease])
             by_host.setdefault(at, []).append(self._leases[lease])
         for at, taken in by_host.items():
             self._free[at] = self._changed(at, taken, 1)
@@ -285,8 +285,8 @@ class Fleet:
         before = self._leases.pop(lease, None)
         if taken is not None:
             self._leases[lease] = taken
-        if self._kin is not None:
-            self._kin.change(before, taken)
+        if self._affinity is not None:
+            self._affinity.change(before, taken)
         self._log.hosts.append(at)
         if len(self._log.hosts) > CHANGES_PER_HOST * max(64, len(self.hosts)):
             self._log = _Log(self._log.end)
@@ -313,7 +313,7 @@ class Fleet:
     def _place_on(
         self, request: Request, only: Collection[int], closed: Collection[GpuId]
     ) -> Placement | NoPlace:
-        need, policy, project_affinity = Need.of(request), self._policy(), self._kin_of(request)
+        need, policy, project_affinity = Need.of(request), self._policy(), self._affinity_of(request)
         refusals = Counter({HostReason.OTHER_HOST: len(self.hosts) - len(only)})
         found: list[tuple[Score, int]] = []
         for at in only:
@@ -326,10 +326,10 @@ class Fleet:
             return NoPlace(+refusals)
         return self._placement(need, min(found)[1], policy, closed, project_affinity)
 
-    def _kin_of(self, request: Request) -> Collection[GpuId]:
-        return NOTHING if self._kin is None else self._kin.gpus(request.project)
+    def _affinity_of(self, request: Request) -> Collection[GpuId]:
+        return NOTHING if self._affinity is None else self._affinity.gpus(request.project)
 
-    def _nearest_kin(
+    def _nearest_affinity(
         self, ranking: Ranking, best: Entry, closed: Collection[GpuId], project_affinity: Collection[GpuId]
     ) -> int:
         """Return the host of the best place when nearness to the request's project counts."""
@@ -337,7 +337,7 @@ class Fleet:
         hosts = {self._home[gpu][0] for gpu in project_affinity}
         costs = {at: cost for at in hosts if (cost := ranking.cost(at)) is not None}
         found = [(best[0], best[1] not in hosts, best[1])]
-        for at in worth_rating(costs, best[0], need.count * policy.kin_worth):
+        for at in worth_rating(costs, best[0], need.count * policy.affinity_worth):
             answer = rate(need, self._free[at], policy, closed, project_affinity)
             if isinstance(answer, tuple):
                 found.append((answer, False, at))

@@ -90,7 +90,7 @@ def _drawn_to(
 ) -> list[Rank]:
     """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
     return [
-        (rank[0], rank[1] - policy.kin_worth, *rank[2:])
+        (rank[0], rank[1] - policy.affinity_worth, *rank[2:])
         if free.rooms[rank[3]].gpu.id in project_affinity
         else rank
         for rank in ranks

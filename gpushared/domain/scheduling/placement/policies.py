@@ -28,7 +28,7 @@ MODEL_WEIGHT = 0.02
 """A GPU of a model that is asked for as much as there is of it counts as a fiftieth of a stranded one: any
 weight above 0 keeps those who can choose away from it, and a large one only breaks good fits."""
 
-KIN_PERMILLE = 300.0
+AFFINITY_PERMILLE = 300.0
 """The worth is a little more than a quarter of a GPU, a usual size. It outweighs a slice's best fit, but
 never a whole GPU."""
 
@@ -55,7 +55,7 @@ class PlacementPolicy(Protocol):
 
     whole_gpus_last: bool
     """True if a GPU that nobody uses is left alone while a slice fits elsewhere."""
-    kin_worth: float
+    affinity_worth: float
     """The worth for a slice to be on a GPU with others of its project, in the unit of ``part``."""
 
     def part(self, before: int, after: int) -> float:
@@ -75,7 +75,7 @@ class Pack:
     """Choose the best fit: the GPU, then the host, that is left with the least."""
 
     whole_gpus_last = True
-    kin_worth = KIN_PERMILLE
+    affinity_worth = AFFINITY_PERMILLE
 
     def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
         return float(after)
@@ -91,7 +91,7 @@ class Spread:
     """Choose the worst fit, which gives as few neighbours as possible."""
 
     whole_gpus_last = False
-    kin_worth = KIN_PERMILLE
+    affinity_worth = AFFINITY_PERMILLE
 
     def part(self, before: int, after: int) -> float:  # noqa: ARG002 - what was there does not matter
         return -float(after)
@@ -112,7 +112,7 @@ class Fragmentation:
     """
 
     whole_gpus_last = True
-    kin_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
+    affinity_worth = FREE_GPU_WEIGHT * WHOLE_PERMILLE
 
     def __init__(self, demand_profile: DemandProfile, supply: Mapping[str, float] | None = None) -> None:
         """Take ``supply``: the part of the fleet's GPUs that each model makes."""
