@@ -252,6 +252,21 @@ def revoke(token_id: str, node: str) -> int:
     return 0
 
 
+@pool.command("forget", short_help="Take a retired coordinator out of the list.")
+@click.argument("coordinator", metavar="COORDINATOR")
+def forget(coordinator: str) -> int:
+    """Take a coordinator that will not run any more out of the list that nodes and programs have.
+
+    Only the coordinator that leads does it. A node is forgotten with `gpushare node forget`.
+
+    \b
+    Examples:
+      gpushare pool forget h3
+    """
+    click.echo(text.printable(PoolClient().forget_coordinator(coordinator)))
+    return 0
+
+
 # --- the authority and the coordinator -----------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpushared.api.v1.admin_messages import (
     ApiToken,
+    CoordinatorForgotten,
     JoinToken,
     ListApiTokensResponse,
     ListJoinTokensResponse,
@@ -101,6 +102,10 @@ class PoolClient:
         """Forget a node. ``is_off``: the caller's word that nothing runs there any more."""
         asked = {"node": node, "is_off": is_off, "only_waive": only_waive}
         return NodeAnswer(self._call("ForgetNode", asked)).sentences
+
+    def forget_coordinator(self, name: str) -> str:
+        """Take a retired coordinator out of the list; return a sentence on what was done."""
+        return CoordinatorForgotten(self._call("ForgetCoordinator", {"name": name})).sentence
 
     def anchors(self) -> bytes:
         """Return certificates in PEM, which programs that call the users' port are to trust."""

@@ -29,6 +29,7 @@ ALWAYS = frozenset(
         "PoolAdmin/CreateApiToken",
         "PoolAdmin/CreateJoinToken",
         "PoolAdmin/DrainNode",
+        "PoolAdmin/ForgetCoordinator",
         "PoolAdmin/ForgetNode",
         "PoolAdmin/RevokeToken",
         "PoolAdmin/RotateCa",

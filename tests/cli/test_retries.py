@@ -230,7 +230,7 @@ ONCE = {
     *("Leases/Resize", "Leases/Extend", "Leases/Preempt", "Jobs/SubmitBatch"),
     *("Node/Join", "Node/Leave", "Simulation/Change"),
     *("PoolAdmin/CreateJoinToken", "PoolAdmin/CreateApiToken", "PoolAdmin/RevokeToken"),
-    *("PoolAdmin/ForgetNode", "PoolAdmin/RotateCa"),
+    *("PoolAdmin/ForgetCoordinator", "PoolAdmin/ForgetNode", "PoolAdmin/RotateCa"),
 }
 """What counts twice, or answers otherwise the second time."""
 MODULES = (

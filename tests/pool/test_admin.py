@@ -105,12 +105,18 @@ async def test_status_tells_how_the_coordinator_is(office: Office) -> None:
         ("status", pool_pb2.PoolStatusRequest()),
         ("drain_node", pool_pb2.DrainNodeRequest(node="n1", reason="x")),
         ("forget_node", pool_pb2.ForgetNodeRequest(node="n1", is_off=True)),
+        ("forget_coordinator", pool_pb2.ForgetCoordinatorRequest(name="h3")),
     ],
 )
 async def test_only_administrators_are_answered(office: Office, call: str, message: Any) -> None:
     with pytest.raises(PermissionRefused, match="only admins"):
         await getattr(office.admin, call)(message, USER)
     assert office.certificates.revoked == []
+
+
+async def test_a_pool_of_one_coordinator_has_none_to_forget(office: Office) -> None:
+    with pytest.raises(StateConflict, match="this pool has one coordinator"):
+        await office.admin.forget_coordinator(pool_pb2.ForgetCoordinatorRequest(name="h3"), ROOT)
 
 
 async def test_a_drained_node_gets_no_new_work_and_is_told(office: Office) -> None:

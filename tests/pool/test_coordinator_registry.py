@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gpushared.api.v1 import pool_pb2
+from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.pool.coordinator import coordinator_registry as module
 from gpushared.pool.coordinator.coordinator_registry import COORDINATOR, CoordinatorRegistry
@@ -104,6 +105,27 @@ async def test_all_are_listed_with_what_each_does(world: StoreWorld) -> None:
         await registry(third, facts("c")).announce()
         listed = [(one.name, one.runs, one.leads) for one in await known.all()]
         assert listed == [("a", True, True), ("b", False, False), ("c", True, False)]
+
+
+async def test_a_retired_coordinator_is_forgotten_and_nodes_are_told_of_it_no_more(world: StoreWorld) -> None:
+    async with leading(world) as first:
+        known = await both_kept(first)
+        await known.forget("b", first.loop.write)
+        assert first.kept(COORDINATOR) == ["coordinator/a"]
+        assert known.addresses() == (["a:7440"], ["a:7441"])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "told"), [("a", StateConflict, "a runs"), ("z", NotFound, "there is no coordinator 'z'")]
+)
+async def test_neither_one_that_runs_nor_an_unknown_one_is_forgotten(
+    world: StoreWorld, name: str, error: type[GpushareError], told: str
+) -> None:
+    async with leading(world) as first:
+        known = await both_kept(first)
+        with pytest.raises(error, match=told):
+            await known.forget(name, first.loop.write)
+        assert first.kept(COORDINATOR) == ["coordinator/a", "coordinator/b"]
 
 
 async def test_facts_of_a_newer_version_are_left_out_and_told(

@@ -158,6 +158,12 @@ class NodeAnswer(Message):
     sentences: tuple[str, ...] = ()
 
 
+class CoordinatorForgotten(Message):
+    """A sentence tells people what was done."""
+
+    sentence: str = ""
+
+
 class RotateCaAnswer(Message):
     """Sentences tell people what was done, and what is next."""
 

@@ -910,6 +910,12 @@ interface ForgetNodeRequest {
 interface NodeAnswer {
   sentences: string[];
 }
+interface ForgetCoordinatorRequest {
+  name: string;
+}
+interface CoordinatorForgotten {
+  sentence: string;
+}
 interface RotateCaRequest {
   finish: boolean;
 }

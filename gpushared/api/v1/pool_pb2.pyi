@@ -480,6 +480,46 @@ class NodeAnswer(_message.Message):
 Global___NodeAnswer: _TypeAlias = NodeAnswer  # noqa: Y015
 
 @_typing.final
+class ForgetCoordinatorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetCoordinatorRequest: _TypeAlias = ForgetCoordinatorRequest  # noqa: Y015
+
+@_typing.final
+class CoordinatorForgotten(_message.Message):
+    """A sentence tells people what was done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SENTENCE_FIELD_NUMBER: _builtins.int
+    sentence: _builtins.str
+    def __init__(
+        self,
+        *,
+        sentence: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sentence", b"sentence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoordinatorForgotten: _TypeAlias = CoordinatorForgotten  # noqa: Y015
+
+@_typing.final
 class RotateCaRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -233,6 +233,11 @@ class PoolAdminStub:
                 request_serializer=gpushare_dot_v1_dot_pool__pb2.ForgetNodeRequest.SerializeToString,
                 response_deserializer=gpushare_dot_v1_dot_pool__pb2.NodeAnswer.FromString,
                 _registered_method=True)
+        self.ForgetCoordinator = channel.unary_unary(
+                '/gpushare.v1.PoolAdmin/ForgetCoordinator',
+                request_serializer=gpushare_dot_v1_dot_pool__pb2.ForgetCoordinatorRequest.SerializeToString,
+                response_deserializer=gpushare_dot_v1_dot_pool__pb2.CoordinatorForgotten.FromString,
+                _registered_method=True)
         self.RotateCa = channel.unary_unary(
                 '/gpushare.v1.PoolAdmin/RotateCa',
                 request_serializer=gpushare_dot_v1_dot_pool__pb2.RotateCaRequest.SerializeToString,
@@ -298,6 +303,13 @@ class PoolAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetCoordinator(self, request, context):
+        """A coordinator that does not run any more leaves the list of addresses.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RotateCa(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -354,6 +366,11 @@ def add_PoolAdminServicer_to_server(servicer, server):
                     servicer.ForgetNode,
                     request_deserializer=gpushare_dot_v1_dot_pool__pb2.ForgetNodeRequest.FromString,
                     response_serializer=gpushare_dot_v1_dot_pool__pb2.NodeAnswer.SerializeToString,
+            ),
+            'ForgetCoordinator': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetCoordinator,
+                    request_deserializer=gpushare_dot_v1_dot_pool__pb2.ForgetCoordinatorRequest.FromString,
+                    response_serializer=gpushare_dot_v1_dot_pool__pb2.CoordinatorForgotten.SerializeToString,
             ),
             'RotateCa': grpc.unary_unary_rpc_method_handler(
                     servicer.RotateCa,
@@ -561,6 +578,33 @@ class PoolAdmin:
             '/gpushare.v1.PoolAdmin/ForgetNode',
             gpushare_dot_v1_dot_pool__pb2.ForgetNodeRequest.SerializeToString,
             gpushare_dot_v1_dot_pool__pb2.NodeAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetCoordinator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpushare.v1.PoolAdmin/ForgetCoordinator',
+            gpushare_dot_v1_dot_pool__pb2.ForgetCoordinatorRequest.SerializeToString,
+            gpushare_dot_v1_dot_pool__pb2.CoordinatorForgotten.FromString,
             options,
             channel_credentials,
             insecure,

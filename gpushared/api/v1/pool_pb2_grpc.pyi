@@ -94,6 +94,8 @@ class PoolAdminStub:
     DrainNode: _grpc.UnaryUnaryMultiCallable[_pool_pb2.DrainNodeRequest, _pool_pb2.NodeAnswer]
     ForgetNode: _grpc.UnaryUnaryMultiCallable[_pool_pb2.ForgetNodeRequest, _pool_pb2.NodeAnswer]
     """An admin's word that a node is off: what ran there is over, and its certificate with it."""
+    ForgetCoordinator: _grpc.UnaryUnaryMultiCallable[_pool_pb2.ForgetCoordinatorRequest, _pool_pb2.CoordinatorForgotten]
+    """A coordinator that does not run any more leaves the list of addresses."""
     RotateCa: _grpc.UnaryUnaryMultiCallable[_pool_pb2.RotateCaRequest, _pool_pb2.RotateCaAnswer]
     Anchors: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetTrustRequest, _pool_pb2.Trust]
     """Whom programs are to trust that call with API tokens; told where it can be believed."""
@@ -113,6 +115,8 @@ class PoolAdminAsyncStub(PoolAdminStub):
     DrainNode: _aio.UnaryUnaryMultiCallable[_pool_pb2.DrainNodeRequest, _pool_pb2.NodeAnswer]  # type: ignore[assignment]
     ForgetNode: _aio.UnaryUnaryMultiCallable[_pool_pb2.ForgetNodeRequest, _pool_pb2.NodeAnswer]  # type: ignore[assignment]
     """An admin's word that a node is off: what ran there is over, and its certificate with it."""
+    ForgetCoordinator: _aio.UnaryUnaryMultiCallable[_pool_pb2.ForgetCoordinatorRequest, _pool_pb2.CoordinatorForgotten]  # type: ignore[assignment]
+    """A coordinator that does not run any more leaves the list of addresses."""
     RotateCa: _aio.UnaryUnaryMultiCallable[_pool_pb2.RotateCaRequest, _pool_pb2.RotateCaAnswer]  # type: ignore[assignment]
     Anchors: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetTrustRequest, _pool_pb2.Trust]  # type: ignore[assignment]
     """Whom programs are to trust that call with API tokens; told where it can be believed."""
@@ -171,6 +175,14 @@ class PoolAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_pool_pb2.NodeAnswer, _abc.Awaitable[_pool_pb2.NodeAnswer]]:
         """An admin's word that a node is off: what ran there is over, and its certificate with it."""
+
+    @_abc_1.abstractmethod
+    def ForgetCoordinator(
+        self,
+        request: _pool_pb2.ForgetCoordinatorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pool_pb2.CoordinatorForgotten, _abc.Awaitable[_pool_pb2.CoordinatorForgotten]]:
+        """A coordinator that does not run any more leaves the list of addresses."""
 
     @_abc_1.abstractmethod
     def RotateCa(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import gpushared
@@ -41,6 +41,7 @@ class AdminLoop(Protocol):
     @property
     def revision(self) -> int: ...
     async def send(self, event: PoolEvent) -> Job | None: ...
+    async def write(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> int: ...
     def now(self) -> float: ...
 
 
@@ -80,7 +81,12 @@ class Admin:
         self._drained = drained
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {"Status": self.status, "DrainNode": self.drain_node, "ForgetNode": self.forget_node}
+        return {
+            "Status": self.status,
+            "DrainNode": self.drain_node,
+            "ForgetNode": self.forget_node,
+            "ForgetCoordinator": self.forget_coordinator,
+        }
 
     async def status(self, _: pool_pb2.PoolStatusRequest, caller: PoolCaller) -> pool_pb2.PoolStatus:
         """Return the coordinator's state."""
@@ -156,6 +162,24 @@ class Admin:
             self._waive(member, caller) if message.only_waive else self._forget(member, caller)
         )
         return pool_pb2.NodeAnswer(sentences=sentences)
+
+    async def forget_coordinator(
+        self, message: pool_pb2.ForgetCoordinatorRequest, caller: PoolCaller
+    ) -> pool_pb2.CoordinatorForgotten:
+        """Take a coordinator that does not run any more out of the list that nodes and users have.
+
+        Raises StateConflict for one that runs, and if the pool has one coordinator.
+        """
+        caller.require_admin()
+        if self._registry is None:
+            raise StateConflict(
+                "this pool has one coordinator", hint="only a pool on an etcd may have several"
+            )
+        await self._registry.forget(message.name, self._machine.write)
+        log.info("coordinator=%s forgotten by=%s", message.name, caller.owner.principal)
+        return pool_pb2.CoordinatorForgotten(
+            sentence=f"coordinator {message.name} is forgotten; each node learns that when it next connects"
+        )
 
     async def _waive(self, member: Member, caller: PoolCaller) -> list[str]:
         await self._machine.send(NodeForgotten(member.name, caller.owner, only_waive=True))

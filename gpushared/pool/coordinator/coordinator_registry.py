@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from gpushared.api.v1 import pool_pb2
-from gpushared.domain.model.errors import GpushareError
+from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict
+from gpushared.domain.model.units import shown
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.ports.job_store import SharedStore
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 COORDINATOR = "coordinator/"
 """A record below this prefix keeps the addresses of a coordinator that once ran."""
 LOOK_SECONDS = 10.0
+Write = Callable[[Mapping[str, bytes], Iterable[str]], Awaitable[int]]
+"""Write and delete records of the store, as ``PoolLoop.write``."""
 
 
 class CoordinatorRegistry:
@@ -64,6 +67,22 @@ class CoordinatorRegistry:
             except GpushareError as error:
                 log.info("the coordinators' addresses are not kept now: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def forget(self, name: str, write: Write) -> None:
+        """Take a retired coordinator out of the list; nodes take over the list when they next connect.
+
+        Raises NotFound, StateConflict for a coordinator that runs, and the store's errors.
+        """
+        if name not in await self._kept():
+            raise NotFound(
+                f"there is no coordinator {shown(name)}", hint="`gpushare pool status` names all coordinators"
+            )
+        if name in await self._store.announced():
+            raise StateConflict(
+                f"coordinator {name} runs", hint="stop it there first: systemctl disable --now gpushared-pool"
+            )
+        await write({}, [COORDINATOR + name])
+        self._known.pop(name, None)
 
     def _is_news(self, name: str, facts: bytes) -> bool:
         known, told = self._known.get(name), _read(name, facts)

@@ -33,7 +33,7 @@ join token, and for the time, until the message is sent."""
 METHODS = {f"/gpushare.v1.{name}": method for name, method in CALLS.items()}
 CONNECT, SERVE = "/gpushare.v1.NodeLink/Connect", "/gpushare.v1.NodeLink/Serve"
 SIGN, RENEW = "/gpushare.v1.Join/Sign", "/gpushare.v1.Join/Renew"
-_TAKING = ("RotateCa", "RevokeToken", "DrainNode", "ForgetNode")
+_TAKING = ("RotateCa", "RevokeToken", "DrainNode", "ForgetNode", "ForgetCoordinator")
 NOT_BY_ADMINS = frozenset(f"/gpushare.v1.PoolAdmin/{name}" for name in _TAKING)
 """By each of these an administrator may take from the honest ones what they have."""
 
