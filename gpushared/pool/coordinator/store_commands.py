@@ -23,6 +23,30 @@ _REPLACE = click.option("--replace", is_flag=True, help="Replace a store that is
 _FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 
 
+def _as_of_program(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Take an option of ``gpushared-pool`` also where it stands behind the command's name."""
+    if value is not None and option.name is not None:
+        context.find_root().params[option.name] = value
+
+
+def _where(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say where the store is."""
+    config = click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        expose_value=False,
+        callback=_as_of_program,
+        help="Configuration file instead of the usual one.",
+    )
+    folder = click.option(
+        "--state-dir",
+        expose_value=False,
+        callback=_as_of_program,
+        help="Where store and keys are [/var/lib/gpushared-pool].",
+    )
+    return config(folder(command))
+
+
 @click.group(name="store")
 def store_commands() -> None:
     """Move, check, copy or restore the store.
@@ -37,6 +61,7 @@ def store_commands() -> None:
     "--to", required=True, metavar="URL", help="etcd://HOST:PORT,HOST:PORT or sqlite: or sqlite:PATH."
 )
 @_REPLACE
+@_where
 @click.pass_context
 def migrate_command(context: click.Context, /, to: str, *, replace: bool) -> None:
     """Move the store to etcd, or back to a file. Certificates for etcd are taken from [store]."""
@@ -45,6 +70,7 @@ def migrate_command(context: click.Context, /, to: str, *, replace: bool) -> Non
 
 @store_commands.command(name="backup")
 @_FILE
+@_where
 @click.pass_context
 def backup_command(context: click.Context, /, file: Path) -> None:
     """Copy the store to FILE, which must not exist. The coordinator may run."""
@@ -54,6 +80,7 @@ def backup_command(context: click.Context, /, file: Path) -> None:
 @store_commands.command(name="restore")
 @_FILE
 @_REPLACE
+@_where
 @click.pass_context
 def restore_command(context: click.Context, /, file: Path, *, replace: bool) -> None:
     """Fill the store from a copy that `backup` made; nodes then report what the copy lacks."""
@@ -61,6 +88,7 @@ def restore_command(context: click.Context, /, file: Path, *, replace: bool) -> 
 
 
 @store_commands.command(name="check")
+@_where
 @click.pass_context
 def check_command(context: click.Context, /) -> None:
     """Read the whole store, and exit with 1 if something is wrong. The coordinator may run."""
