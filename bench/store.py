@@ -1,7 +1,7 @@
 """Compare a pool's stores: SQLite, etcd of one member, etcd of three members, all on this machine, in turns.
 
-Measured are one transaction of the store, and a submission to a real coordinator until it is accepted: on its
-unix socket, one after the other.
+Measured are one transaction of the store; a transaction of a hundred records beside an event loop that is busy in
+passes of 3 ms; and a submission to a real coordinator until it is accepted: on its unix socket, one after the other.
 
     PYTHONPATH=. .venv/bin/python bench/store.py
 """
@@ -18,11 +18,13 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 from common import ms, percentile, print_conditions
 
+from gpushared.daemon.process import new_polite_loop
 from gpushared.ports.job_store import JobStore, Transaction
 from gpushared.storage.etcd.access import EtcdAccess
 from gpushared.storage.etcd.store import EtcdStore
@@ -33,20 +35,41 @@ from tests.pool.processes import CoordinatorProcess
 TURN = 20
 """Measure so many in one turn, then the next store: what else the machine does meets all of them."""
 BODY = b"x" * 2000
+MANY = 100
+Seconds = dict[str, list[float]]
+PASS_SECONDS = 0.003
 
 
-async def commits(stores: dict[str, JobStore], rounds: int) -> dict[str, list[float]]:
+async def commits(stores: dict[str, JobStore], rounds: int, records: int = 1) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in stores}
     epochs = {name: await store.lead() for name, store in stores.items()}
     for number in range(rounds):
         for name, store in stores.items():
             for at in range(TURN):
                 began = time.perf_counter()
-                await store.commit(Transaction(epochs[name], {f"job/{number:06d}-{at:03d}": BODY}))
+                keys = [f"job/{number:06d}-{at:03d}-{record:03d}" for record in range(records)]
+                await store.commit(Transaction(epochs[name], dict.fromkeys(keys, BODY)))
                 seconds[name].append(time.perf_counter() - began)
     for store in stores.values():
         await store.close()
     return seconds
+
+
+async def beside_a_busy_loop(work: Coroutine[Any, Any, Seconds]) -> Seconds:
+    """Do the work while the event loop has something to do in each pass, as a coordinator's has at work."""
+
+    async def keep_busy() -> NoReturn:
+        while True:
+            until = time.perf_counter() + PASS_SECONDS
+            while time.perf_counter() < until:
+                sum(range(50))
+            await asyncio.sleep(0)
+
+    busy = asyncio.create_task(keep_busy())
+    try:
+        return await work
+    finally:
+        busy.cancel()
 
 
 def submit(coordinator: CoordinatorProcess, request_id: str) -> float:
@@ -108,12 +131,21 @@ def main() -> None:
     print_conditions()
     with tempfile.TemporaryDirectory(prefix="gss-") as folder, clusters() as made:
 
-        async def measured() -> dict[str, list[float]]:
-            stores: dict[str, JobStore] = {"sqlite": SqliteStore(Path(folder, "pool.db"))}
-            stores |= {name: EtcdStore(EtcdAccess(one.endpoints), "/commits/") for name, one in made.items()}
-            return await commits(stores, rounds)
+        def stores(name: str) -> dict[str, JobStore]:
+            found: dict[str, JobStore] = {"sqlite": SqliteStore(Path(folder, f"{name}.db"))}
+            return found | {
+                each: EtcdStore(EtcdAccess(one.endpoints), f"/{name}/") for each, one in made.items()
+            }
 
-        table("commit", asyncio.run(measured()))
+        async def one() -> Seconds:
+            return await commits(stores("one"), rounds)
+
+        async def many() -> Seconds:
+            return await beside_a_busy_loop(commits(stores("many"), rounds, MANY))
+
+        for what, work in (("commit", one), ("busy", many)):
+            with asyncio.Runner(loop_factory=new_polite_loop) as runner:
+                table(what, runner.run(work()))
         urls = {"sqlite": ""} | {name: f"etcd://{','.join(one.endpoints)}" for name, one in made.items()}
         table("submit", submissions(urls, rounds))
 

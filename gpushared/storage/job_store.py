@@ -67,8 +67,9 @@ NODES_WORDS = replace(
     "jobs that run are found again, those that wait are lost",
 )
 
+_ROW = "(?, ?, ?)"
 _PUT = """
-    INSERT INTO record (key, revision, value) VALUES (?, ?, ?)
+    INSERT INTO record (key, revision, value) VALUES {}
     ON CONFLICT (key) DO UPDATE SET revision = excluded.revision, value = excluded.value"""
 _SELECT = "SELECT key, revision, value FROM record WHERE key >= ? AND key < ?"
 MAX_CHANGES = 4096
@@ -158,7 +159,7 @@ class StoreFile(SqliteFile):
             if not transaction.puts and not deleted:
                 return revision, ()
             revision += 1
-            db.executemany(_PUT, [(key, revision, value) for key, value in transaction.puts.items()])
+            _put_all(db, transaction.puts, revision)
             db.executemany("DELETE FROM record WHERE key = ?", [(key,) for key in deleted])
             db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (revision,))
         self._epoch_to_write = 0
@@ -169,7 +170,7 @@ class StoreFile(SqliteFile):
         rows = ((key, one.revision, one.value) for key, one in contents.records.items())
         with self._writing() as db:
             db.execute("DELETE FROM record")
-            db.executemany(_PUT, rows)
+            db.executemany(_PUT.format(_ROW), rows)
             db.execute("UPDATE meta SET value = ? WHERE key = 'revision'", (contents.revision,))
             _write_epoch(db, epoch)
 
@@ -231,6 +232,17 @@ def _compare(db: sqlite3.Connection, transaction: Transaction) -> None:
             raise Conflict(
                 f"{key} is at revision {found}, not at {expected}", hint="it was changed; load it again"
             )
+
+
+def _put_all(db: sqlite3.Connection, puts: Mapping[str, bytes], revision: int) -> None:
+    """Write records in one statement.
+
+    SQLite's thread gives CPython's lock away in each step of a statement. While the event loop is busy, the
+    thread waits milliseconds to get the lock back, so it must not do that for each record.
+    """
+    if puts:
+        values = [value for key, body in puts.items() for value in (key, revision, body)]
+        db.execute(_PUT.format(", ".join([_ROW] * len(puts))), values)
 
 
 def _revision_of(db: sqlite3.Connection, key: str) -> int:
