@@ -20,7 +20,7 @@ from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import ContainerId, Lease, LeaseId, Reserved
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
-from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.client_presence_checks import ClientPresence
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.loop import Loop
@@ -89,7 +89,9 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     executor = Executor(loop, sharing, engine, FakeCheckpoints(), reconciler, sampler)
     loop.perform = executor.perform
     async with asyncio.timeout(20), loop.running():
-        lease_service = LeaseService(loop, executor, reconciler, engine, journal, Attendance(loop.now()), 10)
+        lease_service = LeaseService(
+            loop, executor, reconciler, engine, journal, ClientPresence(loop.now()), 10
+        )
         yield World(
             loop,
             journal,

@@ -299,7 +299,7 @@ def _is_on_host_network(attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class ContainerRetention:
     """Say how long containers stay, and how many for each user; the oldest are removed first."""
 
     seconds: float
@@ -309,36 +309,38 @@ class Keeping:
 class KeptContainers:
     """Remove containers when they are due. Users own, and remove, the containers of interactive jobs."""
 
-    def __init__(self, loop: Loop, engine: Engine, loopback_gate: LoopbackGate, keeping: Keeping) -> None:
-        self.keeping = keeping
+    def __init__(
+        self, loop: Loop, engine: Engine, loopback_gate: LoopbackGate, retention: ContainerRetention
+    ) -> None:
+        self.retention = retention
         self._loop = loop
         self._engine = engine
         self._loopback_gate = loopback_gate
         self._gone: set[LeaseId] = set()
         """Leases whose containers are known to be gone."""
-        self._news = asyncio.Event()
+        self._is_due = asyncio.Event()
 
     async def run(self) -> None:
         """Remove due containers, for ever."""
         while True:
             try:
-                done = await self.look()
+                done = await self.remove_due()
             except GpushareError as error:
                 log.debug("containers of ended jobs not looked at: %s", error)
                 done = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if done else RETRY_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._is_due.wait()
+            self._is_due.clear()
 
-    def told(self, coordinator: str, key: AttemptKey) -> None:
+    def attempt_changed(self, coordinator: str, key: AttemptKey) -> None:
         """Look at once if the changed attempt is over and its container must not be kept."""
         attempt_log = self._loop.state.attempts.get(coordinator)
         record = attempt_log.get(key) if attempt_log is not None else None
         if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
-            self._news.set()
+            self._is_due.set()
 
-    async def look(self) -> bool:
+    async def remove_due(self) -> bool:
         """Remove the due containers, and return True if all are gone.
 
         The engine is called only if a container is due.
@@ -349,7 +351,7 @@ class KeptContainers:
             (record for lease, record in records.items() if lease not in self._gone),
             key=lambda record: record.at,
         )
-        due = due_of(left, self.keeping, self._loop.now())
+        due = due_of(left, self.retention, self._loop.now())
         return not due or await self._remove({one.lease for one in due if one.lease is not None})
 
     def _over(self) -> Iterable[Attempt]:
@@ -374,7 +376,7 @@ class KeptContainers:
         return bool(facts.labels.get(LABEL_JOB)) and facts.status in OVER and not leased
 
 
-def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attempt]:
+def due_of(over: Sequence[Attempt], retention: ContainerRetention, now: float) -> list[Attempt]:
     """Return the attempts whose containers must go. ``over``: finished attempts, the oldest first.
 
     Each user's containers are counted alone, so that no user pushes out the logs of others.
@@ -383,7 +385,7 @@ def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attemp
     due = []
     for one in over:
         whose = _whose(one)
-        if left[whose] > keeping.most or one.at <= now - keeping.seconds or _is_removed(one):
+        if left[whose] > retention.most or one.at <= now - retention.seconds or _is_removed(one):
             due.append(one)
             left[whose] -= 1
     return due

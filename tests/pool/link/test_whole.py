@@ -106,7 +106,7 @@ class Machine:
     def _perform(self, instruction: Instruction | AttemptInstruction) -> None:
         match instruction:
             case TellCoordinator(key, coordinator):
-                self.order_handler.tell(coordinator, key)
+                self.order_handler.notify_subscribers(coordinator, key)
             case PrepareAttempt(key, coordinator):
                 self._begin([AttemptPrepared(key, coordinator)])
             case LaunchAttempt(key, coordinator):
