@@ -28,7 +28,7 @@ REVISION = b"Gpushare-Revision"
 
 AGE = b"Gpushare-Age-Seconds"
 
-HTTP_STATUS = {
+CONNECT_STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.FAILED_PRECONDITION: 400,
     Code.NOT_FOUND: 404,
@@ -118,7 +118,7 @@ def _one_line(text: str) -> str:
 def failure(error: GpushareError) -> WebReply:
     """Return an error of the tree in Connect's form."""
     leader = error.leader if isinstance(error, NotLeader) else ""
-    return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint, leader)
+    return _error(CONNECT_STATUS[error.code], error.code, error.message, error.hint, leader)
 
 
 def _error(status: int, code: Code, message: str, hint: str, leader: str = "") -> WebReply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pwd
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.guard.fences import GuardProcess
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import ask_names, look_up
+from gpushared.net.identity import ask_names, look_up_account
 from gpushared.net.loopback import LoopbackGate
 from gpushared.node.jobs.job_containers import ContainerRetention, KeptContainers
 from gpushared.node.jobs.job_images import JobImages
@@ -173,7 +172,7 @@ class LocalAccounts:
         name = rules.account_name(owner)
         try:
             async with asyncio.timeout(NAME_SERVICE_SECONDS):
-                caller = await ask_names(_look_up, name, rules.trusted_groups)
+                caller = await ask_names(look_up_account, name, rules.trusted_groups)
         except TimeoutError:
             raise TimedOut(
                 f"the user database does not answer for {shown(name)}", hint="try again later"
@@ -196,17 +195,6 @@ class LocalAccounts:
                 f'it below [pool.accounts]: "{owner.principal}" = "{name}"',
             )
         return replace(caller, trusted=False) if coordinator else caller
-
-
-def _look_up(name: str, trusted_groups: Collection[str]) -> Caller | None:
-    try:
-        entry = pwd.getpwnam(name)
-    except (KeyError, ValueError):  # ValueError means a NUL in the name
-        return None
-    # From here on the number counts: two names of one number are one account.
-    if entry.pw_uid == 0:
-        return Caller(0, 0, "root", trusted=True)
-    return look_up(entry.pw_uid, entry.pw_gid, trusted_groups)
 
 
 def _is_of_the_system(uid: int) -> bool:
