@@ -11,7 +11,7 @@ from gpushared.cli import complete, docker_cli, job_places
 from gpushared.cli.errors import say
 from gpushared.cli.options import WholeNumber
 from gpushared.cli.references import container_named
-from gpushared.cli.relay import beside
+from gpushared.cli.relay import fork_relay
 from gpushared.cli.result import run_as_child
 from gpushared.client import Client
 
@@ -119,7 +119,7 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
 
         return NamedRun(client, job, rank)
 
-    path = beside(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
+    path = fork_relay(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
     job_places.become(place._replace(host=f"unix://{path}"), "attach", *words)
 
 

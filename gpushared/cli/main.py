@@ -91,7 +91,7 @@ def _listed(name: str, words: list[str]) -> int | None:
     from gpushared.cli.listing import Listing, read_plain, show
 
     listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
-    options = read_plain(words, has_ended=listing.has_ended, own=listing.own)
+    options = read_plain(words, has_ended=listing.has_ended, own_options=listing.own_options)
     return None if options is None else show(listing, options)
 
 
@@ -102,7 +102,7 @@ def _top(words: list[str]) -> int | None:
     from gpushared.cli.listing import Options, read_plain
 
     top = import_module("gpushared.cli.top.start")
-    options = read_plain(words, has_ended=False, own=top.OWN)
-    is_plain = options is not None and options == Options(said=options.said)
+    options = read_plain(words, has_ended=False, own_options=top.OWN)
+    is_plain = options is not None and options == Options(own_values=options.own_values)
     code: int | None = top.start(options) if is_plain else None
     return code

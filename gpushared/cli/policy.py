@@ -99,8 +99,8 @@ def _captured(client: Client, args: Sequence[str]) -> Captured:
 
 
 def _create_words(words: RunWords) -> list[str]:
-    said = [f"--label=gpushare.{name}={words.ours[name]}" for name in _LABELLED if words.ours.get(name)]
-    return [*said, *words.docker_without(*RUN_ALONE)]
+    labels = [f"--label=gpushare.{name}={words.ours[name]}" for name in _LABELLED if words.ours.get(name)]
+    return [*labels, *words.docker_without(*RUN_ALONE)]
 
 
 # --- for people ----------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ def _explained(answer: PolicyExplanation) -> Iterator[str]:
 
 def _lines(one: PolicyFinding) -> Iterator[str]:
     name = one.option or one.field or "the request"
-    said = " -> ".join(_short(value) for value in dict.fromkeys((one.asked, one.given)) if value)
-    yield f"{one.verdict:8}  {name:18}  {said}".rstrip()
+    values = " -> ".join(_short(value) for value in dict.fromkeys((one.asked, one.given)) if value)
+    yield f"{one.verdict:8}  {name:18}  {values}".rstrip()
     for more in (one.why, one.hint):
         if more:
             yield f"{'':8}  {'':18}  {more}"

@@ -134,8 +134,8 @@ def _footer(ui: Ui, panels: Mapping[str, Panel], size: ScreenSize) -> list[Line]
     if size.height <= LOW_SCREEN_LINES:
         keys = [*GENERAL_KEYS[:2], *((key, words[0]) for key, words in actions), *GENERAL_KEYS[2:]]
         return [[Segment(ui.message, WARNING)] if ui.message else _keys(keys, size.width)]
-    said = [Segment(ui.message, WARNING)] if ui.message else _commands(actions, size.width)
-    return [said, _keys(GENERAL_KEYS, size.width)]
+    commands = [Segment(ui.message, WARNING)] if ui.message else _commands(actions, size.width)
+    return [commands, _keys(GENERAL_KEYS, size.width)]
 
 
 def _question(prompt: Prompt) -> Line:
@@ -144,9 +144,11 @@ def _question(prompt: Prompt) -> Line:
     assert prompt.target is not None, "a question about an action names its target"
     words = " ".join(prompt.action.words(prompt.target, prompt.typed or "") or ())
     if prompt.typed is not None:
-        asked = f"{prompt.action.name} {prompt.target.name} of {prompt.target.owner} {prompt.action.asks}: "
+        question = (
+            f"{prompt.action.name} {prompt.target.name} of {prompt.target.owner} {prompt.action.asks}: "
+        )
         return [
-            Segment(asked, TITLE),
+            Segment(question, TITLE),
             Segment(f"{prompt.typed}_"),
             Segment(f"  gpushare {words}  Enter  Esc", QUIET),
         ]

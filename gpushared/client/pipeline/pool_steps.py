@@ -187,13 +187,13 @@ class PoolSteps:
         if not self._may_read:
             return None
         try:
-            told = yield from self._try("Explain", jobs_pb2.JobRef(job_id=job_id), ADVICE_SECONDS)
+            answer = yield from self._try("Explain", jobs_pb2.JobRef(job_id=job_id), ADVICE_SECONDS)
         except PermissionRefused:
             self._may_read = False  # a token for submitting alone; each refusal leaves a line in the audit
             return None
         except GpushareError:
             return None
-        return _read(JobExplanation, told)
+        return _read(JobExplanation, answer)
 
     def _cancel(self, job_id: str, grace_seconds: int | None) -> Steps[Job]:
         asked = jobs_pb2.CancelJobRequest(job_id=job_id, grace_seconds=grace_seconds)
@@ -237,12 +237,12 @@ class PoolSteps:
         return jobs
 
     def _wait_until(
-        self, is_so: Callable[[Job], bool], job_id: str, timeout_seconds: float | None = None
+        self, is_reached: Callable[[Job], bool], job_id: str, timeout_seconds: float | None = None
     ) -> Steps[Job]:
         """Return the job when it is so. Raises TimedOut, and NeverFits if no node could take the job."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         job = yield from self._get(job_id)
-        while not is_so(job):
+        while not is_reached(job):
             left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, until - time.monotonic())
             if left <= 0:
                 raise TimedOut(
