@@ -114,7 +114,7 @@ def fetch(client: Client, options: Options) -> Screen:
     return _screen(*_newest(_pages(client, options), options.limit(LIMIT, MAX_LIMIT)))
 
 
-def _followed(client: Client, options: Options) -> Iterator[Screen]:
+def _follow_screens(client: Client, options: Options) -> Iterator[Screen]:
     """Yield the newest lines, then new ones as they come, without end."""
     page = _pages(client, options)
     lines, first = _newest(page, options.limit(LIMIT, MAX_LIMIT))
@@ -206,7 +206,7 @@ def _follow(given: dict[str, Any]) -> int:
     )
     output = "jsonl" if given["output"] == "json" else given["output"]
     options = Options(output, headers=not given["no_headers"], own_values=own_values)
-    for screen in _followed(Client(), options):
+    for screen in _follow_screens(Client(), options):
         write(LISTING, options, [screen].pop)
         sys.stdout.flush()
         options = options._replace(headers=False)

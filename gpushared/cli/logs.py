@@ -70,10 +70,10 @@ def logs(
     place = container_named(Client(), job, rank, lambda one: attempt or _newest(one))
     if not follow:
         job_places.become(place, "logs", *words)
-    return _followed(place, words, job)
+    return _follow(place, words, job)
 
 
-def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
+def _follow(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
     """Return docker's exit code; return 125, and say how to go on, if docker lost the output before its end."""
     program = docker_cli.find_docker()
     command = [program, "logs", *words, place.container]

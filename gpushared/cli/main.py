@@ -67,9 +67,9 @@ def _command(words: list[str]) -> int:
         from gpushared.client import Client
 
         Client.tell_of_retries = say
-        if name in PLAIN and (code := _listed(name, rest)) is not None:
+        if name in PLAIN and (code := _run_listing(name, rest)) is not None:
             return code
-        if name == "top" and (code := _top(rest)) is not None:
+        if name == "top" and (code := _run_top(rest)) is not None:
             return code
         if name in {"run", "submit"} and "--help" not in rest and rest not in ([], ["-h"]):
             if name == "submit":
@@ -84,7 +84,7 @@ def _command(words: list[str]) -> int:
     return invoke(words)
 
 
-def _listed(name: str, words: list[str]) -> int | None:
+def _run_listing(name: str, words: list[str]) -> int | None:
     """Return the exit code of a listing; None if click must read the words."""
     from importlib import import_module
 
@@ -95,7 +95,7 @@ def _listed(name: str, words: list[str]) -> int | None:
     return None if options is None else show(listing, options)
 
 
-def _top(words: list[str]) -> int | None:
+def _run_top(words: list[str]) -> int | None:
     """Return the exit code of ``gpushare top``; None if click must read the words."""
     from importlib import import_module
 

@@ -59,13 +59,13 @@ def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) ->
       gpushare policy explain -o json -- -p 80:80 IMAGE
     """
     client = Client()
-    captured = _captured(client, words)
+    captured = _capture(client, words)
     answer = client.explain_policy(captured.body, captured.version, user=user)
     write_items(
         "json" if as_json else output,
         "gpushare.policy-explanation/1",
         [answer.to_json()],
-        _explained(answer),
+        _explanation_lines(answer),
         simulated=False,
     )
     return 0 if answer.passes else REFUSED
@@ -91,7 +91,7 @@ def show(*, output: str, as_json: bool) -> int:
 # --- what docker would send ----------------------------------------------------------------------------
 
 
-def _captured(client: Client, args: Sequence[str]) -> Captured:
+def _capture(client: Client, args: Sequence[str]) -> Captured:
     words = split(args, docker_args.RUN._replace(command="policy explain"))
     if not words.image:
         raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")
@@ -106,7 +106,7 @@ def _create_words(words: RunWords) -> list[str]:
 # --- for people ----------------------------------------------------------------------------------------
 
 
-def _explained(answer: PolicyExplanation) -> Iterator[str]:
+def _explanation_lines(answer: PolicyExplanation) -> Iterator[str]:
     for one in sorted(answer.findings, key=lambda one: _ORDER.index(one.verdict)):
         yield from _lines(one)
     refused = sum(one.verdict == "refused" for one in answer.findings)

@@ -249,8 +249,10 @@ def set_(
 
 def _check_words(*, has_values: bool, unset: bool, both: bool) -> None:
     if both:
-        raise UsageError("--user and --no-users exclude each other")
+        raise UsageError("--user and --no-users exclude each other", hint="leave one of them out")
     if unset and has_values:
-        raise UsageError("--unset goes with no option but --model")
+        raise UsageError(
+            "--unset goes with no option but --model", hint="first --unset, then set anew in a second call"
+        )
     if not (has_values or unset):
         raise UsageError("no option says what to set", hint="gpushare project set NAME --guaranteed 2")

@@ -248,7 +248,7 @@ class RelayedConnection:
     def _downwards(self) -> None:
         while True:
             quiet_since = time.monotonic()
-            data = _received(self._upstream)
+            data = _receive(self._upstream)
             if data:
                 self._client.sendall(self._note(data))
             elif not self._resume(quiet_since):
@@ -348,7 +348,7 @@ class RelayedConnection:
         """Return a new connection to the container; None if the container has ended meanwhile."""
         upstream = connect(path)
         upstream.sendall(self._head)
-        head, output = _head_of(upstream)
+        head, output = _receive_head(upstream)
         if not _IS_STREAM.match(head):
             upstream.close()
             return None
@@ -432,7 +432,7 @@ def connect(path: str) -> socket.socket:
     return sock
 
 
-def _received(sock: socket.socket | None) -> bytes:
+def _receive(sock: socket.socket | None) -> bytes:
     """Receive bytes; empty at any kind of end."""
     if sock is None:
         return b""
@@ -442,11 +442,11 @@ def _received(sock: socket.socket | None) -> bytes:
         return b""
 
 
-def _head_of(sock: socket.socket) -> tuple[bytes, bytes]:
+def _receive_head(sock: socket.socket) -> tuple[bytes, bytes]:
     """Split an answer into its head and the bytes after it."""
     answer = b""
     while b"\r\n\r\n" not in answer and len(answer) < MAX_HEAD_BYTES:
-        if not (data := _received(sock)):
+        if not (data := _receive(sock)):
             break
         answer += data
     head, _, output = answer.partition(b"\r\n\r\n")

@@ -50,7 +50,10 @@ class ResultFile:
             self._next.write_text(json.dumps(content) + "\n", encoding="utf-8")
             self._next.replace(self._path)
         except OSError as error:
-            raise RequestError(f"the result file {self._path} cannot be written: {error.strerror}") from error
+            raise RequestError(
+                f"the result file {self._path} cannot be written: {error.strerror}",
+                hint=f"the outcome is also in its story: gpushare why {self.lease}",
+            ) from error
 
 
 def run_with_result(words: RunWords, path: str) -> int:

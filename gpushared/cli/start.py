@@ -220,7 +220,7 @@ def requeue(words: RunWords) -> bool | None:
     """Return the choice to requeue; None if neither option was given."""
     yes, no = (bool(words.ours.get(name)) for name in ("requeue", "no-requeue"))
     if yes and no:
-        raise UsageError("--requeue and --no-requeue exclude each other")
+        raise UsageError("--requeue and --no-requeue exclude each other", hint="leave one of them out")
     if yes and words.is_set("rm"):
         raise UsageError(
             "--requeue and --rm exclude each other", hint="a container that is gone cannot start again"

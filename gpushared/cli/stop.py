@@ -155,11 +155,11 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
     client = Client()
     jobs, stop = Jobs(client), Stop(client, grace_seconds, until_over=False)
     if not job:
-        return each_lease(_own(jobs, name), stop.cancel)
-    return each_lease((one for reference in job for one in _meant(client, reference)), stop.job)
+        return each_lease(_own_jobs(jobs, name), stop.cancel)
+    return each_lease((one for reference in job for one in _job_ids(client, reference)), stop.job)
 
 
-def _own(jobs: Jobs, name: str | None) -> list[str]:
+def _own_jobs(jobs: Jobs, name: str | None) -> list[str]:
     """Return the caller's own jobs that are not over, or those of a name, last first. Raises NotFound."""
     found: list[str] = []
     notices: dict[str, None] = {}
@@ -181,7 +181,7 @@ def _is_called(job: Job, name: str | None) -> bool:
     )
 
 
-def _meant(client: Client, word: str) -> list[str]:
+def _job_ids(client: Client, word: str) -> list[str]:
     """Return the jobs of an array that are not over, last first; any other word is one job."""
     found = jobs_of_array(client, word)
     return [one.id for one in reversed(found) if not one.is_over] if found else [word]

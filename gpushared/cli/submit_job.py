@@ -43,7 +43,7 @@ def submit_job(args: Sequence[str]) -> int:
     client = Client()
     check_privileges(client, words)
     fields["lease"] = _with_ids(client, words, fields["lease"])
-    captured = _captured(client, words)
+    captured = _capture(client, words)
     _refuse_old_paths(captured)
     if not may_go_elsewhere(client, words):  # else the policy of another node may be the one that judges
         check_captured(client, captured)
@@ -89,7 +89,7 @@ def _warn_if_it_never_fits(jobs: Jobs, job_id: str) -> None:
             )
 
 
-def _captured(client: Client, words: RunWords) -> Captured:
+def _capture(client: Client, words: RunWords) -> Captured:
     program = docker_cli.find_docker()
     return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
 

@@ -122,7 +122,7 @@ class CallAudit:
             CALL,
             name,
             origin=who.origin,
-            name=_named(message),
+            name=_object_name(message),
             digest=digest_of(body),
             text="; ".join(part for part in (text if error is None else error.message, who.note) if part),
             error=error,
@@ -130,7 +130,7 @@ class CallAudit:
         self._sink(line)
 
 
-def _named(message: object) -> str:
+def _object_name(message: object) -> str:
     values = (getattr(message, field, "") for field in _NAMED_BY)
     return next((value for value in values if isinstance(value, str) and value), "")
 

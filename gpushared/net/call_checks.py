@@ -129,13 +129,13 @@ class CallAuthenticator:
         context: Context[Any, Any],
     ) -> _AnswerT:
         name = self._audit.name_of(call)
-        async with self.called(name, message, context) as (caller, asker):
+        async with self.identified(name, message, context) as (caller, asker):
             answer = await call(message, caller)
             self._audit.answered(name, message, asker, answer)
             return answer
 
     @asynccontextmanager
-    async def called(
+    async def identified(
         self, name: str, message: object, context: Context[Any, Any]
     ) -> AsyncIterator[tuple[Caller, Asker]]:
         """Identify, count and audit the caller of the call in the block, which may answer with a stream.
@@ -192,8 +192,8 @@ def leader_epoch_of(error: grpc.aio.AioRpcError) -> int:
     return whole_number(_trailing(error, LEADER_EPOCH_METADATA))
 
 
-def _trailing(error: grpc.aio.AioRpcError, wanted: str) -> str | bytes | None:
-    return next((value for key, value in error.trailing_metadata() or () if key == wanted), None)
+def _trailing(error: grpc.aio.AioRpcError, name: str) -> str | bytes | None:
+    return next((value for key, value in error.trailing_metadata() or () if key == name), None)
 
 
 def whole_number(value: str | bytes | None) -> int:

@@ -197,7 +197,7 @@ class HistoryApi:
         """Report on a lease, or on all attempts of a job."""
         points = _within(message.points or POINTS, MAX_POINTS, "points")
         await self._flush()
-        found, job = await self._named(message, caller)
+        found, job = await self._find_by_name(message, caller)
         reports = [await lease_report(self._history, one, points, round(time.time() * 1000)) for one in found]
         for one, report in zip(found, reports, strict=True):
             report.lease.CopyFrom(self._view(one, caller))
@@ -208,7 +208,7 @@ class HistoryApi:
             job=None if job is None else self._job_view(job, caller),
         )
 
-    async def _named(
+    async def _find_by_name(
         self, message: history_pb2.ReportRequest, caller: Caller
     ) -> tuple[list[LeaseHistory], JobHistory | None]:
         """Return the lease of a name, or the job of the name with the leases of its attempts, oldest first."""

@@ -155,7 +155,7 @@ class Intake(grpc.aio.ServerInterceptor):
             try:
                 caller = self._admit(name, context)
                 with self._calls.of(caller.who, caller.share):
-                    return await _answered(serve_messages(messages, context), context)
+                    return await _send_answers(serve_messages(messages, context), context)
             except GpushareError as error:
                 await self._refuse(name, context, error)
 
@@ -185,7 +185,7 @@ class Intake(grpc.aio.ServerInterceptor):
             message = await self._read(messages)
             if _size(message) <= self._bounds.small_bytes:
                 await turn.aclose()
-            return await _answered(handler(message, context), context)
+            return await _send_answers(handler(message, context), context)
 
     async def _read(self, messages: AsyncIterator[Any]) -> Any:
         try:
@@ -214,11 +214,11 @@ def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-async def _answered(answering: Any, context: Context[Any, Any]) -> Any:
+async def _send_answers(answers: Any, context: Context[Any, Any]) -> Any:
     """Return a handler's single answer, or write several answers to the stream and return None."""
-    if not hasattr(answering, "__aiter__"):
-        return await answering
-    async for answer in answering:
+    if not hasattr(answers, "__aiter__"):
+        return await answers
+    async for answer in answers:
         await context.write(answer)
     return None
 

@@ -303,7 +303,7 @@ class Daemon:
         """Look at GPUs, containers' settings and containers before anything is granted, if they answer."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
-                await self._sampler.turn()
+                await self._sampler.sample_and_report()
                 await self._parts.wall.trouble()  # tried once, before the first lease needs it
         except TimeoutError:
             self._troubles.raised("gpus", "the GPUs do not answer")
@@ -327,7 +327,7 @@ class Daemon:
         except (GpushareError, TimeoutError) as error:
             self._reconciler.lost(str(error) or "the Docker engine does not answer")
         if loop.state.gpus:
-            await self._sampler.turn()
+            await self._sampler.sample_and_report()
 
     async def _hold_mounts(self) -> None:
         """Make the held mounts again that a reboot ended.

@@ -16,7 +16,6 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import Job, NodeName, Owner
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.lease import AttemptKey
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.job_recorder import JobRecorder
@@ -28,7 +27,7 @@ from gpushared.node.pool.calls_for_pool import calls_for_pool
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
-from gpushared.node.pool.pool_link import PoolClients, PoolLink
+from gpushared.node.pool.pool_link import PoolClients, PoolLink, in_no_pool
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api
@@ -180,7 +179,7 @@ class PoolServices:
         """Return the account of an owner's containers here under the pool's orders. Raises StateConflict."""
         membership = self._enrolment.membership
         if membership is None:
-            raise StateConflict("this node is in no pool")
+            raise in_no_pool()
         return await self._accounts.caller(owner, membership.pool)
 
     async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
@@ -197,7 +196,7 @@ def local_job_rules_of(config: Config) -> PoolRules:
 
 
 def _no_asserter() -> Asserter:
-    raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+    raise in_no_pool()
 
 
 class JobServices:

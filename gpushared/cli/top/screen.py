@@ -114,7 +114,7 @@ class Program:
             may_read = self._sleep()
             while not self._results.empty():
                 self._ui = self._results.get()(self._ui)
-            keys = _pressed(screen)
+            keys = _read_keys(screen)
             self._empty_reads = self._empty_reads + 1 if may_read and not keys else 0
             if self._empty_reads == MAX_EMPTY_READS:
                 return
@@ -272,7 +272,7 @@ def _quietly(work: Callable[[], object]) -> None:
         work()
 
 
-def _pressed(screen: curses.window) -> list[str]:
+def _read_keys(screen: curses.window) -> list[str]:
     """Return the keys that were pressed since the last call."""
     found: list[str] = []
     while True:

@@ -156,7 +156,7 @@ class PoolSteps:
         self._opened = [self._channel_to(target) for target in self._pool.targets]
         self._stubs = dict(zip(self._pool.targets, map(jobs_pb2_grpc.JobsStub, self._opened), strict=True))
         self._patience_seconds = patience_seconds
-        self._known = False
+        self._has_answered = False
         self._may_read = True
 
     def _channel_to(self, target: str) -> Any:
@@ -307,7 +307,7 @@ class PoolSteps:
     # --- calling ---------------------------------------------------------------------------------------
 
     def _tries(self) -> Tries:
-        return Tries(RetryPatience(self._patience_seconds, known=self._known), self._addresses)
+        return Tries(RetryPatience(self._patience_seconds, known=self._has_answered), self._addresses)
 
     def _call(self, name: str, message: Wire, seconds: float = CALL_SECONDS) -> Steps[Any]:
         """Call until there is an answer, which may carry the call out twice."""
@@ -323,7 +323,7 @@ class PoolSteps:
         """Call once."""
         call = getattr(self._stubs[(tries or self._tries()).begin()], name)
         answer = yield MakeCall(partial(call, message, timeout=seconds, metadata=self._pool.metadata()))
-        self._known = True
+        self._has_answered = True
         return answer
 
     def _open(self, name: str, message: Wire, tries: Tries) -> Any:
@@ -332,24 +332,24 @@ class PoolSteps:
     def _next(self, stream: Any) -> Steps[Any]:
         wire = yield ReadNext(stream)
         if wire is not None:
-            self._known = True
+            self._has_answered = True
         return wire
 
     def _failed(self, error: grpc.RpcError) -> StepResult:
         return StepResult(error=error_of(error, self._pool.target))
 
 
-def _never_fits(told: JobExplanation) -> NeverFits | None:
+def _never_fits(explanation: JobExplanation) -> NeverFits | None:
     """Return the error for a job that no node could take, not even an empty one; None for every other job."""
-    if told.reason_code != NEVER_FITS or told.job.is_over:
+    if explanation.reason_code != NEVER_FITS or explanation.job.is_over:
         return None
-    text = f"{told.job.id} waits until a node joins that could take it: {told.sentence}"
-    return NeverFits(text, hint=told.hint)
+    text = f"{explanation.job.id} waits until a node joins that could take it: {explanation.sentence}"
+    return NeverFits(text, hint=explanation.hint)
 
 
-def _warn(answer: SubmitAnswer, told: JobExplanation | None) -> None:
-    """Warn the program as the command line would on stderr. ``told`` is about the first job, if known."""
-    hopeless = _never_fits(told) if told is not None else None
+def _warn(answer: SubmitAnswer, explanation: JobExplanation | None) -> None:
+    """Warn the program as the command line would on stderr. ``explanation`` is about the first job, if known."""
+    hopeless = _never_fits(explanation) if explanation is not None else None
     for text in (*answer.notes, *([str(hopeless)] if hopeless else [])):
         warnings.warn(text, JobWarning, stacklevel=_CALLER)
 

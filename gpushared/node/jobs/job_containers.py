@@ -91,10 +91,10 @@ class JobContainers:
             found = await self._holder_of_name()
             if found is not None and _device_of(found) == lease.device_name:
                 return ContainerId(found["Id"])
-            if found is not None and await self._moved_aside(found):
+            if found is not None and await self._rename_earlier(found):
                 answer = await self._create(body)
         if answer.status != CREATED:
-            raise self._refused(answer)
+            raise self._refusal_of(answer)
         return ContainerId(answer.json()["Id"])
 
     async def start(self, container: ContainerId) -> None:
@@ -103,7 +103,7 @@ class JobContainers:
         answer = await self._gate.call("POST", target, timeout_seconds=START_SECONDS)
         if answer.status in STARTED:
             return
-        ending = self._refused(answer).ending
+        ending = self._refusal_of(answer).ending
         raise AttemptRefused(replace(ending, exit_code=await self._exit_code(container)))
 
     @property
@@ -144,7 +144,7 @@ class JobContainers:
         """Return the container of this name, if the account owns it."""
         return await inspect(self._gate, "containers", self.name, suffix="/json")
 
-    async def _moved_aside(self, found: Body) -> bool:
+    async def _rename_earlier(self, found: Body) -> bool:
         """Rename an earlier attempt's container, which keeps its logs; return False if it is none."""
         labels = section(section(found, "Config"), "Labels")
         number = str(labels.get(LABEL_ATTEMPT) or "")
@@ -160,7 +160,7 @@ class JobContainers:
         code = section(found or {}, "State").get("ExitCode")
         return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
 
-    def _refused(self, answer: EngineAnswer) -> AttemptRefused:
+    def _refusal_of(self, answer: EngineAnswer) -> AttemptRefused:
         """Return the refusal in the words of the gate or the engine.
 
         Raises an error that may pass as ``Unavailable`` or ``TimedOut``.
@@ -366,7 +366,7 @@ class KeptContainers:
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)
             # A running container was started again, under its old name but with another lease.
-            if lease in due and self._is_over(facts) and not await _removed(facts.id, gate):
+            if lease in due and self._is_over(facts) and not await _remove_container(facts.id, gate):
                 here.add(lease)
         self._gone |= due - here
         return not here
@@ -400,6 +400,6 @@ def _is_removed(record: Attempt) -> bool:
     return record.spec is not None and record.spec.remove
 
 
-async def _removed(container: ContainerId, gate: EngineSocket) -> bool:
+async def _remove_container(container: ContainerId, gate: EngineSocket) -> bool:
     answer = await gate.call("DELETE", f"/containers/{container}?v=1".encode())
     return answer.status in REMOVED

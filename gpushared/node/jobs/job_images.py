@@ -103,7 +103,7 @@ async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
     check_away(answer.status, answer.body)
     found = answer.json()
     if answer.status != OK or not isinstance(found, dict):
-        raise _refused(spec, message_of(answer.status, answer.body))
+        raise _pull_error(spec, message_of(answer.status, answer.body))
     return not spec.platform or _is_of(spec.platform, found)
 
 
@@ -134,14 +134,14 @@ async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
         async for line in _lines(connection):
             if head.status_code != OK and line.strip():
                 check_away(head.status_code, line)
-                raise _refused(spec, message_of(head.status_code, line))
+                raise _pull_error(spec, message_of(head.status_code, line))
             _check_progress(spec, line)
     except ConnectionError as error:
         raise EngineUnavailable("the Docker engine hung up in the middle of a pull") from error
     finally:
         connection.close()
     if not await _is_here(spec, gate):
-        raise _refused(spec, "it is not there after the pull")
+        raise _pull_error(spec, "it is not there after the pull")
 
 
 async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
@@ -167,7 +167,7 @@ def _check_progress(spec: JobSpec, line: bytes) -> None:
     except ValueError:
         return
     if isinstance(progress, dict) and progress.get("error"):
-        raise _refused(spec, str(progress["error"]))
+        raise _pull_error(spec, str(progress["error"]))
 
 
 def name_and_tag(image: str) -> tuple[str, str]:
@@ -181,7 +181,7 @@ def name_and_tag(image: str) -> tuple[str, str]:
     return plain, digest or tagged
 
 
-def _refused(spec: JobSpec, words: str) -> GpushareError:
+def _pull_error(spec: JobSpec, words: str) -> GpushareError:
     kind = RequestError if _LASTING.search(words) else RegistryTrouble
     return kind(
         f"image {shown(spec.image)} is missing and cannot be pulled: {words.strip()[:MAX_WORDS]}",

@@ -43,6 +43,10 @@ The repetition stops when the job ends or its container runs.
 _HAS_CONTAINER = frozenset({"running", "paused"})
 
 
+def in_no_pool() -> StateConflict:
+    return StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+
+
 class PoolOrders:
     """Pass the orders of one pool to the order handler."""
 
@@ -201,7 +205,7 @@ class PoolLink:
         if self.link is None:
             if self._enrolment.membership is not None:
                 raise Unavailable(f"the pool does not answer: {NOT_DIALLED}", hint="try again in a moment")
-            raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+            raise in_no_pool()
         return await self.link.dial.kept()
 
     def _addresses(self, membership: Membership) -> tuple[str, ...]:

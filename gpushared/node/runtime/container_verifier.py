@@ -140,11 +140,11 @@ class Verifier:
         self._knows_all = True
 
     def _begin(self, container: ContainerId) -> None:
-        self._spawn(self._look(container, is_start=self._knows_all))
+        self._spawn(self._examine(container, is_start=self._knows_all))
 
     # --- a look ---
 
-    async def _look(self, container: ContainerId, *, is_start: bool) -> None:
+    async def _examine(self, container: ContainerId, *, is_start: bool) -> None:
         """Look at a container. ``is_start``: it was started just now, after this daemon."""
         comparison: _Comparison | None = None
         for pause in LOOKS_AFTER_SECONDS:

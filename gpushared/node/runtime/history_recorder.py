@@ -149,7 +149,7 @@ class HistoryRecorder(HistoryWriter):
             seen = SeriesSample(
                 WHOLE_PERMILLE, held_mib, reading.utilization_ratio, memory, reading.power_watts
             )
-            self._of("", gpu).take(at_ms, seen, ms)
+            self._series_of("", gpu).take(at_ms, seen, ms)
         for lease in state.holders():
             held_ms = milliseconds(sample.at - (lease.holds_since or sample.at))
             for grant in lease.grants:
@@ -159,9 +159,9 @@ class HistoryRecorder(HistoryWriter):
                 memory = None if use.memory_bytes is None else use.memory_bytes // MIB
                 size = permille_of([grant], state.gpus)
                 seen = SeriesSample(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
-                self._of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
+                self._series_of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
 
-    def _of(self, lease: str, gpu: str) -> UseSeries:
+    def _series_of(self, lease: str, gpu: str) -> UseSeries:
         key = (lease, gpu)
         if key not in self._series:
             self._series[key] = UseSeries(self._config().recent_hours)
@@ -188,7 +188,7 @@ class HistoryRecorder(HistoryWriter):
     # --- writing ---------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        source = await self._resumed()
+        source = await self._resume_source()
         if self._missed_summaries:
             await self._read_summaries(source)
         self._gather_uses()
@@ -224,7 +224,7 @@ class HistoryRecorder(HistoryWriter):
         await self._history.write(batch)
         self._in_doubt = None
         self._gpus = tuple(batch.gpus) or self._gpus
-        written = {one.lease: one for one in batch.leases}
+        written = {summary.lease: summary for summary in batch.leases}
         self._summaries = {
             lease: one for lease, one in self._summaries.items() if one is not written.get(lease)
         }
@@ -251,7 +251,7 @@ class HistoryRecorder(HistoryWriter):
         for oldest_key in list(self._growth)[: max(0, len(self._growth) - MAX_SERIES_WAITING)]:
             del self._growth[oldest_key]
 
-    async def _resumed(self) -> SourceName:
+    async def _resume_source(self) -> SourceName:
         """Return the source, after reading what an earlier run of the daemon has written."""
         if self._source is not None:
             return self._source

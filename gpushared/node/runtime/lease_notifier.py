@@ -37,7 +37,7 @@ class LeaseNotifier:
             soon, now = self._soon_seconds(), self._loop.now()
             for lease in self._loop.state.leases.values():
                 if lease.expires_at is not None and lease.expires_at - now <= soon:
-                    self._look(lease, self._loop.state)
+                    self._notify_of_lease(lease, self._loop.state)
 
     def begin(self, saved: Remembered) -> None:
         """Take over the file's record: notify now of the events since its beginning that it does not have."""
@@ -47,7 +47,7 @@ class LeaseNotifier:
         oldest = max(saved.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
         for lease in (*state.ended.values(), *state.leases.values()):
-            self._look(lease, state, oldest)
+            self._notify_of_lease(lease, state, oldest)
         self._notify(of_gpus(state, self._notified), oldest)
         live = self._live()
         self._notified = {
@@ -60,7 +60,7 @@ class LeaseNotifier:
         if not self._has_begun:
             return  # ``begin`` finds them in the state
         for lease in step.changed:
-            self._look(lease, step.state)
+            self._notify_of_lease(lease, step.state)
         if step.drained is not None:
             self._notify(of_gpus(step.state, self._notified), None)
 
@@ -68,7 +68,7 @@ class LeaseNotifier:
         state = self._loop.state
         return state.leases.keys() | {f"gpu {gpu}" for gpu in state.drained}
 
-    def _look(self, lease: Lease, state: NodeState, oldest: float | None = None) -> None:
+    def _notify_of_lease(self, lease: Lease, state: NodeState, oldest: float | None = None) -> None:
         notified, soon = self._notified.get(lease.id, frozenset()), self._soon_seconds()
         self._notify(of_lease(lease, state, self._loop.now(), notified, soon_seconds=soon), oldest)
         if isinstance(lease.state, Ended):

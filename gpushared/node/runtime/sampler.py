@@ -111,7 +111,7 @@ class Sampler:
 
     async def run(self) -> None:
         while True:
-            await self.turn()
+            await self.sample_and_report()
             await self._pause()
 
     async def _pause(self) -> None:
@@ -136,7 +136,7 @@ class Sampler:
             return min(WATCH_SECONDS, self._interval_seconds)
         return self._interval_seconds * (1 if holders else IDLE_FACTOR)
 
-    async def turn(self) -> None:
+    async def sample_and_report(self) -> None:
         """Take one sample and report it to the core; trouble is noted, never raised."""
         try:
             known = await self._sample()

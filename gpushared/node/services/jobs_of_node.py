@@ -158,15 +158,15 @@ class NodeJobs:
             )
         seconds = bounded_seconds(message.timeout_seconds)
         submitted = await self.submit(message.job, caller)
-        view = await self._reserved(JobId(submitted.job_ids[0]), seconds, caller)
+        view = await self._wait_until_reserved(JobId(submitted.job_ids[0]), seconds, caller)
         docker_host = await self._docker_host_of(view, 0, caller) if is_reserved(view) else None
         return jobs_pb2.ReserveAnswer(job=view, notes=submitted.notes, door=docker_host)
 
-    async def _reserved(self, job: JobId, seconds: float, caller: Caller) -> jobs_pb2.Job:
+    async def _wait_until_reserved(self, job: JobId, seconds: float, caller: Caller) -> jobs_pb2.Job:
         """Return the job as soon as it has its lease or is over, or after the time."""
         until = time.monotonic() + seconds
         if self.pool is not None:
-            seen = await self.pool.watched(job, is_settled, caller, seconds)
+            seen = await self.pool.wait_for_report(job, is_settled, caller, seconds)
             if seen is not None:
                 return seen
         view = await self.get(jobs_pb2.JobRef(job_id=job), caller)

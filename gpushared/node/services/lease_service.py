@@ -199,32 +199,32 @@ class LeaseService:
     async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
         request = read_request(gpu_request, self.presets)
         patience = self._patience(gpu_request.max_wait, caller, self._project(request, caller))
-        asked = m.RequestSubmitted(
+        submitted = m.RequestSubmitted(
             request,
             caller,
             holder=caller.process,
             container_name=name if is_container_name(name) else "",  # the engine refuses a bad name
             image=image[:MAX_IMAGE],
         )
-        return await self._acquire(asked, patience)
+        return await self._acquire(submitted, patience)
 
-    async def _acquire(self, asked: m.RequestSubmitted, patience: QueuePatience) -> Claim:
-        request, caller = asked.request, asked.caller
+    async def _acquire(self, submitted: m.RequestSubmitted, patience: QueuePatience) -> Claim:
+        request, caller = submitted.request, submitted.caller
         try:
-            lease = _present(await self._loop.send(replace(asked, immediate=not patience.waits)))
+            lease = _present(await self._loop.send(replace(submitted, immediate=not patience.waits)))
         except NoRoom as error:
             # The request is offered and not queued: a request in the queue, even for a moment, makes others
             # give way.
             waiting = offer(self._loop.state, request, caller, self._loop.now()).waiting
             raise no_room(patience, waiting, self._loop.state, self._loop.now()) from error
         try:
-            await self._granted(lease, patience)
+            await self._wait_until_granted(lease, patience)
             return await self.claim(lease.id, caller)
         except (GpushareError, asyncio.CancelledError):
             self._in_background(self.release(lease.id))
             raise
 
-    async def _granted(self, lease: Lease, patience: QueuePatience) -> None:
+    async def _wait_until_granted(self, lease: Lease, patience: QueuePatience) -> None:
         with self._client_presence.waiting(lease.id, self._loop.now()):
             while isinstance((lease := self._loop.state.find(lease.id)).state, Queued):
                 await self._wait_for_room(lease, patience)
@@ -344,7 +344,7 @@ class LeaseService:
         request, owner = await self._request_again(facts, caller)
         label = facts.labels.get(LABEL_MAX_WAIT, "")
         patience = self._patience(label, caller, self._project(request, owner))
-        asked = m.RequestSubmitted(
+        submitted = m.RequestSubmitted(
             request,
             owner,
             device_name=facts.device_name,
@@ -352,7 +352,7 @@ class LeaseService:
             container_name=facts.name,
             image=facts.image,
         )
-        claim = await self._acquire(asked, patience)
+        claim = await self._acquire(submitted, patience)
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:

@@ -170,7 +170,7 @@ class _Page:
 
     def add_projects_and_users(self) -> None:
         counters = self._figures.counters
-        counters.book()
+        counters.add_gpu_time()
         self._add_by_project(names.PROJECT_GPU_SECONDS, counters.gpu_seconds_by_project.items())
         held: Counter[str] = Counter(dict.fromkeys(self._projects, 0))
         for lease, grants in self._held.items():

@@ -28,7 +28,7 @@ from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import views
 from gpushared.node.services.examination import Examination
-from gpushared.node.services.lease_views import listed, resize_effects
+from gpushared.node.services.lease_views import list_leases, resize_effects
 from gpushared.node.services.project_views import ProjectService
 from gpushared.node.services.views import Views
 from gpushared.ports import Journal
@@ -204,7 +204,7 @@ class Api:
         self, message: leases_pb2.ListLeasesRequest, caller: Caller
     ) -> leases_pb2.ListLeasesResponse:
         """List live leases in the order of their requests; ``ended`` adds ended ones, the newest first."""
-        found = await listed(message, self._loop.state, self._journal)
+        found = await list_leases(message, self._loop.state, self._journal)
         return leases_pb2.ListLeasesResponse(
             leases=[self._view(lease, caller) for lease in found.leases],
             unmanaged=self.views.strangers(self._sampler.newest),
@@ -364,14 +364,14 @@ class Drains:
 
     async def _ask(self, name: str, reason: str | None, caller: Caller) -> gpus_pb2.DrainAnswer:
         """Drain or undrain the GPUs one after the other; a refusal does not undo the ones before."""
-        found = named(name, self._loop.state)
+        found = find_gpus(name, self._loop.state)
         for gpu in found:
             await self._loop.send(GpuDrainAsked(gpu, caller, reason))
         views = self._views.gpus(self._sampler.newest)
         return gpus_pb2.DrainAnswer(gpus=[view for view in views if view.uuid in found])
 
 
-def named(name: str, state: NodeState) -> list[GpuId]:
+def find_gpus(name: str, state: NodeState) -> list[GpuId]:
     """Find GPUs by index (with its MIG instances), by ``0:1`` (one instance), by UUID or by ``all``.
 
     A drained GPU that is not there now is found too. Raises RequestError for an empty name, NotFound, and
