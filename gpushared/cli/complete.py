@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 def _completer(items: Callable[[], Items], *, in_list: bool = False) -> Completer:
-    """Offer those of the items that begin as the word does; ``in_list``: as its last part between commas."""
+    """Offer the items that begin as the word does; ``in_list``: as the last part of a list with commas."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
         before, comma, begun = incomplete.rpartition(",") if in_list else ("", "", incomplete)

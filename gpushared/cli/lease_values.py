@@ -61,7 +61,7 @@ def option_of(name: str) -> str:
 
 
 def _are_plain(values: Mapping[str, object]) -> bool:
-    """Return True for the values that most people say, which are right whatever stands beside them.
+    """Return True for common values that are valid beside any other values.
 
     To read all values as the daemon does takes longer to import than the rest of ``gpushare run``.
     """

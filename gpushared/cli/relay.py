@@ -47,8 +47,8 @@ _IS_STREAM = re.compile(rb"HTTP/1\.1 (?:101|200) ")
 def fork_relay(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
     """Fork, and return the path of a socket that leads to that of the daemon, as long as this process lives.
 
-    The fork ends with this process, whatever that becomes. Where there can be none, the path is ``path``
-    itself. ``run`` is called in the fork, when something broke. ``terminal``: whether the container has one.
+    The fork ends with this process, also after this process has become docker. Without a fork, return ``path``
+    itself. ``run`` is called in the fork when a connection breaks. ``terminal``: True if the container has one.
     """
     try:
         parent_pidfd = os.pidfd_open(os.getpid())
@@ -301,7 +301,10 @@ class RelayedConnection:
         return False
 
     def _resume_output(self, quiet_since: float) -> bool:
-        """A program's output ends with the program, whose exit code comes then. Else it broke."""
+        """Return True if docker's output goes on; False if the program has ended, or cannot be reached.
+
+        An output that ends without an exit code soon after is a connection that broke.
+        """
         if self._frames is not None:
             self._client.sendall(self._frames.rest())
         if self._relay.seconds_over(quiet_since) >= CONCLUSION_SECONDS:

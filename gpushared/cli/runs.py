@@ -104,7 +104,7 @@ class JobRun:
 
 
 class NamedRun:
-    """Find the container of a job or a lease, by whatever name somebody gave.
+    """Find the container of a job or a lease, by any of its names.
 
     ``rank`` is that of a job's part. Wherever the container is, the wait is as long as for one of a pool.
     """
@@ -142,7 +142,7 @@ class Finder:
         self._terminal = terminal
 
     def find(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> ContainerOrEnd | None:
-        """Return the container's place, or its end; None, with a message, if nobody told that in time.
+        """Return the container's place, or its end; None, with a message, if no answer came in time.
 
         ``start_seconds``: the longest wait for a container that was made and does not run yet.
         """

@@ -61,7 +61,7 @@ class PreparedRun:
     def refusal(self) -> int:
         """Return docker's exit code if docker refuses the words, and has said why; else 0.
 
-        Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
+        This check comes first, so that a word that docker refuses costs nobody a GPU or a wait.
         """
         check_privileges(self.client, self.words)
         print_warnings(self.words)
@@ -111,7 +111,7 @@ class PreparedRun:
 def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Captured | None]:
     """Return docker's exit code if docker refuses the words, and says so itself; else 0.
 
-    With what docker would create, where docker has read the words.
+    The second value is the container that docker would create, if docker has read the words.
     """
     if are_plain(words):
         return 0, None
@@ -151,7 +151,7 @@ def may_go_elsewhere(client: Client, words: RunWords) -> bool:
 def check_privileges(client: Client, words: RunWords) -> None:
     """Warn of --privileged where it is given; elsewhere raise PermissionRefused, before anybody waits.
 
-    For a container of the pool so with all options that are given to none of these.
+    For a container of the pool, refuse each option in ``NOT_IN_A_POOL``.
     """
     options = [name for name in NOT_IN_A_POOL if words.value(name).lower() not in {"", "0", "f", "false"}]
     if not options:

@@ -204,7 +204,7 @@ class Progress:
             self._write(f"gpushare: {lease.id} is on a SIMULATED GPU\n")
 
     def clear(self) -> None:
-        """Take the live lines away, so that what comes next begins in their place."""
+        """Clear the live lines, so that the next output begins in their place."""
         if self._rows:
             self._write(self._cleared())
             self._rows = []

@@ -33,7 +33,7 @@ FIRST_SECONDS = 10.0
 SHORTEST_SECONDS = 0.2
 LONGEST_SECONDS = 5.0
 RETRY_SECONDS = 30.0
-"""The daemon keeps a place in the queue that nobody waits for as long."""
+"""The daemon keeps a place in the queue for as long when no client asks for it."""
 SECONDS_VARIABLE = "GPUSHARE_RETRY_SECONDS"
 MAX_RETRY_SECONDS = 86_400
 LONGEST_PAUSE_SECONDS = 1.0

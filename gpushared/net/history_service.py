@@ -111,7 +111,7 @@ class Rights:
 
 
 class HistoryApi:
-    """Answer from the history. ``flush`` writes what is not yet in it, so that answers are of now."""
+    """Answer from the history. ``flush`` writes the newest events first, so that answers are up to date."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class HistoryApi:
     # The rows of years are summed by another thread, because the loop would wait for a second.
 
     async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
-        """Sum what was held and used."""
+        """Sum the GPU time that was held and used."""
         by = _choice(message.by, Grouping, Grouping.USER)
         wanted = self._rights.totals(_filter(message.window), caller)
         await self._flush()

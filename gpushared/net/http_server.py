@@ -557,7 +557,7 @@ class _Connection:
     # --- what the client gets ---
 
     def with_own(self, headers: HeaderList) -> list[tuple[bytes, bytes]]:
-        """Return an answer's headers with those that every answer has."""
+        """Return an answer's headers with the headers that every answer has."""
         given = {name.lower() for name, _ in headers}
         return [*headers, *(one for one in self._headers if one[0].lower() not in given)]
 

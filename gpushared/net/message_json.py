@@ -69,7 +69,7 @@ _shapes: dict[str, _Shape | None] = {}
 
 
 def _shape(descriptor: AnyDescriptor) -> _Shape | None:
-    """Return what is known of a kind of message; None if it has a field that is not written here."""
+    """Return the shape of a kind of message; None if it has a field that is not written here."""
     name = descriptor.full_name
     if name not in _shapes:
         shape = _Shape()

@@ -38,7 +38,7 @@ SCRAPER = Caller(-1, -1, "metrics")
 
 
 class KeptPages:
-    """Keep each page for a moment: it takes long to make, and anybody may ask for it over and over."""
+    """Keep each page for a moment: a page takes long to make, and any client may ask for it again and again."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[float, WebReply]] = {}

@@ -1,4 +1,4 @@
-"""Count the changes of what a daemon's calls answer, and wake whoever waits for a change."""
+"""Count the changes of a daemon's answers, and wake the tasks that wait for a change."""
 
 from __future__ import annotations
 

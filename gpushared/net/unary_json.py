@@ -64,9 +64,9 @@ class JsonApi:
         revision: Callable[[], object] = str,
         age: Callable[[], str] = str,
     ) -> None:
-        """Take ``revision``, the present revision of what the calls answer; an empty text is not told.
+        """Take ``revision``, which returns the present revision of the answers; an empty text gives no header.
 
-        ``age`` returns how many seconds old the answers are; an empty text is not told either.
+        ``age`` returns how many seconds old the answers are; an empty text gives no header either.
         """
         self._audit = audit or CallAudit()
         self._revision = revision

@@ -90,7 +90,8 @@ ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
 """Engines listen at these paths too. A user who reaches them is as good as root."""
 PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
-INNER_SOCKET = "inner/grpc.sock"
+INNER_FOLDER = "inner"
+INNER_SOCKET = "grpc.sock"
 GUARD_DIRECTORY = "guard"
 NOTIFICATIONS_NAME = "notifications.db"
 WEB_SESSIONS_NAME = "web-sessions.json"
@@ -359,25 +360,14 @@ class Daemon:
     async def _serve(
         self, loop: Loop, executor: Executor, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
-        config = self._config
-        self._lease_service = LeaseService(
-            loop,
-            executor,
-            self._reconciler,
-            self._parts.engine,
-            self._parts.journal,
-            self._client_presence,
-            config.engine.stop_grace_seconds,
-        )
+        self._lease_service = self._make_lease_service(loop, executor)
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_defaults()
         audit, gate = self._audit, self._make_gate()
         self._gate = gate
         stack.push_async_callback(_end_creates, gate)
-        inner = self._runtime_dir / INNER_SOCKET
-        inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        inner.parent.chmod(0o700)
+        inner = self._make_inner_folder() / INNER_SOCKET
         call_audit, audit_api = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
         json = JsonApi(self._calls() | audit_api.calls(), call_audit, lambda: self._revisions)
         routes = Routes(
@@ -390,8 +380,7 @@ class Daemon:
         await self._job_host.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
-        policy = PolicyApi(gate)
-        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
+        json.add(PolicyApi(gate).calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
         site, browsers = self._make_page(json, gate, jobs, stack)
         front = Front(
@@ -406,6 +395,24 @@ class Daemon:
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
         await self._run_until_stop(loop, browsers)
+
+    def _make_lease_service(self, loop: Loop, executor: Executor) -> LeaseService:
+        return LeaseService(
+            loop,
+            executor,
+            self._reconciler,
+            self._parts.engine,
+            self._parts.journal,
+            self._client_presence,
+            self._config.engine.stop_grace_seconds,
+        )
+
+    def _make_inner_folder(self) -> Path:
+        """Make the folder of the gRPC server's socket, which only this daemon may enter."""
+        folder = self._runtime_dir / INNER_FOLDER
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        return folder
 
     def _make_page(
         self, json: JsonApi, gate: Gate, jobs: NodeJobs, stack: AsyncExitStack

@@ -116,7 +116,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _with_right(left: Sequence[Segment], right: Segment, width: int) -> Line:
-    """Put a text at the right end of a line; what is left is cut for it."""
+    """Put a text at the right end of a line; the text at the left is cut to make room."""
     room = width - text_width(right.text) - 2
     if room < 0:
         return cut(left, width)
@@ -198,7 +198,7 @@ def _panels(ui: Ui, panels: Mapping[str, Panel], width: int, room: int) -> list[
 def shared_out(needs: Mapping[str, int], focus: str, room: int) -> dict[str, int]:
     """Share the lines of the screen among panels that need so many; a panel without room is left out.
 
-    Each gets its part of the screen if it needs it; what is left goes to the panel in focus first.
+    Each gets its part of the screen if it needs it; the remaining lines go to the panel in focus first.
     """
     order = [focus, *(name for name in needs if name != focus)]
     given = dict.fromkeys(needs, 0)

@@ -1,7 +1,7 @@
 """Describe each call of a pool's client once, for plain programs and for asyncio.
 
 A method is a generator. It yields what is to be done: a call, the next message of a stream, a pause; or a value
-for the program. ``sync_pool`` does it by waiting, ``async_pool`` by awaiting; both send back what came of it.
+for the program. ``sync_pool`` does it by waiting, ``async_pool`` by awaiting; both send back the result.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ Steps = Generator[MakeCall | ReadNext | Pause | HandOn, Any, _Result]
 
 
 class StepResult(NamedTuple):
-    """Hold what came of a step."""
+    """Hold the result of a step."""
 
     answer: Any = None
     error: GpushareError | None = None
@@ -182,7 +182,7 @@ class PoolSteps:
     def _advice(self, job_id: str) -> Steps[JobExplanation | None]:
         """Return the explanation of a new job.
 
-        None if nobody answers, or may tell: the job is kept all the same.
+        None if there is no answer, or the token may not read jobs: the job is kept all the same.
         """
         if not self._may_read:
             return None

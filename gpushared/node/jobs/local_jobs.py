@@ -41,7 +41,8 @@ WORKERS = 8
 PRUNE_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 24 * 3600.0
 """A finished job is remembered this long."""
-KEPT = 100_000
+MAX_KEPT = 100_000
+"""Remember at most this many finished jobs."""
 
 _Work = Callable[[], Awaitable[None]]
 
@@ -183,7 +184,7 @@ class LocalJobs:
         while True:
             with contextlib.suppress(GpushareError):  # the store's trouble is shown by the loop
                 now = self._clock.now()
-                await self.archive.prune(self._write, keep=KEPT, ended_before=now - KEPT_SECONDS, now=now)
+                await self.archive.prune(self._write, keep=MAX_KEPT, ended_before=now - KEPT_SECONDS, now=now)
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def _write(self, puts: dict[str, bytes], deletes: tuple[str, ...]) -> int:

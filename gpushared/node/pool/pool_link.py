@@ -209,7 +209,7 @@ class PoolLink:
         return await self.link.dial.kept()
 
     def _addresses(self, membership: Membership) -> tuple[str, ...]:
-        """Return the coordinators' addresses for nodes: those configured, else all from the join and since."""
+        """Return the coordinators' addresses for nodes: the configured ones, else all that the pool has named."""
         newest = self._enrolment.membership or membership
         return divided(self._config().pool.coordinator) or newest.all_node_addresses
 

@@ -261,7 +261,7 @@ async def _do_nothing() -> None:
 class UserLimitKeeper:
     """Keep users' limits in force.
 
-    ``bounds`` returns the limits; ``facts`` is None before the engine answered.
+    ``bounds`` returns the limits; ``facts`` returns None before the engine has answered.
     """
 
     def __init__(

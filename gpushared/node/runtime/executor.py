@@ -1,4 +1,4 @@
-"""Perform the core's instructions: edits, stops, looks; those for one container in order.
+"""Perform the core's instructions, such as edits and stops; a container gets its instructions in order.
 
 Each instruction is a task. No task blocks another, except for tasks of one container that need an order.
 """

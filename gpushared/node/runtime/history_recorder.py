@@ -1,8 +1,8 @@
 """Record the history of a node: samples, spans, waits and summaries, written each minute.
 
 The journal has every span and every lease's end, so a crash loses the samples of the last minute and nothing
-else. A history that cannot be written raises a trouble; the leases go on, and what is waiting is written
-later.
+else. A history that cannot be written raises a trouble; the leases go on, and the waiting
+records are written later.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HistoryRecorder(HistoryWriter):
         self._source: SourceName | None = None
         self._series: dict[SeriesKey, UseSeries] = {}
         self._growth: dict[SeriesKey, dict[int, HourUse]] = {}
-        """What is to be added to the hours of each series."""
+        """The growth of each series by hour, which the history does not have yet."""
         self._in_doubt: HistoryBatch | None = None
         """A batch that may have been written; it is written again before any other."""
         self._number = 0
@@ -235,7 +235,7 @@ class HistoryRecorder(HistoryWriter):
         return len(batch.spans) == SPANS_PER_WRITE
 
     def _gather_uses(self) -> None:
-        """Move what changed to what is to be written, and drop the series of past holders."""
+        """Move the changes of each series to the records to write, and drop the series of past holders."""
         held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
         for key, series in list(self._series.items()):
             lease, gpu = key
@@ -270,7 +270,7 @@ class HistoryRecorder(HistoryWriter):
         return source
 
     async def _read_summaries(self, source: SourceName) -> None:
-        """Read from the journal what was too much to be kept in memory."""
+        """Read from the journal the summaries that found no room in memory."""
         self._missed_summaries = False
         await self._take_summaries((await self._history.resume(source)).newest_ended_at)
 

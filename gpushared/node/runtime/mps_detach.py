@@ -154,7 +154,7 @@ def held_by_mps(lease: Lease) -> bool:
 
 
 class MpsEscapeDetector:
-    """Remember the processes of the last samples, and find those outside of MPS that MPS should hold.
+    """Remember the processes of the last samples, and find the processes outside of MPS that MPS should hold.
 
     A program without the right pipe directory silently becomes an ordinary CUDA program (NVIDIA's MPS
     documentation). A wrong finding would end a user's work, so two witnesses are needed: the driver lists the

@@ -123,7 +123,7 @@ class NodeMetrics:
         )
 
     def _reasons_of_waits(self) -> Mapping[LeaseId, str]:
-        """Return why leases wait. A pass over a long queue takes long, so that it is rarer than scrapes."""
+        """Return why leases wait. A pass over a long queue takes long, so it is made less often than scrapes come."""
         now = self._loop.now()
         if now >= self._next_pass_at:
             begun = time.perf_counter()

@@ -115,7 +115,7 @@ class NodeCounters:
 
 
 class _Held:
-    """Hold the permille of GPUs that are held, by project and by user, and those that lie idle."""
+    """Hold the permille of GPUs that projects and users hold, and the idle part of each user."""
 
     def __init__(self, state: NodeState) -> None:
         self.by_project: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class _Held:
         self.count_idle(state)
 
     def put(self, lease: Lease, state: NodeState) -> None:
-        """Count what a lease holds now in place of what it held."""
+        """Replace the amount that a lease held by the amount that it holds now."""
         permille, before = permille_of(lease.grants, state.gpus), self._permille.pop(lease.id, 0)
         if permille:
             self._permille[lease.id] = permille

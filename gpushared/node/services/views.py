@@ -201,7 +201,7 @@ class Views:
         return self._loop.waiting_of(lease)
 
     def nearest(self, lease: Lease) -> str:
-        """Explain what a waiting request would get at once instead, or return an empty text."""
+        """Name a smaller request that would start at once instead of a waiting one, or return an empty text."""
         if not isinstance(lease.state, Queued):
             return ""
         return fits_instead(self._loop.state, lease, self._loop.now())
