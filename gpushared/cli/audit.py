@@ -27,7 +27,7 @@ MAX_LIMIT = 100_000
 PAGE = 1000
 FOLLOW_SECONDS = 1.0
 _CALL_WIDTH = 32
-_OWN = frozenset({"FOUND", "LOST"})
+_BY_DAEMON = frozenset({"FOUND", "LOST"})
 """The daemon writes these lines by itself, as answers to nobody."""
 _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
@@ -37,7 +37,7 @@ def _row(line: AuditLine, now: float) -> Row:
         "time": _when(line.at, now),
         "user": line.user,
         "call": _shortened(_call(line)),
-        "status": str(line.status or ("-" if line.method in _OWN else "gone")),
+        "status": str(line.status or ("-" if line.method in _BY_DAEMON else "gone")),
         "said": _text(line),
         "code": line.code,
         "uid": str(line.uid),

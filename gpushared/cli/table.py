@@ -72,9 +72,9 @@ def wants_colour(stream: TextIO) -> bool:
 
 def terminal_width(stream: TextIO) -> int:
     """Return the width as ``shutil.get_terminal_size`` does, whose module's import takes too long."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said):
-        return int(said)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH
     except OSError:

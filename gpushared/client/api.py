@@ -50,7 +50,7 @@ DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
 HOST_VARIABLE = "GPUSHARE_HOST"
 MAX_SOCKET_PATH_BYTES = 107
 """The bound is ``sun_path`` of unix(7), less its closing zero."""
-OK, NOT_NOW = 200, 503
+OK, UNAVAILABLE = 200, 503
 ANSWER_SECONDS = 30.0
 """A call that does not wait for anything may take so long."""
 STOP_GRACE_SECONDS = 10
@@ -377,7 +377,7 @@ class Client:
 
         def once() -> http.HttpAnswer:
             answer = http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
-            if answer.status == NOT_NOW and self.retries is not None:
+            if answer.status == UNAVAILABLE and self.retries is not None:
                 raise _NotNow(answer)
             return answer
 

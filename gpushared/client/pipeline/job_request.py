@@ -167,7 +167,7 @@ class JobRequest:
 
 
 def _seconds(begin: str | datetime) -> float:
-    """Return seconds since the epoch; 0 if nothing was said."""
+    """Return seconds since the epoch; 0 without a moment."""
     if isinstance(begin, datetime):
         return begin.timestamp()
     return read_moment(begin, datetime.now().astimezone()) if begin else 0.0

@@ -102,7 +102,7 @@ def find_pool(
         token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME"
     )
     anchors = _read(ca)
-    read_token(token)  # a faulty token is told now, not in the middle of a run
+    read_token(token)  # a faulty token raises now, not in the middle of a run
     targets = joined(map(_with_port, divided(address) or (address,)))
     return PoolAddress(targets, anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
 

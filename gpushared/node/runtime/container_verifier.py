@@ -43,7 +43,7 @@ WRONG = "containers"
 UNMANAGED = "unmanaged"
 """Troubles about such containers have this part name."""
 MAX_AT_ONCE = 2
-LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
+LOOK_PAUSES_SECONDS = (0.0, 0.2, 0.5)
 """A fault counts only if each of these looks finds it: runtimes drop rights in steps, the last one after the
 engine has reported the start."""
 KEPT_SECONDS = 3600.0
@@ -147,7 +147,7 @@ class Verifier:
     async def _examine(self, container: ContainerId, *, is_start: bool) -> None:
         """Look at a container. ``is_start``: it was started just now, after this daemon."""
         comparison: _Comparison | None = None
-        for pause in LOOKS_AFTER_SECONDS:
+        for pause in LOOK_PAUSES_SECONDS:
             await asyncio.sleep(pause)
             async with self._slots:
                 now = await self._compare(container, is_start=is_start)

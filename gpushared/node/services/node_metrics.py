@@ -23,7 +23,7 @@ from gpushared.ports import GpuReading
 
 UNKNOWN = "unknown"
 OWN = "own"
-"""This stands for the project of a user of its own, where the names of users are not told."""
+"""This stands for the project of a user of its own, where the page hides the names of users."""
 _STATES = tuple(one.__name__.lower() for one in get_args(LeaseState) if one is not Ended)
 
 
