@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from gpushared.api.v1.admin_messages import AuditLine, AuditPage
-from gpushared.cli.errors import whole_number, wrong_values
-from gpushared.cli.listing import Listing, Options, Own, Screen, write
+from gpushared.cli.errors import wrong_values
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, write
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS
@@ -27,7 +27,7 @@ MAX_LIMIT = 100_000
 PAGE = 1000
 FOLLOW_SECONDS = 1.0
 _CALL_WIDTH = 32
-_OWN = frozenset({"FOUND", "LOST"})
+_BY_DAEMON = frozenset({"FOUND", "LOST"})
 """The daemon writes these lines by itself, as answers to nobody."""
 _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
@@ -37,8 +37,8 @@ def _row(line: AuditLine, now: float) -> Row:
         "time": _when(line.at, now),
         "user": line.user,
         "call": _shortened(_call(line)),
-        "status": str(line.status or ("-" if line.method in _OWN else "gone")),
-        "said": _said(line),
+        "status": str(line.status or ("-" if line.method in _BY_DAEMON else "gone")),
+        "said": _text(line),
         "code": line.code,
         "uid": str(line.uid),
         "pid": str(line.pid or ""),
@@ -60,7 +60,7 @@ def _shortened(called: str) -> str:
     return called if len(called) <= _CALL_WIDTH else called[: _CALL_WIDTH - 1] + "…"
 
 
-def _said(line: AuditLine) -> str:
+def _text(line: AuditLine) -> str:
     more = f"and {line.more} more like it" if line.more else ""
     return "; ".join(part for part in (more, line.text) if part)
 
@@ -87,11 +87,6 @@ def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
     )
 
 
-def _limit(options: Options) -> int:
-    said = options.value("limit")
-    return whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
-
-
 def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage]:
     """Return the newest lines, fetched page by page, oldest first, and the first page."""
     first = page(limit=min(PAGE, limit))
@@ -116,13 +111,13 @@ def _screen(lines: Sequence[AuditLine], page: AuditPage) -> Screen:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    return _screen(*_newest(_pages(client, options), _limit(options)))
+    return _screen(*_newest(_pages(client, options), options.limit(LIMIT, MAX_LIMIT)))
 
 
-def _followed(client: Client, options: Options) -> Iterator[Screen]:
+def _follow_screens(client: Client, options: Options) -> Iterator[Screen]:
     """Yield the newest lines, then new ones as they come, without end."""
     page = _pages(client, options)
-    lines, first = _newest(page, _limit(options))
+    lines, first = _newest(page, options.limit(LIMIT, MAX_LIMIT))
     yield _screen(lines, first)
     newest = first.newest
     while True:
@@ -165,17 +160,17 @@ Examples:
         Column("number", wide=True, right=True),
     ),
     fetch=fetch,
-    own=(
-        Own(("--user",), "Show only this user's lines: a name or a uid.", "USER"),
-        Own(("--since",), "Show only lines from then on: 2h (ago), 22:00, 2026-11-20.", "TIME"),
-        Own(("--refused",), "Show only what was refused."),
-        Own(
+    own_options=(
+        OwnOption(("--user",), "Show only this user's lines: a name or a uid.", "USER"),
+        OwnOption(("--since",), "Show only lines from then on: 2h (ago), 22:00, 2026-11-20.", "TIME"),
+        OwnOption(("--refused",), "Show only what was refused."),
+        OwnOption(
             ("--container",),
             "Show only lines about this container (name or id), image, lease or GPU.",
             "NAME",
         ),
-        Own(("--pool",), "Show the coordinator's audit, on its machine, to its administrators."),
-        Own(("--limit",), f"Show at most so many lines.  [default: {LIMIT}]", "N"),
+        OwnOption(("--pool",), "Show the coordinator's audit, on its machine, to its administrators."),
+        OwnOption(("--limit",), f"Show at most so many lines.  [default: {LIMIT}]", "N"),
     ),
 )
 
@@ -205,11 +200,13 @@ def _command() -> click.Command:
 
 
 def _follow(given: dict[str, Any]) -> int:
-    own = {one.key for one in LISTING.own}
-    said = frozenset((name, "true" if given[name] is True else given[name]) for name in own if given[name])
+    names = {one.key for one in LISTING.own_options}
+    own_values = frozenset(
+        (name, "true" if given[name] is True else given[name]) for name in names if given[name]
+    )
     output = "jsonl" if given["output"] == "json" else given["output"]
-    options = Options(output, headers=not given["no_headers"], said=said)
-    for screen in _followed(Client(), options):
+    options = Options(output, headers=not given["no_headers"], own_values=own_values)
+    for screen in _follow_screens(Client(), options):
         write(LISTING, options, [screen].pop)
         sys.stdout.flush()
         options = options._replace(headers=False)

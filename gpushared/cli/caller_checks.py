@@ -45,7 +45,7 @@ class CallerFacts:
     config_problem: str = ""
 
 
-def look() -> CallerFacts:
+def caller_facts() -> CallerFacts:
     """Ask the daemon, docker and this process; this takes half a minute if the daemon hangs."""
     try:
         client = Client()
@@ -80,7 +80,7 @@ def _facts(
 def _find_docker() -> DockerCli | GpushareError:
     try:
         path = find_docker()
-        asked = subprocess.run(
+        done = subprocess.run(
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -93,7 +93,7 @@ def _find_docker() -> DockerCli | GpushareError:
         return error
     except (OSError, subprocess.TimeoutExpired):
         return DockerCli(path)
-    return DockerCli(path, asked.stdout.strip().partition("\n")[0])
+    return DockerCli(path, done.stdout.strip().partition("\n")[0])
 
 
 def _group_name(gid: int) -> str:

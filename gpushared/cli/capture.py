@@ -24,7 +24,7 @@ from gpushared.client import Client
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, TimedOut
 
 MAX_BODY_BYTES = 8 << 20
-ALIKE = 0.75
+MIN_SIMILARITY = 0.75
 """A word must be so near to count as the meant one: 1 is the same word."""
 MAX_LINE_BYTES = 64 << 10
 CAPTURE_SECONDS = 60.0
@@ -35,7 +35,7 @@ PULL_POLICIES = frozenset({"missing", "always", "never"})
 _FILE_OPTIONS = frozenset({"env-file", "label-file", "security-opt"})
 """These options of docker name a file that docker reads before any request to the engine."""
 _CREATED = b'{"Id": "' + b"0" * 64 + b'", "Warnings": []}'
-_LOOKED_AT = b'{"message": "this was only to see whether docker takes these words"}'
+_ONLY_CHECKED = b'{"message": "this was only to see whether docker takes these words"}'
 
 
 class Captured(NamedTuple):
@@ -56,8 +56,8 @@ def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
     Raises RequestError where docker refuses the words, TimedOut.
     """
     with _engine(lambda: api_version, 201, _CREATED) as engine:
-        child = _started([program, "create", *words], engine, stdin=subprocess.DEVNULL)
-        done = _ended(child)
+        child = _start([program, "create", *words], engine, stdin=subprocess.DEVNULL)
+        done = _wait_for_end(child)
     _write(done.stderr)
     if done.returncode or engine.captured is None:
         guess = option_meant(done.stderr, SUBMIT)
@@ -86,9 +86,9 @@ def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> R
     if not can_be_read_twice(words):
         return ReadRun()
     command = [program, "run", *_without_pull(words)]
-    with _engine(api_version, 400, _LOOKED_AT) as engine:
-        child = _started(command, engine, stdin=None)
-        done = _ended(child)
+    with _engine(api_version, 400, _ONLY_CHECKED) as engine:
+        child = _start(command, engine, stdin=None)
+        done = _wait_for_end(child)
     if engine.captured is not None:
         # Docker's words on stderr are about the answer of our socket.
         return ReadRun(captured=engine.captured)
@@ -98,28 +98,28 @@ def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> R
     return ReadRun(done.returncode if done.returncode > 0 else docker_cli.FAILED)
 
 
-def option_meant(docker_said: bytes, options: OurOptions) -> str:
+def option_meant(docker_errors: bytes, options: OurOptions) -> str:
     """Return a question if docker does not know an option that is nearly one of ours, else empty."""
-    unknown = re.search(rb"unknown flag: --([A-Za-z0-9-]+)", docker_said)
+    unknown = re.search(rb"unknown flag: --([A-Za-z0-9-]+)", docker_errors)
     if unknown is None:
         return ""
     from difflib import get_close_matches
 
-    near = get_close_matches(unknown[1].decode(), options.values | options.switches, 1, ALIKE)
+    near = get_close_matches(unknown[1].decode(), options.values | options.switches, 1, MIN_SIMILARITY)
     return f"did you mean --{near[0]}?" if near else ""
 
 
-def _write(docker_said: bytes) -> None:
+def _write(docker_errors: bytes) -> None:
     with suppress(OSError):
-        os.write(2, docker_said)
+        os.write(2, docker_errors)
 
 
-class _Done(NamedTuple):
+class _EndedProcess(NamedTuple):
     returncode: int
     stderr: bytes
 
 
-def _started(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> subprocess.Popen[bytes]:
     """Start docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
     return subprocess.Popen(
         command,
@@ -130,7 +130,7 @@ def _started(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> s
     )
 
 
-def _ended(child: subprocess.Popen[bytes]) -> _Done:
+def _wait_for_end(child: subprocess.Popen[bytes]) -> _EndedProcess:
     """Wait for docker's end. Raises TimedOut. On any error docker is ended too."""
     try:
         _, stderr = child.communicate(timeout=CAPTURE_SECONDS)
@@ -143,7 +143,7 @@ def _ended(child: subprocess.Popen[bytes]) -> _Done:
         if child.poll() is None:
             child.kill()
             child.wait()
-    return _Done(child.returncode, stderr)
+    return _EndedProcess(child.returncode, stderr)
 
 
 def _without_pull(words: RunWords) -> list[str]:
@@ -194,14 +194,14 @@ class _Engine:
         with suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
-                Thread(target=self._converse, args=(connection,), daemon=True).start()
+                Thread(target=self._serve_connection, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _converse(self, connection: socket.socket) -> None:
+    def _serve_connection(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as stream, suppress(OSError, ValueError):
             while head := _head(stream):
                 method, target, size = head
@@ -212,12 +212,12 @@ class _Engine:
         path, _, query = target.partition("?")
         if method == "POST" and path.endswith("/containers/create"):
             self.captured = _captured(path, query, body)
-            return self._written(self._status, self._answer)
+            return self._response(self._status, self._answer)
         if path.endswith("/_ping"):
-            return self._written(200, b"" if method == "HEAD" else b"OK")
-        return self._written(200, b"{}" if method == "GET" else b"")  # a pull, which is others' to do
+            return self._response(200, b"" if method == "HEAD" else b"OK")
+        return self._response(200, b"{}" if method == "GET" else b"")  # a pull, which is others' to do
 
-    def _written(self, status: int, body: bytes) -> bytes:
+    def _response(self, status: int, body: bytes) -> bytes:
         head = (
             f"HTTP/1.1 {status} -\r\nApi-Version: {self._api_version()}\r\nOstype: linux\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 def _completer(items: Callable[[], Items], *, in_list: bool = False) -> Completer:
-    """Offer those of the items that begin as the word does; ``in_list``: as its last part between commas."""
+    """Offer the items that begin as the word does; ``in_list``: as the last part of a list with commas."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
         before, comma, begun = incomplete.rpartition(",") if in_list else ("", "", incomplete)
@@ -47,25 +47,25 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     return [CompletionItem(incomplete, type="file")]
 
 
-def _asked(kind: type[_Answer], call: str, **asked: object) -> _Answer:
+def _ask(kind: type[_Answer], call: str, **fields: object) -> _Answer:
     """Return the daemon's answer, an empty one if none comes in time."""
     try:
         client = Client()
         client.retries = None
-        return kind(client.call(call, asked, ANSWER_SECONDS))
+        return kind(client.call(call, fields, ANSWER_SECONDS))
     except GpushareError:
         return kind({})
 
 
 def _leases() -> tuple[Lease, ...]:
-    return _asked(LeaseList, "Leases/List").leases
+    return _ask(LeaseList, "Leases/List").leases
 
 
 def _jobs(*, ended: bool = False) -> tuple[Job, ...]:
-    return _asked(JobList, "Jobs/List", ended=ended).jobs
+    return _ask(JobList, "Jobs/List", ended=ended).jobs
 
 
-def _of_leases(leases: Iterable[Lease]) -> Items:
+def _lease_items(leases: Iterable[Lease]) -> Items:
     """Offer each by its id, and by its container."""
     return [
         CompletionItem(name, help=f"{lease.asks} of {lease.owner} ({lease.state})")
@@ -75,7 +75,7 @@ def _of_leases(leases: Iterable[Lease]) -> Items:
     ]
 
 
-def _of_jobs(jobs: Iterable[Job]) -> Items:
+def _job_items(jobs: Iterable[Job]) -> Items:
     """Offer each by its id, and by its container."""
     return [
         CompletionItem(name, help=f"{job.asks} for {job.image} ({job.state})")
@@ -87,7 +87,7 @@ def _of_jobs(jobs: Iterable[Job]) -> Items:
 
 def _waiting() -> Items:
     leases = (lease for lease in _leases() if lease.state == "queued")
-    return _of_leases(leases) + _of_jobs(job for job in _jobs() if job.state == "queued")
+    return _lease_items(leases) + _job_items(job for job in _jobs() if job.state == "queued")
 
 
 def _containers() -> Items:
@@ -97,33 +97,33 @@ def _containers() -> Items:
 
 
 def _nodes() -> Items:
-    found = _asked(NodeList, "Jobs/Nodes").nodes
+    found = _ask(NodeList, "Jobs/Nodes").nodes
     return [CompletionItem(node.name, help=f"{len(node.gpus)} GPUs ({node.presence})") for node in found]
 
 
 def _gpus() -> Items:
-    found = _asked(GpuList, "Gpus/List").gpus
+    found = _ask(GpuList, "Gpus/List").gpus
     items = [CompletionItem(gpu.label or str(gpu.index), help=gpu.name) for gpu in found]
     return [*items, CompletionItem("all", help="all GPUs of this node")] if items else []
 
 
 def _presets() -> Items:
-    found = _asked(PresetList, "Node/Presets").presets
+    found = _ask(PresetList, "Node/Presets").presets
     return [CompletionItem(preset.name, help=preset.description) for preset in found]
 
 
 def _projects() -> Items:
     """Complete projects; a user in no project is listed like one, and cannot be named."""
-    found = [one for one in _asked(ProjectList, "Projects/List").projects if one.origin != "user"]
+    found = [one for one in _ask(ProjectList, "Projects/List").projects if one.origin != "user"]
     return [CompletionItem(project.name, help=" ".join(project.users)) for project in found]
 
 
-leases = _completer(lambda: _of_leases(_leases()))
-lease_list = _completer(lambda: _of_leases(_leases()), in_list=True)
-jobs = _completer(lambda: _of_jobs(_jobs()))
-job_list = _completer(lambda: _of_jobs(_jobs()), in_list=True)
+leases = _completer(lambda: _lease_items(_leases()))
+lease_list = _completer(lambda: _lease_items(_leases()), in_list=True)
+jobs = _completer(lambda: _job_items(_jobs()))
+job_list = _completer(lambda: _job_items(_jobs()), in_list=True)
 waiting = _completer(_waiting)
-outputs = _completer(lambda: _of_jobs(_jobs(ended=True)) + _of_leases(_leases()))
+outputs = _completer(lambda: _job_items(_jobs(ended=True)) + _lease_items(_leases()))
 """Complete jobs and leases that have a container, or had one."""
 containers = _completer(_containers)
 nodes = _completer(_nodes)

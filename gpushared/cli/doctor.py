@@ -17,7 +17,7 @@ import click
 
 from gpushared import __version__
 from gpushared.cli import complete
-from gpushared.cli.caller_checks import CALLER_CHECKS, CallerFacts, look, without_user
+from gpushared.cli.caller_checks import CALLER_CHECKS, CallerFacts, caller_facts, without_user
 from gpushared.cli.errors import UsageError, say
 from gpushared.cli.listing import Listing, Options, Screen, write
 from gpushared.cli.table import Column, Row
@@ -74,7 +74,7 @@ def doctor(*, everything: bool, output: str, as_json: bool, no_headers: bool, re
 
 
 def _examine(options: Options, report_path: str | None) -> Screen:
-    facts = look()
+    facts = caller_facts()
     results = all_results(facts)
     if report_path:
         write_report(report_path, facts, [one.to_json() for one in results])
@@ -182,8 +182,8 @@ def write_report(path: str, facts: CallerFacts, items: Sequence[dict[str, Any]])
     """Write the bundle so that only the caller may read it. Raises UsageError if the write fails."""
     text = json.dumps(_clean(_bundle(facts, items)), indent=2) + "\n"
     try:
-        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(made, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
     except OSError as error:
         raise UsageError(
@@ -248,8 +248,8 @@ def _leases(problems: list[str]) -> list[dict[str, Any]]:
 
 def _lease(client: Client, lease: Lease, problems: list[str]) -> dict[str, Any]:
     story = _try(problems, lambda: [entry.to_json() for entry in client.explain(lease.id).story])
-    told = {key: value for key, value in lease.to_json().items() if key != "token"}  # of no use to others
-    return {**told, "story": story}
+    fields = {key: value for key, value in lease.to_json().items() if key != "token"}  # of no use to others
+    return {**fields, "story": story}
 
 
 def _try(problems: list[str], ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:

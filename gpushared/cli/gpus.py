@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gpushared.cli import text
-from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu, GpuList
 
@@ -119,5 +119,5 @@ Examples:
     ),
     drops=("temp", "power", "leases", "util", "mode", "node", "name", "memory"),
     fetch=fetch,
-    own=(Own(("--pool",), "Show the GPUs of all nodes of the pool."),),
+    own_options=(OwnOption(("--pool",), "Show the GPUs of all nodes of the pool."),),
 )

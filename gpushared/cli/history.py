@@ -14,15 +14,15 @@ from gpushared.cli.errors import UsageError
 from gpushared.cli.history_options import (
     FILTERS,
     LIMIT,
+    MAX_LIMIT,
     account_cells,
     bounds,
     hint_at_more,
     lasted,
-    limit_of,
     percent,
     window,
 )
-from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS
@@ -61,7 +61,7 @@ def _cells(lease: PastLease, now: float) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    limit = limit_of(options)
+    limit = options.limit(LIMIT, MAX_LIMIT)
     job = options.value("job")
     chosen = window(options)
     if job and not options.value("since"):
@@ -124,11 +124,13 @@ Examples:
     ),
     drops=("exit", "gpu", "waited", "gpu-hours", "user"),
     fetch=fetch,
-    own=(
+    own_options=(
         *FILTERS,
-        Own(("--outcome",), "Show only leases with this outcome: finished, stopped, failed...", "OUTCOME"),
-        Own(("--job",), "Show all attempts of this job, also one that is not over.", "JOB"),
-        Own(("--limit",), f"Show at most so many.  [default: {LIMIT}]", "N"),
+        OwnOption(
+            ("--outcome",), "Show only leases with this outcome: finished, stopped, failed...", "OUTCOME"
+        ),
+        OwnOption(("--job",), "Show all attempts of this job, also one that is not over.", "JOB"),
+        OwnOption(("--limit",), f"Show at most so many.  [default: {LIMIT}]", "N"),
     ),
     item=PastLease,
 )
@@ -174,7 +176,9 @@ history.add_command(
     help="Export summaries of leases, spans of holding and waiting, or use by the hour or minute.  [leases]",
 )
 @_filter_options
-def export(*, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **said: str | bool | None) -> int:
+def export(
+    *, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **filters: str | bool | None
+) -> int:
     """Write the history's rows for other programs.
 
     The columns are in docs/reference/history.md. Times are seconds since the epoch. Of others you see what the
@@ -190,8 +194,8 @@ def export(*, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **sa
 
     if as_csv + as_jsonl + (parquet is not None) > 1:
         raise UsageError("only one form is possible", hint="choose --csv, --jsonl or --parquet FILE")
-    chosen_words = {name: "true" if value is True else str(value) for name, value in said.items() if value}
-    options = Options(said=frozenset(chosen_words.items()))
+    own_values = {name: "true" if value is True else str(value) for name, value in filters.items() if value}
+    options = Options(own_values=frozenset(own_values.items()))
     client, chosen = client_for(Client(), options), window(options)
     pages = history_export.pages(client, chosen, kind)
     if parquet is not None:

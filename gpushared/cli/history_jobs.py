@@ -6,8 +6,8 @@ import time
 
 from gpushared.api.v1.history_messages import PastJob
 from gpushared.cli import text
-from gpushared.cli.history_options import FILTERS, LIMIT, bounds, hint_at_more, lasted, limit_of, window
-from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
+from gpushared.cli.history_options import FILTERS, LIMIT, MAX_LIMIT, bounds, hint_at_more, lasted, window
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 
@@ -36,7 +36,7 @@ def _cells(job: PastJob, now: float) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    limit = limit_of(options)
+    limit = options.limit(LIMIT, MAX_LIMIT)
     chosen = window(options)
     answer = client_for(client, options).past_jobs(chosen, outcome=options.value("outcome"), limit=limit)
     now = time.time()
@@ -81,10 +81,10 @@ Examples:
     ),
     drops=("exit", "attempts", "node", "waited", "user"),
     fetch=fetch,
-    own=(
+    own_options=(
         *FILTERS,
-        Own(("--outcome",), "Show only jobs that succeeded, failed or were cancelled.", "OUTCOME"),
-        Own(("--limit",), f"Show at most so many.  [default: {LIMIT}]", "N"),
+        OwnOption(("--outcome",), "Show only jobs that succeeded, failed or were cancelled.", "OUTCOME"),
+        OwnOption(("--limit",), f"Show at most so many.  [default: {LIMIT}]", "N"),
     ),
     item=PastJob,
 )

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from gpushared.api.v1.history_messages import Account
 from gpushared.cli import text
-from gpushared.cli.errors import UsageError, whole_number, wrong_values
-from gpushared.cli.listing import Options, Own
+from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.listing import Options, OwnOption
 from gpushared.client.period import PERIODS, read_bounds
 
 LIMIT = 50
@@ -22,20 +22,20 @@ SMALL = 0.1
 """Fewer hours have three decimals."""
 
 TIME = (
-    Own(
+    OwnOption(
         ("--since",),
         "Begin here: 7d, 12h, 2026-11-01, yesterday, this-month, last-month.  [default: 7d]",
         "TIME",
     ),
-    Own(("--until",), "End here, in the same words.  [default: now]", "TIME"),
+    OwnOption(("--until",), "End here, in the same words.  [default: now]", "TIME"),
 )
 OWNERS = (
-    Own(("--user",), "Count only this user: a name or a uid.", "USER"),
-    Own(("--project",), "Count only this project.", "PROJECT"),
-    Own(("--class",), "Count only build, train or infer.", "CLASS"),
+    OwnOption(("--user",), "Count only this user: a name or a uid.", "USER"),
+    OwnOption(("--project",), "Count only this project.", "PROJECT"),
+    OwnOption(("--class",), "Count only build, train or infer.", "CLASS"),
 )
-POOL = Own(("--pool",), "Count all nodes of the pool.")
-FILTERS = (*TIME, *OWNERS, Own(("--node",), "Count only this node.", "NODE"), POOL)
+POOL = OwnOption(("--pool",), "Count all nodes of the pool.")
+FILTERS = (*TIME, *OWNERS, OwnOption(("--node",), "Count only this node.", "NODE"), POOL)
 
 
 def window(options: Options) -> dict[str, object]:
@@ -57,7 +57,7 @@ def window(options: Options) -> dict[str, object]:
             "the time ends before it begins", hint="choose an earlier --since or a later --until"
         )
     names = {name: options.value(name) for name in ("user", "project", "class", "node")}
-    chosen = {"since": begin, "until": end, **{name: said for name, said in names.items() if said}}
+    chosen = {"since": begin, "until": end, **{name: value for name, value in names.items() if value}}
     return {**chosen, "pool": True} if options.value("pool") else chosen
 
 
@@ -108,13 +108,8 @@ def account_cells(account: Account) -> dict[str, str]:
     }
 
 
-def by_option(words: Sequence[str]) -> Own:
-    return Own(("--by",), f"Sum by {', '.join(words)}.  [default: {words[0]}]", "WORD")
-
-
-def limit_of(options: Options) -> int:
-    said = options.value("limit")
-    return whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
+def by_option(words: Sequence[str]) -> OwnOption:
+    return OwnOption(("--by",), f"Sum by {', '.join(words)}.  [default: {words[0]}]", "WORD")
 
 
 def hint_at_more(limit: int) -> str:

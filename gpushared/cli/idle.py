@@ -74,5 +74,5 @@ Examples:
     ),
     drops=("name", "share", "memory"),
     fetch=fetch,
-    own=(*OWNERS, POOL),
+    own_options=(*OWNERS, POOL),
 )

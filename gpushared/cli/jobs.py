@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpushared.api.v1.messages import Job
 from gpushared.cli import text
-from gpushared.cli.listing import Listing, Options, Own, Screen
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
@@ -117,9 +117,9 @@ Examples:
     ),
     drops=("age", "asks", "owner", "node"),
     fetch=fetch,
-    own=(
-        Own(("-a", "--all"), "Show everybody's jobs that you may see."),
-        Own(("--ended",), "Also show jobs that are over."),
-        Own(("--array",), "Show the jobs of one array, by its id or name, over or not.", "ARRAY"),
+    own_options=(
+        OwnOption(("-a", "--all"), "Show everybody's jobs that you may see."),
+        OwnOption(("--ended",), "Also show jobs that are over."),
+        OwnOption(("--array",), "Show the jobs of one array, by its id or name, over or not.", "ARRAY"),
     ),
 )

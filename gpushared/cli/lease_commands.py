@@ -28,7 +28,7 @@ POLL_SECONDS = 30.0
 _Begun = TypeVar("_Begun")
 
 
-def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
+def move_each(names: Iterable[str], work: Callable[[str], str]) -> int:
     """Do work on each lease as ``each_lease`` does; a signal ends the command, but not the daemon's work."""
     from gpushared.cli.waiting import Interrupted, signals_interrupt
 
@@ -40,7 +40,7 @@ def each_moved(names: Iterable[str], work: Callable[[str], str]) -> int:
         return end.exit_code
 
 
-def moved(client: Client, lease: Lease) -> Lease:
+def wait_for_move(client: Client, lease: Lease) -> Lease:
     """Return the lease once its move is over; tell the user of a long move."""
     quiet_until: float | None = time.monotonic() + QUIET_SECONDS
     while lease.state in MOVES:
@@ -52,7 +52,7 @@ def moved(client: Client, lease: Lease) -> Lease:
     return lease
 
 
-def not_so(client: Client, lease: Lease, wanted: str) -> StateConflict:
+def wrong_state(client: Client, lease: Lease, wanted: str) -> StateConflict:
     """Return the error for a lease in another state than wanted; its story's newest line has the reason."""
     story = client.explain(lease.id).story
     why = f": {story[-1].text}" if story else ""
@@ -72,7 +72,9 @@ def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:
     return code
 
 
-def each_begun(names: Iterable[str], begin: Callable[[str], _Begun], finish: Callable[[_Begun], str]) -> int:
+def begin_each_then_finish(
+    names: Iterable[str], begin: Callable[[str], _Begun], finish: Callable[[_Begun], str]
+) -> int:
     """Do slow work on each lease as ``each_lease`` does: begin all of it before the first wait."""
     code = 0
     begun: list[_Begun] = []
@@ -139,7 +141,7 @@ def unhold(client: Client, name: str) -> str:
     return set_held(client, name, held=False)
 
 
-@for_many(complete.leases, each_moved)
+@for_many(complete.leases, move_each)
 def pause(client: Client, name: str) -> str:
     """Take running leases off their GPUs, with their containers kept as they are, until they are resumed.
 
@@ -151,13 +153,13 @@ def pause(client: Client, name: str) -> str:
     Examples:
       gpushare pause trainer
     """
-    lease = moved(client, client.pause(lease_id(client, name)))
+    lease = wait_for_move(client, client.pause(lease_id(client, name)))
     if lease.state != "suspended":
-        raise not_so(client, lease, "suspended")
+        raise wrong_state(client, lease, "suspended")
     return lease.id
 
 
-@for_many(complete.leases, each_moved)
+@for_many(complete.leases, move_each)
 def resume(client: Client, name: str) -> str:
     """Bring paused leases back to the GPUs that they had, as soon as there is room.
 
@@ -169,13 +171,13 @@ def resume(client: Client, name: str) -> str:
     Examples:
       gpushare resume trainer
     """
-    lease = moved(client, client.resume(lease_id(client, name)))
+    lease = wait_for_move(client, client.resume(lease_id(client, name)))
     waiting = lease.waiting
     if lease.state == "suspended" and waiting is not None:
         place, why = f"position {waiting.position} of {waiting.queue_length}", waiting.text or waiting.reason
         say(f"{lease.id} waits for room, {place}: {why}", hint="it comes back by itself")
     elif lease.state != "active":
-        raise not_so(client, lease, "active")
+        raise wrong_state(client, lease, "active")
     return lease.id
 
 
@@ -240,14 +242,14 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
     from gpushared.cli.lease_values import option_of
     from gpushared.domain.model.request_spec import read_size
 
-    said = {"gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
-    for name, size in said.items():
+    sizes = {"gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
+    for name, size in sizes.items():
         if size:
             with wrong_values(option_of(name)):
                 read_size(**{name: size})
     client = Client()
     found = lease_id(client, lease)
-    answer = client.resize(found, **said)
+    answer = client.resize(found, **sizes)
     lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
     click.echo("\n".join(map(text.printable, lines)))
     return 0

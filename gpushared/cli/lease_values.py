@@ -29,16 +29,16 @@ DEFAULT_PERIOD = "100000"
 """Docker's, in microseconds, where only ``--cpu-quota`` is given."""
 
 
-def check_values(said: Mapping[str, object]) -> None:
+def check_values(values: Mapping[str, object]) -> None:
     """Raise UsageError where a value makes no sense on any machine.
 
-    ``said``: the keyword arguments of ``Client.request``. What a preset adds, only the daemon knows.
+    ``values``: the keyword arguments of ``Client.request``. What a preset adds, only the daemon knows.
     """
-    if _are_plain(said):
+    if _are_plain(values):
         return
     from gpushared.domain.model.request_spec import RequestSpec, read_request
 
-    words = {name: _word(said[name]) for name in RequestSpec.__dataclass_fields__ if name in said}
+    words = {name: _word(values[name]) for name in RequestSpec.__dataclass_fields__ if name in values}
     words["preset"] = ""
     if not any(words.get(name) for name in _SIZES):
         words["gpu"] = _ANY_SIZE
@@ -60,12 +60,12 @@ def option_of(name: str) -> str:
     return "--" + named.get(name, name.replace("_", "-"))
 
 
-def _are_plain(said: Mapping[str, object]) -> bool:
-    """Return True for the values that most people say, which are right whatever stands beside them.
+def _are_plain(values: Mapping[str, object]) -> bool:
+    """Return True for common values that are valid beside any other values.
 
     To read all values as the daemon does takes longer to import than the rest of ``gpushare run``.
     """
-    words = ((name, _word(value)) for name, value in said.items() if name not in _NOT_READ)
+    words = ((name, _word(value)) for name, value in values.items() if name not in _NOT_READ)
     return all(not word or (name in _PLAIN and _PLAIN[name](word)) for name, word in words)
 
 

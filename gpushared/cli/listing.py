@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpushared.cli import table, text
-from gpushared.cli.errors import UsageError
+from gpushared.cli.errors import UsageError, whole_number
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
 from gpushared.light import TYPE_CHECKING, NamedTuple
@@ -26,21 +26,26 @@ _SHOWN = 40
 class Options(NamedTuple):
     """Hold the options of a listing; ``ended`` is ``--all`` if the listing has it.
 
-    ``said`` are the listing's own options by name, a switch that is on with "true".
+    ``own_values`` are the listing's own options by name, a switch that is on with "true".
     """
 
     output: str = "table"
     headers: bool = True
     ended: bool = False
     explain: bool = False
-    said: frozenset[tuple[str, str]] = frozenset()
+    own_values: frozenset[tuple[str, str]] = frozenset()
 
     def value(self, name: str) -> str:
         """Return the value of one of the listing's own options, "" if it was not given."""
-        return dict(self.said).get(name, "")
+        return dict(self.own_values).get(name, "")
+
+    def limit(self, usual: int, most: int) -> int:
+        """Return the value of ``--limit``. Raises UsageError."""
+        text = self.value("limit")
+        return whole_number("--limit", text, 1, most) if text else usual
 
 
-class Own(NamedTuple):
+class OwnOption(NamedTuple):
     """Describe an option of one listing only; without ``metavar`` it is a switch."""
 
     names: tuple[str, ...]
@@ -55,8 +60,8 @@ class Own(NamedTuple):
 class Screen(NamedTuple):
     """Hold the content of a listing: cells for people, items for programs.
 
-    ``notes`` are lines about troubles under the table, ``last`` is the line under those; ``told`` are lines
-    in the table's place; ``extra`` are fields of the JSON envelope beside the items.
+    ``notes`` are lines about troubles under the table, ``last`` is the line under those; ``text_lines`` are
+    lines in the table's place; ``extra`` are fields of the JSON envelope beside the items.
     """
 
     rows: Sequence[Row]
@@ -66,7 +71,7 @@ class Screen(NamedTuple):
     notes: Sequence[str] = ()
     last: str = ""
     extra: dict[str, Any] | None = None
-    told: Sequence[str] | None = None
+    text_lines: Sequence[str] | None = None
     exit_code: int = 0
 
 
@@ -83,12 +88,14 @@ class Listing(NamedTuple):
     fetch: Callable[[Client, Options], Screen]
     has_ended: bool = False
     explains: bool = False
-    own: Sequence[Own] = ()
+    own_options: Sequence[OwnOption] = ()
     drops: Sequence[str] = ()
     item: type[Message] | None = None
 
 
-def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()) -> Options | None:
+def read_plain(
+    words: Sequence[str], *, has_ended: bool, own_options: Sequence[OwnOption] = ()
+) -> Options | None:
     """Read the options from plain words; None leaves the words to click.
 
     Click's import takes as long as a whole plain listing. Help, mistakes and rare spellings may take that
@@ -96,8 +103,8 @@ def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()
     """
     options, quiet = Options(), False
     left = list(words)
-    by_name = {name: one for one in own for name in one.names}
-    said: dict[str, str] = {}
+    by_name = {name: one for one in own_options for name in one.names}
+    values: dict[str, str] = {}
     while left:
         word = left.pop(0)
         if word in {"-q", "--quiet"}:
@@ -109,10 +116,10 @@ def read_plain(words: Sequence[str], *, has_ended: bool, own: Sequence[Own] = ()
         elif word in {"-o", "--output"} and left:
             options = options._replace(output=left.pop(0))
         elif (one := by_name.get(word)) is not None and (left or one.metavar is None):
-            said[one.key] = left.pop(0) if one.metavar else "true"
+            values[one.key] = left.pop(0) if one.metavar else "true"
         else:
             return None
-    options = options._replace(said=frozenset(said.items()))
+    options = options._replace(own_values=frozenset(values.items()))
     return options._replace(output="ids") if quiet else options
 
 
@@ -199,20 +206,20 @@ def write_items(
     if output == "json":
         sys.stdout.write(envelope(schema, items, **extra))
         return
-    told = [SIMULATED] if extra.get("simulated") else []
-    sys.stdout.write("".join(f"{text.printable(line)}\n" for line in (*told, *lines)))
+    above = [SIMULATED] if extra.get("simulated") else []
+    sys.stdout.write("".join(f"{text.printable(line)}\n" for line in (*above, *lines)))
 
 
 def _table(columns: Sequence[Column], screen: Screen, options: Options, drops: Sequence[str]) -> str:
     colour = table.wants_colour(sys.stdout)
-    if screen.told is None:
+    if screen.text_lines is None:
         fits = options.output == "table" and sys.stdout.isatty()
         width = table.terminal_width(sys.stdout) if fits else None
         written = table.lines(
             columns, screen.rows, headers=options.headers, colour=colour, width=width, drops=drops
         )
     else:
-        written = [text.printable(line) for line in screen.told]
+        written = [text.printable(line) for line in screen.text_lines]
     if options.headers:
         above = [table.paint(SIMULATED, "33" if colour else None)] if screen.simulated else []
         notes = [table.paint(note, "31" if colour else None) for note in screen.notes]

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gpushared.cli import complete
-from gpushared.cli.listing import Listing, Options, Own, show
+from gpushared.cli.listing import Listing, Options, OwnOption, show
 
 
 def listing_command(listing: Listing, summary: str) -> click.Command:
@@ -23,8 +23,10 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
         **own: str | bool | None,
     ) -> int:
         chosen = "ids" if quiet else output
-        said = frozenset((name, "true" if value is True else value) for name, value in own.items() if value)
-        options = Options(chosen, headers=not no_headers, ended=ended, explain=explain, said=said)
+        own_values = frozenset(
+            (name, "true" if value is True else value) for name, value in own.items() if value
+        )
+        options = Options(chosen, headers=not no_headers, ended=ended, explain=explain, own_values=own_values)
         return show(listing, options)
 
     params: list[click.Parameter] = [
@@ -46,7 +48,7 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
         )
     if listing.explains:
         params.insert(0, click.Option(["--explain"], is_flag=True, help="Explain each wait in full."))
-    own = [click.Option([*one.names, one.key], **kind_of(one), help=one.help) for one in listing.own]
+    own = [click.Option([*one.names, one.key], **kind_of(one), help=one.help) for one in listing.own_options]
     params = [*own, *params]
     columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
     wide = ", ".join(c.key for c in listing.columns if c.wide)
@@ -59,6 +61,6 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
     )
 
 
-def kind_of(one: Own) -> dict[str, Any]:
+def kind_of(one: OwnOption) -> dict[str, Any]:
     """Return what click calls an option with a value, or a switch."""
     return {"is_flag": True} if one.metavar is None else {"metavar": one.metavar}

@@ -11,7 +11,7 @@ from gpushared.cli import complete, docker_cli, job_places
 from gpushared.cli.errors import say
 from gpushared.cli.options import WholeNumber
 from gpushared.cli.references import container_named
-from gpushared.cli.relay import beside
+from gpushared.cli.relay import fork_relay
 from gpushared.cli.result import run_as_child
 from gpushared.client import Client
 
@@ -70,10 +70,10 @@ def logs(
     place = container_named(Client(), job, rank, lambda one: attempt or _newest(one))
     if not follow:
         job_places.become(place, "logs", *words)
-    return _followed(place, words, job)
+    return _follow(place, words, job)
 
 
-def _followed(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
+def _follow(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
     """Return docker's exit code; return 125, and say how to go on, if docker lost the output before its end."""
     program = docker_cli.find_docker()
     command = [program, "logs", *words, place.container]
@@ -119,7 +119,7 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
 
         return NamedRun(client, job, rank)
 
-    path = beside(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
+    path = fork_relay(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
     job_places.become(place._replace(host=f"unix://{path}"), "attach", *words)
 
 

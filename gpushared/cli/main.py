@@ -67,9 +67,9 @@ def _command(words: list[str]) -> int:
         from gpushared.client import Client
 
         Client.tell_of_retries = say
-        if name in PLAIN and (code := _listed(name, rest)) is not None:
+        if name in PLAIN and (code := _run_listing(name, rest)) is not None:
             return code
-        if name == "top" and (code := _top(rest)) is not None:
+        if name == "top" and (code := _run_top(rest)) is not None:
             return code
         if name in {"run", "submit"} and "--help" not in rest and rest not in ([], ["-h"]):
             if name == "submit":
@@ -84,25 +84,25 @@ def _command(words: list[str]) -> int:
     return invoke(words)
 
 
-def _listed(name: str, words: list[str]) -> int | None:
+def _run_listing(name: str, words: list[str]) -> int | None:
     """Return the exit code of a listing; None if click must read the words."""
     from importlib import import_module
 
     from gpushared.cli.listing import Listing, read_plain, show
 
     listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
-    options = read_plain(words, has_ended=listing.has_ended, own=listing.own)
+    options = read_plain(words, has_ended=listing.has_ended, own_options=listing.own_options)
     return None if options is None else show(listing, options)
 
 
-def _top(words: list[str]) -> int | None:
+def _run_top(words: list[str]) -> int | None:
     """Return the exit code of ``gpushare top``; None if click must read the words."""
     from importlib import import_module
 
     from gpushared.cli.listing import Options, read_plain
 
     top = import_module("gpushared.cli.top.start")
-    options = read_plain(words, has_ended=False, own=top.OWN)
-    is_plain = options is not None and options == Options(said=options.said)
+    options = read_plain(words, has_ended=False, own_options=top.OWN)
+    is_plain = options is not None and options == Options(own_values=options.own_values)
     code: int | None = top.start(options) if is_plain else None
     return code

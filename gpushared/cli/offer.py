@@ -14,9 +14,9 @@ from gpushared.cli.listing import write_items
 from gpushared.cli.options import output_option
 from gpushared.cli.ps import holding
 from gpushared.cli.run import RUN_OPTIONS
-from gpushared.cli.start import asked
+from gpushared.cli.start import lease_fields
 from gpushared.client import Client, OfferAnswer
-from gpushared.client.submit_words import LeaseWish
+from gpushared.client.submit_words import LeaseArguments
 
 OPTIONS = frozenset(
     {
@@ -45,7 +45,7 @@ def offer(*, output: str, **words: str | None) -> int:
       gpushare offer --gpu 2 --class build -o json
     """
     ours = {name.replace("_", "-"): word for name, word in words.items() if word}
-    answer = Client().offer(**cast("LeaseWish", asked(RunWords(ours, (), ()))))
+    answer = Client().offer(**cast("LeaseArguments", lease_fields(RunWords(ours, (), ()))))
     write_items(
         output,
         "gpushare.offer/1",

@@ -59,13 +59,13 @@ def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) ->
       gpushare policy explain -o json -- -p 80:80 IMAGE
     """
     client = Client()
-    captured = _captured(client, words)
+    captured = _capture(client, words)
     answer = client.explain_policy(captured.body, captured.version, user=user)
     write_items(
         "json" if as_json else output,
         "gpushare.policy-explanation/1",
         [answer.to_json()],
-        _explained(answer),
+        _explanation_lines(answer),
         simulated=False,
     )
     return 0 if answer.passes else REFUSED
@@ -91,7 +91,7 @@ def show(*, output: str, as_json: bool) -> int:
 # --- what docker would send ----------------------------------------------------------------------------
 
 
-def _captured(client: Client, args: Sequence[str]) -> Captured:
+def _capture(client: Client, args: Sequence[str]) -> Captured:
     words = split(args, docker_args.RUN._replace(command="policy explain"))
     if not words.image:
         raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")
@@ -99,14 +99,14 @@ def _captured(client: Client, args: Sequence[str]) -> Captured:
 
 
 def _create_words(words: RunWords) -> list[str]:
-    said = [f"--label=gpushare.{name}={words.ours[name]}" for name in _LABELLED if words.ours.get(name)]
-    return [*said, *words.docker_without(*RUN_ALONE)]
+    labels = [f"--label=gpushare.{name}={words.ours[name]}" for name in _LABELLED if words.ours.get(name)]
+    return [*labels, *words.docker_without(*RUN_ALONE)]
 
 
 # --- for people ----------------------------------------------------------------------------------------
 
 
-def _explained(answer: PolicyExplanation) -> Iterator[str]:
+def _explanation_lines(answer: PolicyExplanation) -> Iterator[str]:
     for one in sorted(answer.findings, key=lambda one: _ORDER.index(one.verdict)):
         yield from _lines(one)
     refused = sum(one.verdict == "refused" for one in answer.findings)
@@ -120,8 +120,8 @@ def _explained(answer: PolicyExplanation) -> Iterator[str]:
 
 def _lines(one: PolicyFinding) -> Iterator[str]:
     name = one.option or one.field or "the request"
-    said = " -> ".join(_short(value) for value in dict.fromkeys((one.asked, one.given)) if value)
-    yield f"{one.verdict:8}  {name:18}  {said}".rstrip()
+    values = " -> ".join(_short(value) for value in dict.fromkeys((one.asked, one.given)) if value)
+    yield f"{one.verdict:8}  {name:18}  {values}".rstrip()
     for more in (one.why, one.hint):
         if more:
             yield f"{'':8}  {'':18}  {more}"

@@ -78,9 +78,9 @@ def init(name: str, config: Path | None, state_dir: str | None, user: str) -> in
 
     settings = load_pool(config or POOL.path, environ=os.environ, must_exist=config is not None)
     folder = Path(state_dir or settings.coordinator.state_dir)
-    founded = found_pool(folder, name, time.time(), user)
-    click.echo(f"pool {name} begins in {folder}, owned by {founded.user}")
-    click.echo(f"its authority is {founded.digest}")
+    pool_files = found_pool(folder, name, time.time(), user)
+    click.echo(f"pool {name} begins in {folder}, owned by {pool_files.user}")
+    click.echo(f"its authority is {pool_files.digest}")
     click.echo("next:")
     click.echo("  systemctl enable --now gpushared-pool    start the coordinator")
     click.echo("  gpushare pool token --node NAME          let a machine join; it prints what to do there")
@@ -337,7 +337,7 @@ def _status_lines(found: PoolStatus) -> Iterator[str]:
     for member in found.store_members:
         leads = ", leads" if member.leads else ""
         size = f"{member.version}, {member.size_bytes / 2**20:.0f} MiB{leads}" if member.version else ""
-        told = "; ".join(filter(None, [size, member.problem])) or "serves; its version is not told"
-        yield f"  etcd     {member.endpoint}: {told}"
+        facts = "; ".join(filter(None, [size, member.problem])) or "serves; its version is not told"
+        yield f"  etcd     {member.endpoint}: {facts}"
     yield from (f"  waits    for node {node}" for node in found.awaited_nodes)
     yield from (f"  trouble  {trouble}" for trouble in found.troubles)

@@ -17,14 +17,14 @@ from gpushared.api.v1.messages import DoorAnswer, Job
 from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RunWords, refuse_ways_around
 from gpushared.cli.errors import UsageError, say
-from gpushared.cli.relay import beside
+from gpushared.cli.relay import fork_relay
 from gpushared.cli.start import (
     advice_of,
-    asked,
     check_privileges,
+    lease_fields,
     max_wait_seconds,
+    print_warnings,
     refusal_of,
-    tell_of_doubts,
 )
 from gpushared.cli.waiting import POLL_SECONDS, Interrupted, MaxWaitReached, Progress, signals_interrupt
 from gpushared.client import Client
@@ -49,7 +49,7 @@ def run_in_pool(words: RunWords) -> int:
     check_privileges(client, words)
     place = PoolPlace(client, words)
     program = docker_cli.find_docker()
-    tell_of_doubts(words)
+    print_warnings(words)
     try:
         with signals_interrupt():
             code, _ = refusal_of(program, words, client)
@@ -72,12 +72,12 @@ def run_in_pool(words: RunWords) -> int:
 
 
 def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
-    door = place.door or place.jobs.door(place.job.id)
-    path = door.host.removeprefix("unix://")
+    endpoint = place.endpoint or place.jobs.door(place.job.id)
+    path = endpoint.host.removeprefix("unix://")
     if not words.is_set("detach"):
-        path = beside(place.run, path, terminal=words.is_set("tty"))
+        path = fork_relay(place.run, path, terminal=words.is_set("tty"))
     docker_cli.become(
-        program, docker_cli.run_words(words, door.lease_id), docker_cli.environment_for(f"unix://{path}")
+        program, docker_cli.run_words(words, endpoint.lease_id), docker_cli.environment_for(f"unix://{path}")
     )
 
 
@@ -87,9 +87,9 @@ class PoolPlace:
     def __init__(self, client: Client, words: RunWords) -> None:
         self.jobs = Jobs(client)
         self.job = Job({})
-        self.door: DoorAnswer | None = None
-        self._asked = _asked(words)
-        self._began = False
+        self.endpoint: DoorAnswer | None = None
+        self._fields = _submit_fields(words)
+        self._has_asked = False
         self._max_wait = max_wait_seconds(words)
         self._progress = Progress(sys.stderr, advice_of(words))
         self._client = client
@@ -98,20 +98,20 @@ class PoolPlace:
 
     def ask(self) -> None:
         """Have the job kept by this node, and by the pool if it answers; with a lease if there is room."""
-        self._began = True
+        self._has_asked = True
         seconds = FIRST_SECONDS if self._max_wait is None else min(FIRST_SECONDS, self._max_wait)
         try:
-            answer = self.jobs.reserve(timeout_seconds=seconds, **self._asked)
+            answer = self.jobs.reserve(timeout_seconds=seconds, **self._fields)
         except Unimplemented:
-            self._ask_in_two()
+            self._submit_and_get()
             return
         for note in answer.notes:
             say(note)
-        self.job, self.door = answer.job, answer.door
+        self.job, self.endpoint = answer.job, answer.door
 
-    def _ask_in_two(self) -> None:
+    def _submit_and_get(self) -> None:
         """Submit and then ask for the place, as a daemon of the version before needs it."""
-        answer = self.jobs.submit(**self._asked)
+        answer = self.jobs.submit(**self._fields)
         for note in answer.notes:
             say(note)
         self.job = self.jobs.get(answer.job_ids[0])
@@ -141,9 +141,9 @@ class PoolPlace:
     def find(self) -> None:
         """Find the job of an interrupted request, which may have been taken, by the same request again."""
         self._client.retries = None
-        if not self.job.id and self._began:
+        if not self.job.id and self._has_asked:
             with suppress(GpushareError):
-                self.job = self.jobs.get(self.jobs.submit(**self._asked).job_ids[0])
+                self.job = self.jobs.get(self.jobs.submit(**self._fields).job_ids[0])
 
     def leave(self) -> None:
         """Give the job up, as a best effort: a lease that nobody claims goes back by itself."""
@@ -164,8 +164,8 @@ class PoolPlace:
         )
 
 
-def _asked(words: RunWords) -> dict[str, Any]:
-    lease = asked(words)
+def _submit_fields(words: RunWords) -> dict[str, Any]:
+    lease = lease_fields(words)
     lease["class"] = lease.pop("lease_class")
     lease["requeue"] = False  # its client is attached to it
     lease["ends_with_caller"] = True

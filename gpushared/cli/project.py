@@ -234,8 +234,8 @@ def set_(
       gpushare project set vision --unset
     """
     quota = {"guaranteed": guaranteed, "limit": limit, "fixed": fixed}
-    said = bool(any(quota.values()) or weight is not None or users or no_users)
-    _check_words(said=said, unset=unset, both=no_users and bool(users))
+    has_values = bool(any(quota.values()) or weight is not None or users or no_users)
+    _check_words(has_values=has_values, unset=unset, both=no_users and bool(users))
     for option, amount in quota.items():
         if amount and (option, amount) != ("limit", NO_LIMIT):
             with wrong_values(f"--{option}"):
@@ -247,10 +247,12 @@ def set_(
     return 0
 
 
-def _check_words(*, said: bool, unset: bool, both: bool) -> None:
+def _check_words(*, has_values: bool, unset: bool, both: bool) -> None:
     if both:
-        raise UsageError("--user and --no-users exclude each other")
-    if unset and said:
-        raise UsageError("--unset goes with no option but --model")
-    if not (said or unset):
+        raise UsageError("--user and --no-users exclude each other", hint="leave one of them out")
+    if unset and has_values:
+        raise UsageError(
+            "--unset goes with no option but --model", hint="first --unset, then set anew in a second call"
+        )
+    if not (has_values or unset):
         raise UsageError("no option says what to set", hint="gpushare project set NAME --guaranteed 2")

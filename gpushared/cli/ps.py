@@ -6,8 +6,8 @@ import time
 from functools import partial
 
 from gpushared.cli import text
-from gpushared.cli.errors import UsageError, whole_number, wrong_values
-from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
+from gpushared.cli.errors import UsageError, wrong_values
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess
 
@@ -108,14 +108,14 @@ def fetch(client: Client, options: Options) -> Screen:
         ids=[lease.id for lease in leases],
         simulated=answer.simulated,
         notes=[text.printable(note) for note in answer.notices],
-        last=_not_shown(more, _limit(options)),
+        last=_not_shown(more, options.limit(LIMIT, MAX_LIMIT)),
         extra={"unmanaged": [process.to_json() for process in unmanaged], "not_shown": more},
     )
 
 
 def _asked_for(client: Client, options: Options) -> tuple[LeaseList, list[Lease], int]:
     """Return the first answer, all leases to show, and how many that are over are left out."""
-    limit, since = _limit(options), options.value("since")
+    limit, since = options.limit(LIMIT, MAX_LIMIT), options.value("since")
     client = client_for(client, options)
     if options.value("pool") and (options.ended or since or options.value("limit")):
         raise UsageError("--pool shows no leases that are over", hint="gpushare history --pool does")
@@ -145,11 +145,6 @@ def _not_shown(more: int, limit: int) -> str:
         return ""
     leases = "1 lease that is over is" if more == 1 else f"{more} leases that are over are"
     return f"{leases} not shown: --limit {limit + more} shows all, --since 1d those of a day"
-
-
-def _limit(options: Options) -> int:
-    said = options.value("limit")
-    return whole_number("--limit", said, 1, MAX_LIMIT) if said else LIMIT
 
 
 def _moment(text: str) -> float:
@@ -205,11 +200,17 @@ Examples:
     drops=("wall", "age", "share", "image", "left", "gpu", "memory", "user"),
     fetch=fetch,
     has_ended=True,
-    own=(
-        Own(("--pool",), "Show the leases of all nodes of the pool, and its waiting jobs."),
-        Own(("--limit",), "Show at most so many leases that are over; implies --all.  [default: 50]", "N"),
-        Own(("--since",), "Show only those that ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"),
-        Own(("--user",), "Show only the leases of this user.", "NAME"),
-        Own(("--state",), "Show only leases in these states: the words of STATE, or ended.", "STATE,..."),
+    own_options=(
+        OwnOption(("--pool",), "Show the leases of all nodes of the pool, and its waiting jobs."),
+        OwnOption(
+            ("--limit",), "Show at most so many leases that are over; implies --all.  [default: 50]", "N"
+        ),
+        OwnOption(
+            ("--since",), "Show only those that ended since: 2h, 22:00, 2026-11-22; implies --all.", "WHEN"
+        ),
+        OwnOption(("--user",), "Show only the leases of this user.", "NAME"),
+        OwnOption(
+            ("--state",), "Show only leases in these states: the words of STATE, or ended.", "STATE,..."
+        ),
     ),
 )

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gpushared.cli import text
 from gpushared.cli.errors import UsageError
-from gpushared.cli.listing import Listing, Options, Own, Screen, client_for
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Explanation, Lease, Project, Quota, Waiting
 from gpushared.domain.model.errors import NotFound
@@ -60,11 +60,11 @@ def fetch(client: Client, options: Options) -> Screen:
     if not options.explain or options.output == "ids":
         return screen
 
-    told = explained(client, screen.ids)
+    explained_leases = explained(client, screen.ids)
     return screen._replace(
-        items=[one.to_json() for one in told],
-        ids=[one.explanation.lease.id for one in told],
-        told=[line for one in told for line in in_words(one, now)],
+        items=[one.to_json() for one in explained_leases],
+        ids=[one.explanation.lease.id for one in explained_leases],
+        text_lines=[line for one in explained_leases for line in in_words(one, now)],
     )
 
 
@@ -102,7 +102,7 @@ Examples:
     drops=("image", "class", "waited", "asks", "user", "eta"),
     fetch=fetch,
     explains=True,
-    own=(Own(("--pool",), "Show who waits for the pool, and who waits on each node."),),
+    own_options=(OwnOption(("--pool",), "Show who waits for the pool, and who waits on each node."),),
 )
 
 
@@ -114,10 +114,10 @@ class QueueExplanation(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the lease, with the explanation of its wait beside it."""
-        said = self.explanation.to_json()
+        item = self.explanation.to_json()
         standing = self.project.to_json() if self.project is not None else None
-        beside = {name: said[name] for name in ("refusals", "kept", "fits_now")}
-        return {**said["lease"], **beside, "standing": standing}
+        details = {name: item[name] for name in ("refusals", "kept", "fits_now")}
+        return {**item["lease"], **details, "standing": standing}
 
 
 def explained(client: Client, ids: Sequence[str]) -> list[QueueExplanation]:

@@ -55,7 +55,7 @@ def first_found(
     if is_job_id(word):
         with suppress(NotFound):
             return of_job(word)
-    found = _named(client, word)
+    found = _find_by_name(client, word)
     return of_lease(found.id) if isinstance(found, Lease) else of_job(found.id)
 
 
@@ -71,7 +71,7 @@ def _means_several(client: Client, word: str) -> bool:
     if word.startswith(LEASE) or is_job_id(word):
         return False
     try:
-        _named(client, word)
+        _find_by_name(client, word)
     except RequestError:
         return True
     except GpushareError:  # whoever uses the word is told
@@ -79,17 +79,17 @@ def _means_several(client: Client, word: str) -> bool:
     return False
 
 
-def _named(client: Client, word: str) -> Lease | Job:
+def _find_by_name(client: Client, word: str) -> Lease | Job:
     lease = _lease_if_any(client, word)
     if lease is None:
         return _job_named(client, word)
     if lease.job_id and lease.state != "ended":
         return lease
     other = _job_if_known(client, word)
-    return lease if other is None else _meant(word, lease, other)
+    return lease if other is None else _choose(word, lease, other)
 
 
-def _meant(word: str, lease: Lease, job: Job) -> Lease | Job:
+def _choose(word: str, lease: Lease, job: Job) -> Lease | Job:
     """Choose between a lease and a job that have the same name."""
     lease_is_over = lease.state == "ended"
     if lease_is_over and job.is_over:

@@ -32,7 +32,7 @@ SOCKET = "docker.sock"
 BACKLOG = 32
 READ_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
-NO_CODE = 125
+DOCKER_FAILED = 125
 CONCLUSION_SECONDS = 2.0
 """The exit code and the end of a program's output come together; one alone means that the other broke."""
 _REQUEST = re.compile(rb"[A-Z]+ /\S* HTTP/1\.1\r\n")
@@ -44,25 +44,25 @@ _STARTED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 _IS_STREAM = re.compile(rb"HTTP/1\.1 (?:101|200) ")
 
 
-def beside(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
+def fork_relay(run: Callable[[], Run], path: str, *, terminal: bool) -> str:
     """Fork, and return the path of a socket that leads to that of the daemon, as long as this process lives.
 
-    The fork ends with this process, whatever that becomes. Where there can be none, the path is ``path``
-    itself. ``run`` is called in the fork, when something broke. ``terminal``: whether the container has one.
+    The fork ends with this process, also after this process has become docker. Without a fork, return ``path``
+    itself. ``run`` is called in the fork when a connection breaks. ``terminal``: True if the container has one.
     """
     try:
-        watched = os.pidfd_open(os.getpid())
-        folder, listener = _listening()
+        parent_pidfd = os.pidfd_open(os.getpid())
+        folder, listener = _listen_privately()
     except OSError:
         return path
     if os.fork() == 0:
-        _serve(run, path, folder, listener, watched, terminal=terminal)
+        _serve(run, path, folder, listener, parent_pidfd, terminal=terminal)
     listener.close()
-    os.close(watched)
+    os.close(parent_pidfd)
     return f"{folder}/{SOCKET}"
 
 
-def _listening() -> tuple[str, socket.socket]:
+def _listen_privately() -> tuple[str, socket.socket]:
     """Make a folder for this user only, and a socket in it. Raises OSError."""
     parents = (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp")  # noqa: S108 - 0700 below
     for parent in parents:
@@ -81,7 +81,13 @@ def _listening() -> tuple[str, socket.socket]:
 
 
 def _serve(
-    run: Callable[[], Run], path: str, folder: str, listener: socket.socket, watched: int, *, terminal: bool
+    run: Callable[[], Run],
+    path: str,
+    folder: str,
+    listener: socket.socket,
+    parent_pidfd: int,
+    *,
+    terminal: bool,
 ) -> NoReturn:
     """Live as the fork, in a session of its own, because the terminal's signals are for docker."""
     try:
@@ -93,9 +99,9 @@ def _serve(
         os.dup2(nowhere, 1)
         relay = Relay(run, path, terminal=terminal)
         poll = select.poll()
-        poll.register(watched, select.POLLIN)
+        poll.register(parent_pidfd, select.POLLIN)
         poll.register(listener, select.POLLIN)
-        while all(number != watched for number, _ in poll.poll()):
+        while all(number != parent_pidfd for number, _ in poll.poll()):
             with suppress(OSError):
                 RelayedConnection(relay, listener.accept()[0]).start()
     finally:
@@ -137,7 +143,7 @@ class Relay:
 
         return Finder(self._run(), terminal=self.terminal)
 
-    def tell(self, wait: ExitCodeWait) -> None:
+    def set_wait_state(self, wait: ExitCodeWait) -> None:
         with self._changed:
             if self._wait is not ExitCodeWait.OVER:
                 self._wait = wait
@@ -178,7 +184,7 @@ class RelayedConnection:
         self._answer = bytearray()
         """The beginning of the answer to docker's request, as long as it matters."""
         self._frames: Frames | None = None
-        self._is_empty_again = False
+        self._resumed_without_output = False
         """The output was taken up alone and nothing came: a program may close its output and work on."""
 
     def start(self) -> None:
@@ -215,7 +221,7 @@ class RelayedConnection:
     def _begin(self, head: bytes) -> None:
         self._head, self._answer = head, bytearray()
         if _WAIT.match(head):
-            self._relay.tell(ExitCodeWait.UNDER_WAY)
+            self._relay.set_wait_state(ExitCodeWait.UNDER_WAY)
 
     def _push(self, data: bytes) -> None:
         """Send all bytes to the present connection; no bytes mean the end."""
@@ -242,15 +248,15 @@ class RelayedConnection:
     def _downwards(self) -> None:
         while True:
             quiet_since = time.monotonic()
-            data = _received(self._upstream)
+            data = _receive(self._upstream)
             if data:
-                self._client.sendall(self._noted(data))
-            elif not self._taken_up(quiet_since):
+                self._client.sendall(self._note(data))
+            elif not self._resume(quiet_since):
                 return
 
-    def _noted(self, data: bytes) -> bytes:
+    def _note(self, data: bytes) -> bytes:
         """Note the state that the engine's data shows, and return the data that docker gets now."""
-        self._is_empty_again = False
+        self._resumed_without_output = False
         if self._frames is not None:
             return self._frames.whole(data)
         if self._is_attached():
@@ -258,7 +264,7 @@ class RelayedConnection:
         if _WAIT.match(self._head):
             self._answer += data
             if self._answer.partition(b"\r\n\r\n")[2]:
-                self._relay.tell(ExitCodeWait.OVER)
+                self._relay.set_wait_state(ExitCodeWait.OVER)
         elif not self._answer:
             self._answer += data[:1]
         return data
@@ -279,42 +285,45 @@ class RelayedConnection:
 
     # --- when it breaks
 
-    def _taken_up(self, quiet_since: float) -> bool:
+    def _resume(self, quiet_since: float) -> bool:
         """Take the daemon's ended side up again and return True, or tell docker the end."""
         if self._is_attached() and _IS_STREAM.match(self._answer):
-            return self._attached_again(quiet_since)
-        if not self._answer and self._asked_again():
+            return self._resume_output(quiet_since)
+        if not self._answer and self._repeat_request():
             return True
         if _WAIT.match(self._head) and not self._answer.partition(b"\r\n\r\n")[2]:
-            self._relay.tell(ExitCodeWait.BROKEN)
-            self._tell_exit_code()
+            self._relay.set_wait_state(ExitCodeWait.BROKEN)
+            self._answer_wait()
         elif not self._answer and (_CREATE.match(self._head) or self._is_attached()):
             self._relay.finder.say_lost_while_making()
         elif not self._answer and _START.match(self._head):
-            self._tell_start()
+            self._answer_start()
         return False
 
-    def _attached_again(self, quiet_since: float) -> bool:
-        """A program's output ends with the program, whose exit code comes then. Else it broke."""
+    def _resume_output(self, quiet_since: float) -> bool:
+        """Return True if docker's output goes on; False if the program has ended, or cannot be reached.
+
+        An output that ends without an exit code soon after is a connection that broke.
+        """
         if self._frames is not None:
             self._client.sendall(self._frames.rest())
         if self._relay.seconds_over(quiet_since) >= CONCLUSION_SECONDS:
             self._relay.finder.say_missing()
-        wait = self._relay.wait_state(None if self._is_empty_again else CONCLUSION_SECONDS)
+        wait = self._relay.wait_state(None if self._resumed_without_output else CONCLUSION_SECONDS)
         if wait in {ExitCodeWait.OVER, ExitCodeWait.NONE}:
             return False
         # If docker's wait broke too, the connection that takes the wait up again tells the user.
-        found = self._relay.finder.found(quietly=wait is ExitCodeWait.BROKEN)
-        upstream = self._attached(found.path) if found is not None and found.is_running else None
+        found = self._relay.finder.find(quietly=wait is ExitCodeWait.BROKEN)
+        upstream = self._attach(found.path) if found is not None and found.is_running else None
         self._relay.has_given_up |= found is None
         if upstream is None:
             self._relay.until_over()
             return False
-        self._is_empty_again = wait is ExitCodeWait.UNDER_WAY
-        self._go_on_with(upstream)
+        self._resumed_without_output = wait is ExitCodeWait.UNDER_WAY
+        self._use_upstream(upstream)
         return True
 
-    def _asked_again(self) -> bool:
+    def _repeat_request(self) -> bool:
         """Make docker's unanswered request anew; return True if that was possible.
 
         Before the container runs, docker asks for its output, its exit code and its start, and waits for each
@@ -323,26 +332,26 @@ class RelayedConnection:
         is_attached = self._is_attached()
         if not (is_attached or _WAIT.match(self._head) or _START.match(self._head)):
             return False
-        found = self._relay.finder.found(quietly=True, start_seconds=0.0)
+        found = self._relay.finder.find(quietly=True, start_seconds=0.0)
         if found is None:
             self._relay.has_given_up = True  # the search for the answer must not take as long again
         if found is None or not found.container or (found.has_begun and not is_attached):
             return False
         upstream = connect(found.path)
         upstream.sendall(self._head)
-        self._go_on_with(upstream)
+        self._use_upstream(upstream)
         return True
 
-    def _go_on_with(self, upstream: socket.socket) -> None:
+    def _use_upstream(self, upstream: socket.socket) -> None:
         with self._changed:
             self._upstream = upstream
             self._changed.notify_all()
 
-    def _attached(self, path: str) -> socket.socket | None:
+    def _attach(self, path: str) -> socket.socket | None:
         """Return a new connection to the container; None if the container has ended meanwhile."""
         upstream = connect(path)
         upstream.sendall(self._head)
-        head, output = _head_of(upstream)
+        head, output = _receive_head(upstream)
         if not _IS_STREAM.match(head):
             upstream.close()
             return None
@@ -351,17 +360,17 @@ class RelayedConnection:
             upstream.shutdown(socket.SHUT_WR)
         return upstream
 
-    def _tell_start(self) -> None:
+    def _answer_start(self) -> None:
         """Answer docker's start, for which docker waits although the container may run already."""
         if self._relay.has_given_up:
             return  # the connection of the output or of the exit code says so
-        found = self._relay.finder.found(quietly=True)
+        found = self._relay.finder.find(quietly=True)
         if found is not None and found.has_begun:
             self._client.sendall(_STARTED)
         else:
             self._relay.finder.say_lost_while_making()
 
-    def _tell_exit_code(self) -> None:
+    def _answer_wait(self) -> None:
         """Tell docker the exit code by an answer in the engine's form; docker may have its head already."""
         body = b'{"StatusCode":%d}\n' % self._exit_code()
         if not self._answer:
@@ -371,21 +380,21 @@ class RelayedConnection:
             self._client.sendall(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         else:
             self._client.sendall(body)
-        self._relay.tell(ExitCodeWait.OVER)
+        self._relay.set_wait_state(ExitCodeWait.OVER)
 
     def _exit_code(self) -> int:
         """Return the program's exit code, or docker's own code for failures if nobody can tell it."""
         if self._relay.has_given_up:
-            return NO_CODE
+            return DOCKER_FAILED
         match = _WAIT.match(self._head)
         condition = "removed" if match and match[1] else "not-running"
         finder = self._relay.finder
-        while (found := finder.found()) is not None and found.is_running:
-            self._relay.tell(ExitCodeWait.UNDER_WAY)
+        while (found := finder.find()) is not None and found.is_running:
+            self._relay.set_wait_state(ExitCodeWait.UNDER_WAY)
             if (code := finder.exit_code_at(found, condition)) is not None:
                 return code
-            self._relay.tell(ExitCodeWait.BROKEN)
-        return NO_CODE if found is None or found.exit_code is None else found.exit_code
+            self._relay.set_wait_state(ExitCodeWait.BROKEN)
+        return DOCKER_FAILED if found is None or found.exit_code is None else found.exit_code
 
 
 class Frames:
@@ -426,7 +435,7 @@ def connect(path: str) -> socket.socket:
     return sock
 
 
-def _received(sock: socket.socket | None) -> bytes:
+def _receive(sock: socket.socket | None) -> bytes:
     """Receive bytes; empty at any kind of end."""
     if sock is None:
         return b""
@@ -436,11 +445,11 @@ def _received(sock: socket.socket | None) -> bytes:
         return b""
 
 
-def _head_of(sock: socket.socket) -> tuple[bytes, bytes]:
+def _receive_head(sock: socket.socket) -> tuple[bytes, bytes]:
     """Split an answer into its head and the bytes after it."""
     answer = b""
     while b"\r\n\r\n" not in answer and len(answer) < MAX_HEAD_BYTES:
-        if not (data := _received(sock)):
+        if not (data := _receive(sock)):
             break
         answer += data
     head, _, output = answer.partition(b"\r\n\r\n")

@@ -36,8 +36,8 @@ def report(lease: str, output: str, *, pool: bool, plain: bool) -> int:
       gpushare report l-7f3k
       gpushare report k3m9x0p2qa -o json
     """
-    said = frozenset({("pool", "true")}) if pool else frozenset[tuple[str, str]]()
-    found = _found(client_for(Client(), Options(said=said)), lease, pool=pool)
+    own_values = frozenset({("pool", "true")}) if pool else frozenset[tuple[str, str]]()
+    found = _fetch_report(client_for(Client(), Options(own_values=own_values)), lease, pool=pool)
     write_items(
         output,
         "gpushare.report/1",
@@ -50,7 +50,7 @@ def report(lease: str, output: str, *, pool: bool, plain: bool) -> int:
     return 0
 
 
-def _found(client: Client, word: str, *, pool: bool) -> Report:
+def _fetch_report(client: Client, word: str, *, pool: bool) -> Report:
     try:
         return client.report(word, pool=pool)
     except NotFound as error:

@@ -18,7 +18,7 @@ from types import FrameType
 from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import RunWords
 from gpushared.cli.errors import report
-from gpushared.cli.start import Prepared
+from gpushared.cli.start import PreparedRun
 from gpushared.cli.waiting import Interrupted, MaxWaitReached, signals_interrupt
 from gpushared.client import Client, Lease
 from gpushared.domain.model.errors import GpushareError, RequestError
@@ -50,14 +50,17 @@ class ResultFile:
             self._next.write_text(json.dumps(content) + "\n", encoding="utf-8")
             self._next.replace(self._path)
         except OSError as error:
-            raise RequestError(f"the result file {self._path} cannot be written: {error.strerror}") from error
+            raise RequestError(
+                f"the result file {self._path} cannot be written: {error.strerror}",
+                hint=f"the outcome is also in its story: gpushare why {self.lease}",
+            ) from error
 
 
 def run_with_result(words: RunWords, path: str) -> int:
     """Run docker as a child; return its exit code (128+n if signal n ended it)."""
     result = ResultFile(path)
     try:
-        prepared = Prepared(words)
+        prepared = PreparedRun(words)
         with signals_interrupt():
             if code := prepared.refusal():
                 result.write("refused", code, "docker does not take these words")
@@ -77,13 +80,13 @@ def run_with_result(words: RunWords, path: str) -> int:
     return code
 
 
-def _run(prepared: Prepared, command: list[str], lease_id: str) -> int:
+def _run(prepared: PreparedRun, command: list[str], lease_id: str) -> int:
     command = [prepared.docker, *command[1:]]
     environ = prepared.environ_for(lease_id)
     return run_as_child(command, environ)
 
 
-def _outcome(prepared: Prepared, lease_id: str) -> tuple[str, str]:
+def _outcome(prepared: PreparedRun, lease_id: str) -> tuple[str, str]:
     """Return the lease's outcome by the daemon: a kind and a sentence."""
     try:
         lease = prepared.client.get(lease_id)

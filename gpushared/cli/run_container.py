@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpushared.cli import docker_cli
 from gpushared.cli.docker_args import split
 from gpushared.cli.errors import UsageError
-from gpushared.cli.start import Prepared
+from gpushared.cli.start import PreparedRun
 from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.domain.model.errors import NotFound
 
@@ -25,7 +25,7 @@ def run_container(args: Sequence[str]) -> int:
         from gpushared.cli.result import run_with_result
 
         return run_with_result(words, path)
-    prepared = Prepared(words)
+    prepared = PreparedRun(words)
     try:
         with signals_interrupt():
             if code := prepared.refusal():

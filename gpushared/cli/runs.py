@@ -68,7 +68,7 @@ class LeaseRun:
 
     def __init__(self, client: Client, lease_id: str) -> None:
         self.name = lease_id
-        self._client = _asks_once(client)
+        self._client = _without_retries(client)
 
     def end(self) -> ContainerOrEnd | None:
         outcome = self._client.get(self.name).outcome
@@ -92,7 +92,7 @@ class JobRun:
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.name = job_id
-        self._client = _asks_once(client)
+        self._client = _without_retries(client)
         self._jobs = Jobs(self._client)
 
     def end(self) -> ContainerOrEnd | None:
@@ -104,7 +104,7 @@ class JobRun:
 
 
 class NamedRun:
-    """Find the container of a job or a lease, by whatever name somebody gave.
+    """Find the container of a job or a lease, by any of its names.
 
     ``rank`` is that of a job's part. Wherever the container is, the wait is as long as for one of a pool.
     """
@@ -113,7 +113,7 @@ class NamedRun:
 
     def __init__(self, client: Client, name: str, rank: int) -> None:
         self.name = name
-        self._client = _asks_once(client)
+        self._client = _without_retries(client)
         self._rank = rank
 
     def end(self) -> ContainerOrEnd | None:
@@ -128,7 +128,7 @@ class NamedRun:
         return container_named(self._client, self.name, self._rank)
 
 
-def _asks_once(client: Client) -> Client:
+def _without_retries(client: Client) -> Client:
     """Return the client without retries: its caller tries again, and tells the user."""
     client.retries = None
     return client
@@ -141,8 +141,8 @@ class Finder:
         self.run = run
         self._terminal = terminal
 
-    def found(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> ContainerOrEnd | None:
-        """Return the container's place, or its end; None, with a message, if nobody told that in time.
+    def find(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> ContainerOrEnd | None:
+        """Return the container's place, or its end; None, with a message, if no answer came in time.
 
         ``start_seconds``: the longest wait for a container that was made and does not run yet.
         """
@@ -162,7 +162,7 @@ class Finder:
                 break
             time.sleep(LOOK_SECONDS)
         if not quietly:
-            self._tell(found)
+            self._report(found)
         return found
 
     def exit_code_at(self, found: ContainerOrEnd, condition: str) -> int | None:
@@ -194,7 +194,7 @@ class Finder:
         if (end := self.run.end()) is not None:
             return end
         place = self.run.place()
-        client = _asks_once(Client(place.host))
+        client = _without_retries(Client(place.host))
         answer = client.docker("GET", f"/containers/{place.container}/json")
         if answer.status == docker_cli.MISSING:
             return None
@@ -207,7 +207,7 @@ class Finder:
             return ContainerOrEnd(client.path, place.container, has_begun=False)
         return ContainerOrEnd(exit_code=int(state["ExitCode"]))
 
-    def _tell(self, found: ContainerOrEnd) -> None:
+    def _report(self, found: ContainerOrEnd) -> None:
         if not found.has_begun:
             self._say(
                 f"the container of {self.run.name} has not started since; "

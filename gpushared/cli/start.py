@@ -41,30 +41,30 @@ NOT_IN_A_POOL = (
 """Options of docker that no policy gives to a user who is not trusted, as nobody is by a pool's order."""
 
 
-class Prepared:
+class PreparedRun:
     """Hold a run whose words make sense on a machine that has docker; nothing is leased yet."""
 
     def __init__(self, words: RunWords) -> None:
         self.words = words
         max_wait = max_wait_seconds(words)
         refuse_ways_around(words)
-        held = {**asked(words), "ends_with_caller": True}
+        request = {**lease_fields(words), "ends_with_caller": True}
         self.docker = docker_cli.find_docker()
         self.client = Client()
         self.environ = docker_cli.environment(self.client)
         shown = {"container_name": words.value("name").removeprefix("/"), "image": words.image}
-        held = {**with_lease_ids(self.client, held), **shown}
+        request = {**with_lease_ids(self.client, request), **shown}
         progress = Progress(sys.stderr, advice_of(words))
-        self.wait = QueueWait(self.client, held, progress, max_wait, self._check_before_waiting)
+        self.wait = QueueWait(self.client, request, progress, max_wait, self._check_before_waiting)
         self._captured: Captured | None = None
 
     def refusal(self) -> int:
         """Return docker's exit code if docker refuses the words, and has said why; else 0.
 
-        Asked first of all, so that no word that docker does not take costs anybody a GPU, or a wait for one.
+        This check comes first, so that a word that docker refuses costs nobody a GPU or a wait.
         """
         check_privileges(self.client, self.words)
-        tell_of_doubts(self.words)
+        print_warnings(self.words)
         code, self._captured = refusal_of(self.docker, self.words, self.client)
         return code
 
@@ -88,14 +88,14 @@ class Prepared:
         """Return docker's environment for a lease that was granted."""
         if self.words.is_set("detach"):
             return self.environ
-        from gpushared.cli.relay import beside
+        from gpushared.cli.relay import fork_relay
 
         def run() -> Run:
             from gpushared.cli.runs import LeaseRun
 
             return LeaseRun(self.client, lease_id)
 
-        path = beside(run, self.client.path, terminal=self.words.is_set("tty"))
+        path = fork_relay(run, self.client.path, terminal=self.words.is_set("tty"))
         return docker_cli.environment_for(f"unix://{path}")
 
     def acquire(self) -> str:
@@ -111,7 +111,7 @@ class Prepared:
 def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Captured | None]:
     """Return docker's exit code if docker refuses the words, and says so itself; else 0.
 
-    With what docker would create, where docker has read the words.
+    The second value is the container that docker would create, if docker has read the words.
     """
     if are_plain(words):
         return 0, None
@@ -120,7 +120,7 @@ def refusal_of(program: str, words: RunWords, client: Client) -> tuple[int, Capt
     return read_run(program, words, partial(docker_cli.api_version_of, client))
 
 
-def tell_of_doubts(words: RunWords, options: OurOptions = RUN) -> None:
+def print_warnings(words: RunWords, options: OurOptions = RUN) -> None:
     """Warn on stderr of words that may not be meant, and tell the size if none was named."""
     for warning in warnings(words, options):
         say(f"warning: {warning}")
@@ -151,14 +151,16 @@ def may_go_elsewhere(client: Client, words: RunWords) -> bool:
 def check_privileges(client: Client, words: RunWords) -> None:
     """Warn of --privileged where it is given; elsewhere raise PermissionRefused, before anybody waits.
 
-    For a container of the pool so with all options that are given to none of these.
+    For a container of the pool, refuse each option in ``NOT_IN_A_POOL``.
     """
-    asked = [name for name in NOT_IN_A_POOL if words.value(name).lower() not in {"", "0", "f", "false"}]
-    if not asked:
+    options = [name for name in NOT_IN_A_POOL if words.value(name).lower() not in {"", "0", "f", "false"}]
+    if not options:
         return
     if may_go_elsewhere(client, words):
-        raise PermissionRefused(f"--{asked[0]} is not allowed for a container of a pool", hint="leave it out")
-    if "privileged" not in asked:
+        raise PermissionRefused(
+            f"--{options[0]} is not allowed for a container of a pool", hint="leave it out"
+        )
+    if "privileged" not in options:
         return  # what becomes of the others is asked once docker has read all of the words
     body = json.dumps({"Image": words.image, "HostConfig": {"Privileged": True}}).encode()
     with suppress(NotFound, Unimplemented):  # a daemon that cannot tell is one whose gate judges all the same
@@ -176,35 +178,36 @@ def _names_size(words: RunWords) -> bool:
     return any(name in words.ours for name in _SIZES)
 
 
-def asked(words: RunWords) -> dict[str, object]:
+def lease_fields(words: RunWords) -> dict[str, object]:
     """Read the lease from the words, as keyword arguments of ``Client.request``. Raises UsageError."""
     ours = words.ours
-    said: dict[str, object] = {
-        word.wish: _READERS.get(word.option, str)(ours.get(word.option, "")) for word in LEASE_WORDS
+    fields: dict[str, object] = {
+        word.python_name: _READERS.get(word.option, str)(ours.get(word.option, "")) for word in LEASE_WORDS
     }
-    said |= {
-        "gpu": said["gpu"] if _names_size(words) else WHOLE_GPU,
+    fields |= {
+        "gpu": fields["gpu"] if _names_size(words) else WHOLE_GPU,
         "after": names(ours.get("after", "")),
         "requeue": requeue(words),
         "restart_on_fault": _restarts(words),
         "host_cpu_milli": lease_values.cpu_milli(words),
         "host_memory_bytes": lease_values.memory_bytes(words),
     }
-    check_values(said)
-    return said
+    check_values(fields)
+    return fields
 
 
-def with_lease_ids(client: Client, asked: dict[str, object]) -> dict[str, object]:
+def with_lease_ids(client: Client, request: dict[str, object]) -> dict[str, object]:
     """Return the request with the ids of the leases that it names. Raises NotFound, StateConflict."""
-    said = {key: words for key in ("after", "near", "away_from") if (words := asked[key])}
-    if not said:
-        return asked
+    references = {key: words for key in ("after", "near", "away_from") if (words := request[key])}
+    if not references:
+        return request
     from typing import cast
 
     from gpushared.cli.references import lease_id
 
-    return asked | {
-        key: [lease_id(client, word) for word in cast("list[str]", words)] for key, words in said.items()
+    return request | {
+        key: [lease_id(client, word) for word in cast("list[str]", words)]
+        for key, words in references.items()
     }
 
 
@@ -217,7 +220,7 @@ def requeue(words: RunWords) -> bool | None:
     """Return the choice to requeue; None if neither option was given."""
     yes, no = (bool(words.ours.get(name)) for name in ("requeue", "no-requeue"))
     if yes and no:
-        raise UsageError("--requeue and --no-requeue exclude each other")
+        raise UsageError("--requeue and --no-requeue exclude each other", hint="leave one of them out")
     if yes and words.is_set("rm"):
         raise UsageError(
             "--requeue and --rm exclude each other", hint="a container that is gone cannot start again"

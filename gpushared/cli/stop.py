@@ -10,7 +10,7 @@ import click
 from gpushared.api.v1.messages import Job
 from gpushared.cli import complete, docker_cli
 from gpushared.cli.errors import UsageError, say
-from gpushared.cli.lease_commands import POLL_SECONDS, QUIET_SECONDS, each_begun, each_lease
+from gpushared.cli.lease_commands import POLL_SECONDS, QUIET_SECONDS, begin_each_then_finish, each_lease
 from gpushared.cli.options import grace_option
 from gpushared.cli.references import first_found, jobs_of_array, lease_if_here
 from gpushared.cli.waiting import Interrupted, signals_interrupt
@@ -42,7 +42,7 @@ def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
     stops = Stop(Client(), grace_seconds, until_over=wait)
     try:
         with signals_interrupt():
-            return each_begun(lease, stops.begin, stops.finish)
+            return begin_each_then_finish(lease, stops.begin, stops.finish)
     except Interrupted as end:
         say("the leases end without this command", hint="`gpushare ps` shows how far they are")
         return end.exit_code
@@ -121,12 +121,12 @@ class Stop:
             )
 
     def _wait_for_end(self, lease: Lease) -> None:
-        told, since = False, time.monotonic()
+        has_said, since = False, time.monotonic()
         while lease.state != "ended":
-            if not told and time.monotonic() - since >= QUIET_SECONDS:
+            if not has_said and time.monotonic() - since >= QUIET_SECONDS:
                 say(f"{lease.id} is {lease.state}: its GPU memory is not back yet")
-                told = True
-            seconds = POLL_SECONDS if told else QUIET_SECONDS
+                has_said = True
+            seconds = POLL_SECONDS if has_said else QUIET_SECONDS
             lease = self._client.wait(lease.id, lease.token, timeout_seconds=seconds)
 
 
@@ -155,11 +155,11 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
     client = Client()
     jobs, stop = Jobs(client), Stop(client, grace_seconds, until_over=False)
     if not job:
-        return each_lease(_own(jobs, name), stop.cancel)
-    return each_lease((one for reference in job for one in _meant(client, reference)), stop.job)
+        return each_lease(_own_jobs(jobs, name), stop.cancel)
+    return each_lease((one for reference in job for one in _job_ids(client, reference)), stop.job)
 
 
-def _own(jobs: Jobs, name: str | None) -> list[str]:
+def _own_jobs(jobs: Jobs, name: str | None) -> list[str]:
     """Return the caller's own jobs that are not over, or those of a name, last first. Raises NotFound."""
     found: list[str] = []
     notices: dict[str, None] = {}
@@ -181,7 +181,7 @@ def _is_called(job: Job, name: str | None) -> bool:
     )
 
 
-def _meant(client: Client, word: str) -> list[str]:
+def _job_ids(client: Client, word: str) -> list[str]:
     """Return the jobs of an array that are not over, last first; any other word is one job."""
     found = jobs_of_array(client, word)
     return [one.id for one in reversed(found) if not one.is_over] if found else [word]

@@ -15,11 +15,11 @@ from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_a
 from gpushared.cli.errors import UsageError, say, wrong_values
 from gpushared.cli.references import job_id
 from gpushared.cli.start import (
-    asked,
     check_privileges,
+    lease_fields,
     may_go_elsewhere,
     names,
-    tell_of_doubts,
+    print_warnings,
     with_lease_ids,
 )
 from gpushared.client import Client
@@ -39,23 +39,23 @@ def submit_job(args: Sequence[str]) -> int:
         raise UsageError("no image was named", hint="gpushare submit --gpu 0.25 IMAGE [COMMAND...]")
     _refuse_what_no_job_has(words)
     refuse_ways_around(words)
-    said = _said(words)
+    fields = _submit_fields(words)
     client = Client()
     check_privileges(client, words)
-    said["lease"] = _with_ids(client, words, said["lease"])
-    captured = _captured(client, words)
+    fields["lease"] = _with_ids(client, words, fields["lease"])
+    captured = _capture(client, words)
     _refuse_old_paths(captured)
     if not may_go_elsewhere(client, words):  # else the policy of another node may be the one that judges
         check_captured(client, captured)
-    tell_of_doubts(words, SUBMIT)
+    print_warnings(words, SUBMIT)
     for note in _notes(words):
         say(note)
-    answer = _sent(client, words, said, captured)
+    answer = _send(client, words, fields, captured)
     print(answer.array_id or answer.job_ids[0])
     for note in answer.notes:
         say(note)
     client.retries = None  # what is left to say is not worth a wait
-    _tell_if_hopeless(Jobs(client), answer.job_ids[0])
+    _warn_if_it_never_fits(Jobs(client), answer.job_ids[0])
     return 0
 
 
@@ -78,20 +78,23 @@ def _job(client: Client, word: str) -> str:
     )
 
 
-def _tell_if_hopeless(jobs: Jobs, job_id: str) -> None:
+def _warn_if_it_never_fits(jobs: Jobs, job_id: str) -> None:
     """Warn of a job that no node of the pool could ever take: the pool keeps it, as others may join."""
     with suppress(GpushareError):
-        told = jobs.explain(job_id)
-        if told.reason_code == NEVER_FITS and not told.job.is_over:
-            say(f"{job_id} waits until a node joins that could take it: {told.sentence}", told.hint)
+        explanation = jobs.explain(job_id)
+        if explanation.reason_code == NEVER_FITS and not explanation.job.is_over:
+            say(
+                f"{job_id} waits until a node joins that could take it: {explanation.sentence}",
+                explanation.hint,
+            )
 
 
-def _captured(client: Client, words: RunWords) -> Captured:
+def _capture(client: Client, words: RunWords) -> Captured:
     program = docker_cli.find_docker()
     return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
 
 
-def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captured) -> SubmitAnswer:
+def _send(client: Client, words: RunWords, fields: dict[str, Any], captured: Captured) -> SubmitAnswer:
     return Jobs(client).submit(
         request_id=os.urandom(16).hex(),
         create_body=_for_nobody_at_a_terminal(captured.body),
@@ -100,18 +103,18 @@ def _sent(client: Client, words: RunWords, said: dict[str, Any], captured: Captu
         platform=captured.platform,
         pull=words.value("pull"),
         remove=words.is_set("rm"),
-        **said,
+        **fields,
     )
 
 
 # --- our own words
 
 
-def _said(words: RunWords) -> dict[str, Any]:
+def _submit_fields(words: RunWords) -> dict[str, Any]:
     """Return the values of our options as the arguments of ``Jobs.submit``."""
     ours = words.ours
     lasting = words._replace(flags=tuple(flag for flag in words.flags if flag.name != "rm"))
-    lease = asked(lasting) | {"after": []}  # the job removes its container, and only when it is over
+    lease = lease_fields(lasting) | {"after": []}  # the job removes its container, and only when it is over
     requeue = lease.pop("requeue")
     if ours.get("node") and ours.get("span"):
         raise UsageError(

@@ -72,9 +72,9 @@ def wants_colour(stream: TextIO) -> bool:
 
 def terminal_width(stream: TextIO) -> int:
     """Return the width as ``shutil.get_terminal_size`` does, whose module's import takes too long."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said):
-        return int(said)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_WIDTH
     except OSError:
@@ -113,7 +113,8 @@ def segments(
     """Return the table's lines, the titles first if there are ``headers``.
 
     ``width`` is that of the terminal: long cells are cut to fit it, and where cutting is not enough columns
-    are dropped, in the order of ``drops``. Of the rows only those ``shown`` are written, as wide as all.
+    are dropped, in the order of ``drops``. Only the rows in the slice ``shown`` are written, with columns that
+    are wide enough for all rows.
     """
     cells = {
         column.key: [printable(row.get(column.key, "")) or MISSING for row in rows] for column in columns

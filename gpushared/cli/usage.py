@@ -66,6 +66,6 @@ Examples:
         Column("unseen", right=True, wide=True),
     ),
     fetch=fetch,
-    own=(by_option(GROUPINGS), *FILTERS),
+    own_options=(by_option(GROUPINGS), *FILTERS),
     item=UsageRow,
 )

@@ -68,7 +68,7 @@ class MaxWaitReached(TimedOut):
 
 
 class QueueWait:
-    """Bring one request to a reservation. ``asked`` are the keyword arguments of ``Client.request``.
+    """Bring one request to a reservation. ``request`` are the keyword arguments of ``Client.request``.
 
     ``before_waiting`` is called once where the request has to wait, and may raise errors of the tree.
     """
@@ -76,7 +76,7 @@ class QueueWait:
     def __init__(
         self,
         client: Client,
-        asked: Mapping[str, Any],
+        request: Mapping[str, Any],
         progress: Progress,
         max_wait_seconds: float | None,
         before_waiting: Callable[[], None],
@@ -84,7 +84,7 @@ class QueueWait:
         self._client = client
         if client.retries is not None:
             client.retries.tell = progress.lost
-        self._asked = {"request_id": os.urandom(16).hex(), **asked}
+        self._request = {"request_id": os.urandom(16).hex(), **request}
         self._progress = progress
         self._max_wait = max_wait_seconds
         self._before_waiting = before_waiting
@@ -96,7 +96,7 @@ class QueueWait:
         if self._max_wait is not None:
             self._deadline = time.monotonic() + self._max_wait
         try:
-            self.lease = self._client.request(**self._asked)
+            self.lease = self._client.request(**self._request)
             if self.lease.state == "queued":
                 self._before_waiting()
             while self.lease.state == "queued":
@@ -110,7 +110,7 @@ class QueueWait:
             raise
         if self.lease.state != "reserved":
             self._progress.clear()
-            raise _over(self.lease)
+            raise _ended_before_use(self.lease)
         self._progress.granted(self.lease, time.time())
         return self.lease
 
@@ -126,7 +126,7 @@ class QueueWait:
         """Find the lease of an interrupted request, which may be granted, by the same request again."""
         self._client.retries = None
         with suppress(GpushareError):
-            return self._client.request(**self._asked, answer_seconds=LEAVE_SECONDS)
+            return self._client.request(**self._request, answer_seconds=LEAVE_SECONDS)
         return None
 
     def _next(self, lease: Lease) -> Lease:
@@ -141,7 +141,7 @@ class QueueWait:
         return self._client.wait(lease.id, lease.token, timeout_seconds=seconds)
 
 
-def _over(lease: Lease) -> StateConflict:
+def _ended_before_use(lease: Lease) -> StateConflict:
     text = lease.outcome.text or lease.outcome.kind if lease.outcome else lease.state
     return StateConflict(
         f"lease {lease.id} ended before it was used: {text}", hint=f"its story: gpushare why {lease.id}"
@@ -156,7 +156,7 @@ class Progress:
         self._stream = stream
         self._advice = advice
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._seen: object = None
+        self._shown_state: object = None
         self._rows: list[str] = []
         """The next lines take the place of these lines on the terminal."""
         self.waited = False
@@ -166,23 +166,23 @@ class Progress:
         waiting = lease.waiting or Waiting({})
         times = (_minute(waiting.start_from), _minute(waiting.start_to))
         # Not the sentence: it may count minutes, and a log file wants a line per change of the place.
-        seen = (waiting.position, waiting.queue_length, waiting.reason, times)
+        state = (waiting.position, waiting.queue_length, waiting.reason, times)
         self.waited = True
         self._advise()
-        if self._live or seen != self._seen:
-            self._show(_standing(lease, waiting, now), waiting.text or waiting.reason)
-        self._seen = seen
+        if self._live or state != self._shown_state:
+            self._show(_queue_line(lease, waiting, now), waiting.text or waiting.reason)
+        self._shown_state = state
 
     def job(self, job: Job) -> None:
         """Show a job's place in the pool's queue, and the reason of its wait."""
         where = f", position {job.position}" if job.position else ""
-        seen = (job.state, job.position, job.reason)
+        state = (job.state, job.position, job.reason)
         if job.state == "queued":
             self.waited = True
             self._advise()
-        if seen != self._seen:
+        if state != self._shown_state:
             self._show(f"{job.id} {job.state} in the pool{where}", job.reason)
-        self._seen = seen
+        self._shown_state = state
 
     def _advise(self) -> None:
         if self._advice:
@@ -192,7 +192,7 @@ class Progress:
 
     def lost(self, sentence: str) -> None:
         """Show the sentence that the daemon does not answer; the next state counts as news again."""
-        self._seen = None
+        self._shown_state = None
         self._show(sentence)
 
     def granted(self, lease: Lease, now: float) -> None:
@@ -204,7 +204,7 @@ class Progress:
             self._write(f"gpushare: {lease.id} is on a SIMULATED GPU\n")
 
     def clear(self) -> None:
-        """Take the live lines away, so that what comes next begins in their place."""
+        """Clear the live lines, so that the next output begins in their place."""
         if self._rows:
             self._write(self._cleared())
             self._rows = []
@@ -253,7 +253,7 @@ def _wrapped(sentence: str, columns: int) -> list[str]:
     return wrap(sentence, width, subsequent_indent=_INDENT * 2, break_on_hyphens=False)
 
 
-def _standing(lease: Lease, waiting: Waiting, now: float) -> str:
+def _queue_line(lease: Lease, waiting: Waiting, now: float) -> str:
     where = f"position {waiting.position} of {waiting.queue_length}"
     simulated = "SIMULATED, " if lease.simulated else ""
     start = ""

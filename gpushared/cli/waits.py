@@ -65,6 +65,6 @@ Examples:
         Column("waiting", right=True, wide=True),
     ),
     fetch=fetch,
-    own=(by_option(GROUPINGS), *FILTERS),
+    own_options=(by_option(GROUPINGS), *FILTERS),
     item=WaitsRow,
 )

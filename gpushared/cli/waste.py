@@ -85,6 +85,6 @@ Examples:
         Column("memory-use", right=True, wide=True),
     ),
     fetch=fetch,
-    own=(by_option(GROUPINGS), *FILTERS),
+    own_options=(by_option(GROUPINGS), *FILTERS),
     item=UsageRow,
 )

@@ -25,8 +25,8 @@ from gpushared.api.v1.messages import (
     ResizeAnswer,
 )
 from gpushared.client import http
-from gpushared.client.retries import READING, configured_retries, may_repeat
-from gpushared.client.submit_words import LeaseWish, fields_of
+from gpushared.client.retries import READ_ONLY, configured_retries, may_repeat
+from gpushared.client.submit_words import LeaseArguments, fields_of
 from gpushared.domain.model.errors import ConfigError, NeverFits, StateConflict, Unavailable
 from gpushared.light import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ DEFAULT_HOST = "unix:///run/gpushared/gpushared.sock"
 HOST_VARIABLE = "GPUSHARE_HOST"
 MAX_SOCKET_PATH_BYTES = 107
 """The bound is ``sun_path`` of unix(7), less its closing zero."""
-OK, NOT_NOW = 200, 503
+OK, UNAVAILABLE = 200, 503
 ANSWER_SECONDS = 30.0
 """A call that does not wait for anything may take so long."""
 STOP_GRACE_SECONDS = 10
@@ -96,19 +96,19 @@ class Client:
     # --- leases
 
     def request(
-        self, *, request_id: str, answer_seconds: float = ANSWER_SECONDS, **wish: Unpack[LeaseWish]
+        self, *, request_id: str, answer_seconds: float = ANSWER_SECONDS, **arguments: Unpack[LeaseArguments]
     ) -> Lease:
         """Return a lease, queued or reserved; asking twice with one ``request_id`` gives the same lease."""
-        asked = {"request_id": request_id, **fields_of(wish)}
+        fields = {"request_id": request_id, **fields_of(arguments)}
         try:
-            return Lease(self.call("Leases/Request", asked, answer_seconds))
+            return Lease(self.call("Leases/Request", fields, answer_seconds))
         except StateConflict as error:  # the only precondition of a request is that the node could grant it
             raise NeverFits(error.message, hint=error.hint) from error
 
     def wait(self, lease_id: str, token: str, *, timeout_seconds: float = 30.0) -> Lease:
         """Return the lease when it no longer looks as in ``token``, or after the time (at most 60 s)."""
-        asked = {"lease_id": lease_id, "token": token, "timeout_seconds": timeout_seconds}
-        return Lease(self.call("Leases/Wait", asked, timeout_seconds + ANSWER_SECONDS))
+        fields = {"lease_id": lease_id, "token": token, "timeout_seconds": timeout_seconds}
+        return Lease(self.call("Leases/Wait", fields, timeout_seconds + ANSWER_SECONDS))
 
     def release(self, lease_id: str, *, answer_seconds: float = ANSWER_SECONDS) -> Lease:
         """Leave the queue, or return a reservation that has no container."""
@@ -116,18 +116,18 @@ class Client:
 
     def stop(self, lease_id: str, *, grace_seconds: int | None = None) -> Lease:
         """End a lease in any state; its container gets ``grace_seconds`` (10) to end by itself."""
-        asked: dict[str, object] = {"lease_id": lease_id}
+        fields: dict[str, object] = {"lease_id": lease_id}
         if grace_seconds is not None:
-            asked["grace_seconds"] = grace_seconds
+            fields["grace_seconds"] = grace_seconds
         grace = STOP_GRACE_SECONDS if grace_seconds is None else grace_seconds
-        return Lease(self.call("Leases/Stop", asked, grace + ANSWER_SECONDS))
+        return Lease(self.call("Leases/Stop", fields, grace + ANSWER_SECONDS))
 
     def resize(
         self, lease_id: str, *, gpu: str = "", gpu_memory: str = "", gpu_compute: str = ""
     ) -> ResizeAnswer:
         """Set another size on the GPUs that the lease has; an empty figure stays as it is."""
-        asked = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
-        return ResizeAnswer(self.call("Leases/Resize", asked))
+        fields = {"lease_id": lease_id, "gpu": gpu, "gpu_memory": gpu_memory, "gpu_compute": gpu_compute}
+        return ResizeAnswer(self.call("Leases/Resize", fields))
 
     def hold(self, lease_id: str, *, held: bool = True) -> Lease:
         """Keep a waiting lease from starting, or release it."""
@@ -178,18 +178,18 @@ class Client:
         (epoch seconds); ``more`` says how many there are besides, and ``next_page_token`` leads to them.
         With ``pool`` the answer has the leases of all nodes of the pool that are not over, and its waiting jobs.
         """
-        asked: dict[str, object] = {"ended": ended, "limit": limit, "since": since, "user": user}
-        asked |= {"states": list(states), "page_token": page_token, "pool": pool}
-        return LeaseList(self.call("Leases/List", asked))
+        fields: dict[str, object] = {"ended": ended, "limit": limit, "since": since, "user": user}
+        fields |= {"states": list(states), "page_token": page_token, "pool": pool}
+        return LeaseList(self.call("Leases/List", fields))
 
     def explain(self, lease_id: str) -> Explanation:
         """Explain why a lease waits, with its story."""
         return Explanation(self.call("Leases/Explain", {"lease_id": lease_id}))
 
-    def offer(self, **wish: Unpack[LeaseWish]) -> OfferAnswer:
+    def offer(self, **arguments: Unpack[LeaseArguments]) -> OfferAnswer:
         """Return the answer that a request would get, without making it, in the words of ``request``."""
         try:
-            return OfferAnswer(self.call("Leases/Offer", fields_of(wish)))
+            return OfferAnswer(self.call("Leases/Offer", fields_of(arguments)))
         except StateConflict as error:  # as in ``request``
             raise NeverFits(error.message, hint=error.hint) from error
 
@@ -212,7 +212,7 @@ class Client:
         unset: bool = False,
     ) -> Project:
         """Change or make a project; a field that is left out stays. GPUs are written ``2`` or ``1.5``."""
-        asked: dict[str, object] = {
+        fields: dict[str, object] = {
             "name": name,
             "model": model,
             "guaranteed": guaranteed,
@@ -221,10 +221,10 @@ class Client:
             "unset": unset,
         }
         if weight is not None:
-            asked["weight"] = weight
+            fields["weight"] = weight
         if users is not None:
-            asked["users"] = {"names": list(users)}
-        return Project(self.call("Projects/Set", asked))
+            fields["users"] = {"names": list(users)}
+        return Project(self.call("Projects/Set", fields))
 
     # --- the node
 
@@ -272,10 +272,10 @@ class Client:
         """
         from gpushared.api.v1.admin_messages import AuditPage
 
-        asked: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
+        fields: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
         places = {"limit": limit, "after": after, "before": before}
-        asked |= {name: place for name, place in places.items() if place is not None}
-        return AuditPage(self.call("Audit/List", asked))
+        fields |= {name: place for name, place in places.items() if place is not None}
+        return AuditPage(self.call("Audit/List", fields))
 
     def explain_policy(self, create_body: bytes, api_version: str, *, user: str = "") -> PolicyExplanation:
         """Judge a container's create body without creating it; ``user``: as if that user sent it."""
@@ -284,8 +284,8 @@ class Client:
         from gpushared.api.v1.admin_messages import PolicyExplanation
 
         body = b64encode(create_body).decode()
-        asked = {"create_body": body, "api_version": api_version, "user": user}
-        return PolicyExplanation(self.call("Policy/Explain", asked))
+        fields = {"create_body": body, "api_version": api_version, "user": user}
+        return PolicyExplanation(self.call("Policy/Explain", fields))
 
     def policy(self) -> PolicyRules:
         """Return the rules for callers who are not trusted."""
@@ -304,8 +304,8 @@ class Client:
 
     def join_pool(self, address: str, token: str, name: str = "") -> PoolMembership:
         """Make the node a member of the pool whose coordinator is at ``HOST`` or ``HOST:PORT``."""
-        asked = {"address": address, "token": token, "name": name}
-        return PoolMembership(self.call("Node/Join", asked, JOIN_SECONDS))
+        fields = {"address": address, "token": token, "name": name}
+        return PoolMembership(self.call("Node/Join", fields, JOIN_SECONDS))
 
     def leave_pool(self) -> LeftPool:
         """Let the node forget its pool; the answer's ``pool`` is empty if it was in none."""
@@ -323,8 +323,8 @@ class Client:
         """Return leases that are over, the newest end first; of a job also those that are not."""
         from gpushared.api.v1.history_messages import PastLeases
 
-        asked = {"window": window, "outcome": outcome, "job": job, "limit": limit}
-        return PastLeases(self.call("History/Ended", asked))
+        fields = {"window": window, "outcome": outcome, "job": job, "limit": limit}
+        return PastLeases(self.call("History/Ended", fields))
 
     def report(self, name: str, *, node: str = "", points: int = 0, pool: bool = False) -> Report:
         """Report on a lease, or on all attempts of a job, by its id."""
@@ -356,8 +356,8 @@ class Client:
         """Return a page of rows, each a JSON object: of leases, spans, hours or minutes."""
         from gpushared.api.v1.history_messages import ExportPage
 
-        asked = {"window": window, "kind": kind, "page_token": page_token}
-        return ExportPage(self.call("History/Export", asked))
+        fields = {"window": window, "kind": kind, "page_token": page_token}
+        return ExportPage(self.call("History/Export", fields))
 
     def recent(self, *, since: float = 0.0, step_seconds: int = 0) -> RecentUse:
         """Return the last hour of each GPU, or the time ``since``: its use in steps, and who held it."""
@@ -377,7 +377,7 @@ class Client:
 
         def once() -> http.HttpAnswer:
             answer = http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
-            if answer.status == NOT_NOW and self.retries is not None:
+            if answer.status == UNAVAILABLE and self.retries is not None:
                 raise _NotNow(answer)
             return answer
 
@@ -387,14 +387,14 @@ class Client:
             return error.answer
 
     def call(
-        self, call: str, asked: Mapping[str, object], answer_seconds: float = ANSWER_SECONDS
+        self, call: str, fields: Mapping[str, object], answer_seconds: float = ANSWER_SECONDS
     ) -> dict[str, Any]:
         """Make any unary call by its name, such as ``Leases/Get``; return the answer's fields as in JSON."""
-        harmless = may_repeat(call, asked)
+        harmless = may_repeat(call, fields)
         try:
-            return self._asked(lambda: self._call_once(call, asked, answer_seconds), may_repeat=harmless)
+            return self._asked(lambda: self._call_once(call, fields, answer_seconds), may_repeat=harmless)
         except http.ConnectionLost as error:
-            if call in READING:
+            if call in READ_ONLY:
                 raise
             raise http.ConnectionLost(
                 f"{error.message}; nobody knows whether the daemon did what was asked",
@@ -404,12 +404,12 @@ class Client:
     def _asked(self, once: Callable[[], _Answer], *, may_repeat: bool) -> _Answer:
         return once() if self.retries is None else self.retries.ask(once, self.path, may_repeat=may_repeat)
 
-    def _call_once(self, call: str, asked: Mapping[str, object], answer_seconds: float) -> dict[str, Any]:
+    def _call_once(self, call: str, fields: Mapping[str, object], answer_seconds: float) -> dict[str, Any]:
         answer = http.exchange(
             self.path,
             "POST",
             f"/gpushare.v1.{call}",
-            json.dumps(asked).encode(),
+            json.dumps(fields).encode(),
             timeout_seconds=answer_seconds,
         )
         if answer.status != OK:

@@ -35,11 +35,11 @@ class Jobs:
         create_body: bytes = b"",
         after: Sequence[tuple[str, bool]] = (),
         requeue: bool | None = None,
-        **asked: object,
+        **fields: object,
     ) -> SubmitAnswer:
         """Submit jobs, which are durably kept on return; one ``request_id`` gives the same jobs twice.
 
-        ``lease`` has the fields of a LeaseRequest, ``asked`` the others of a SubmitRequest by their names on
+        ``lease`` has the fields of a LeaseRequest, ``fields`` the others of a SubmitRequest by their names on
         the wire. ``after``: ids, each with a flag: True if that job must have succeeded.
         """
         from base64 import b64encode
@@ -49,21 +49,21 @@ class Jobs:
             "lease": dict(lease),
             "create_body": b64encode(create_body).decode(),
             "after": [{"job_id": job, "ok": ok} for job, ok in after],
-            **asked,
+            **fields,
         }
         if requeue is not None:
             message["requeue"] = requeue
         return SubmitAnswer(self._client.call("Jobs/Submit", message, SUBMIT_SECONDS))
 
     def reserve(
-        self, *, request_id: str, lease: Mapping[str, object], timeout_seconds: float, **asked: object
+        self, *, request_id: str, lease: Mapping[str, object], timeout_seconds: float, **fields: object
     ) -> ReserveAnswer:
         """Submit one job and wait for its lease, at most for the time (60 s are the most).
 
         The arguments are those of ``submit``; asking twice with one ``request_id`` waits for the same job.
         Raises Unimplemented if the daemon is older than this call.
         """
-        job = {"request_id": request_id, "lease": dict(lease), **asked}
+        job = {"request_id": request_id, "lease": dict(lease), **fields}
         message = {"job": job, "timeout_seconds": timeout_seconds}
         return ReserveAnswer(self._client.call("Jobs/Reserve", message, timeout_seconds + ANSWER_SECONDS))
 
@@ -81,14 +81,14 @@ class Jobs:
         page_token: str = "",
     ) -> JobList:
         """Return one page; live jobs in their order, then those that are over, newest first."""
-        asked = {
+        fields = {
             "ended": ended,
             "all": everybody,
             "array_id": array_id,
             "limit": limit,
             "page_token": page_token,
         }
-        return JobList(self._client.call("Jobs/List", asked))
+        return JobList(self._client.call("Jobs/List", fields))
 
     def pages(self, *, ended: bool = False, everybody: bool = False, array_id: str = "") -> Iterator[JobList]:
         """Yield all pages, one after the other."""
@@ -104,15 +104,15 @@ class Jobs:
 
     def wait(self, job_id: str, token: str, *, timeout_seconds: float = 30.0) -> Job:
         """Return the job when it no longer looks as in ``token``, or after the time (at most 60 s)."""
-        asked = {"job_id": job_id, "token": token, "timeout_seconds": timeout_seconds}
-        return Job(self._client.call("Jobs/Wait", asked, timeout_seconds + ANSWER_SECONDS))
+        fields = {"job_id": job_id, "token": token, "timeout_seconds": timeout_seconds}
+        return Job(self._client.call("Jobs/Wait", fields, timeout_seconds + ANSWER_SECONDS))
 
     def cancel(self, job_id: str, *, grace_seconds: int | None = None) -> Job:
         """End a job in any state; its container gets ``grace_seconds`` (10) to end by itself."""
-        asked: dict[str, object] = {"job_id": job_id}
+        fields: dict[str, object] = {"job_id": job_id}
         if grace_seconds is not None:
-            asked["grace_seconds"] = grace_seconds
-        return Job(self._client.call("Jobs/Cancel", asked))
+            fields["grace_seconds"] = grace_seconds
+        return Job(self._client.call("Jobs/Cancel", fields))
 
     def hold(self, job_id: str, *, held: bool = True) -> Job:
         """Keep a waiting job from starting, or release it."""
@@ -131,10 +131,10 @@ class Jobs:
 
         ``attempt``: the endpoint leads to the node where that earlier attempt ran.
         """
-        asked: dict[str, object] = {"job_id": job_id, "rank": rank}
+        fields: dict[str, object] = {"job_id": job_id, "rank": rank}
         if attempt:
-            asked["attempt"] = attempt
-        return DoorAnswer(self._client.call("Jobs/Door", asked))
+            fields["attempt"] = attempt
+        return DoorAnswer(self._client.call("Jobs/Door", fields))
 
     def nodes(self) -> NodeList:
         """Return the nodes of the pool, with their free capacity."""

@@ -59,8 +59,8 @@ class PoolClient:
         self, *, node: str = "", realms: Sequence[str] = (), valid_seconds: int = 0
     ) -> JoinToken:
         """Make a token. ``node``: the only name that will do; 0 seconds: an hour."""
-        asked = {"node": node, "realms": list(realms), "valid_seconds": valid_seconds}
-        return JoinToken(self._call("CreateJoinToken", asked))
+        fields = {"node": node, "realms": list(realms), "valid_seconds": valid_seconds}
+        return JoinToken(self._call("CreateJoinToken", fields))
 
     def join_tokens(self) -> tuple[JoinToken, ...]:
         return ListJoinTokensResponse(self._call("ListJoinTokens", {})).tokens
@@ -69,13 +69,13 @@ class PoolClient:
         self, *, person: str, scopes: Sequence[str] = (), valid_seconds: int = 0, description: str = ""
     ) -> ApiToken:
         """Make a token. No scopes: all but ``admin``; 0 seconds: 12 hours."""
-        asked = {
+        fields = {
             "person": person,
             "scopes": list(scopes),
             "valid_seconds": valid_seconds,
             "description": description,
         }
-        return ApiToken(self._call("CreateApiToken", asked))
+        return ApiToken(self._call("CreateApiToken", fields))
 
     def api_tokens(self) -> tuple[ApiToken, ...]:
         return ListApiTokensResponse(self._call("ListApiTokens", {})).tokens
@@ -100,8 +100,8 @@ class PoolClient:
 
     def forget_node(self, node: str, *, is_off: bool = False, only_waive: bool = False) -> tuple[str, ...]:
         """Forget a node. ``is_off``: the caller's word that nothing runs there any more."""
-        asked = {"node": node, "is_off": is_off, "only_waive": only_waive}
-        return NodeAnswer(self._call("ForgetNode", asked)).sentences
+        fields = {"node": node, "is_off": is_off, "only_waive": only_waive}
+        return NodeAnswer(self._call("ForgetNode", fields)).sentences
 
     def forget_coordinator(self, name: str) -> str:
         """Take a retired coordinator out of the list; return a sentence on what was done."""
@@ -111,31 +111,31 @@ class PoolClient:
         """Return certificates in PEM, which programs that call the users' port are to trust."""
         return b64decode(Trust(self._call("Anchors", {})).anchors)
 
-    def _call(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
+    def _call(self, call: str, fields: Mapping[str, object]) -> dict[str, Any]:
         try:
-            return self._client.call(f"PoolAdmin/{call}", asked)
+            return self._client.call(f"PoolAdmin/{call}", fields)
         except ConnectionLost:
             raise
         except PermissionRefused:
             if call not in ON_NODES:
                 raise
-            return self._through_node(call, asked)
+            return self._through_node(call, fields)
         except DaemonUnavailable as error:
             if call in ON_NODES:
-                return self._through_node(call, asked)
+                return self._through_node(call, fields)
             raise DaemonUnavailable(
                 f"no coordinator of a pool answers on {self._client.path}",
                 hint="this is for the machine of the coordinator: see `systemctl status gpushared-pool`; for "
                 f"a socket elsewhere: export {POOL_SOCKET_VARIABLE}=PATH",
             ) from error
 
-    def _through_node(self, call: str, asked: Mapping[str, object]) -> dict[str, Any]:
+    def _through_node(self, call: str, fields: Mapping[str, object]) -> dict[str, Any]:
         """Ask the node. Raises the error of the node or, through it, the coordinator.
 
         Without a node the error before is raised.
         """
         try:
-            return Client(self._node).call(f"PoolAdmin/{call}", asked)
+            return Client(self._node).call(f"PoolAdmin/{call}", fields)
         except ConnectionLost:
             raise
         except DaemonUnavailable as error:

@@ -33,14 +33,14 @@ FIRST_SECONDS = 10.0
 SHORTEST_SECONDS = 0.2
 LONGEST_SECONDS = 5.0
 RETRY_SECONDS = 30.0
-"""The daemon keeps a place in the queue that nobody waits for as long."""
+"""The daemon keeps a place in the queue for as long when no client asks for it."""
 SECONDS_VARIABLE = "GPUSHARE_RETRY_SECONDS"
 MAX_RETRY_SECONDS = 86_400
 LONGEST_PAUSE_SECONDS = 1.0
 INNER_DIRECTORY = "inner"
 """Every daemon has this directory beside its socket, and leaves it there when it ends."""
 
-READING = frozenset(
+READ_ONLY = frozenset(
     {
         *("Leases/Get", "Leases/List", "Leases/Wait", "Leases/Explain", "Leases/Offer"),
         *("Gpus/List", "Projects/List", "Node/Status", "Node/Presets", "Node/Doctor"),
@@ -50,7 +50,7 @@ READING = frozenset(
         *("PoolAdmin/Status", "PoolAdmin/ListJoinTokens", "PoolAdmin/ListApiTokens", "PoolAdmin/Anchors"),
     }
 )
-SAME_WHEN_REPEATED = frozenset(
+IDEMPOTENT = frozenset(
     {
         *("Leases/Release", "Leases/Stop", "Leases/Hold", "Leases/SetPriority"),
         *("Leases/Pause", "Leases/Resume", "Gpus/Drain", "Gpus/Undrain", "Projects/Set"),
@@ -71,27 +71,27 @@ class RetryPatience:
         *,
         known: bool,
         longest_pause_seconds: float = LONGEST_SECONDS,
-        chance: random.Random | None = None,
+        generator: random.Random | None = None,
     ) -> None:
         """Take ``known``: True if the other side has ever answered."""
         self._seconds = seconds if known else min(seconds, FIRST_SECONDS)
-        self._all = seconds
+        self._full_seconds = seconds
         self._longest_pause_seconds = longest_pause_seconds
-        if chance is None:
+        if generator is None:
             import random  # a listing must not wait for this import
 
-            chance = random.SystemRandom()
-        self._chance = chance
+            generator = random.SystemRandom()
+        self._random = generator
         self._since: float | None = None
         self._tries = 0
 
     def reached(self) -> None:
         """Note that the other side is there, even if it only refuses."""
-        self._seconds = self._all
+        self._seconds = self._full_seconds
 
     def answered(self) -> None:
         """Reset the failure count after a successful call."""
-        self._seconds, self._since, self._tries = self._all, None, 0
+        self._seconds, self._since, self._tries = self._full_seconds, None, 0
 
     def pause_seconds(self, error: GpushareError, now: float) -> float:
         """Return the wait before the next try.
@@ -105,7 +105,7 @@ class RetryPatience:
             raise error
         self._tries += 1
         longest = backoff_seconds(self._tries, first=SHORTEST_SECONDS, longest=self._longest_pause_seconds)
-        return self._chance.uniform(longest / 2, longest)
+        return self._random.uniform(longest / 2, longest)
 
 
 class Retries:
@@ -167,7 +167,7 @@ def may_repeat(call: str, asked: Mapping[str, Any]) -> bool:
     """Return True if a call does no harm even though an earlier try of it was carried out."""
     if call in WITH_REQUEST_ID:
         return bool(asked.get("request_id") or asked.get("job", {}).get("request_id"))
-    return call in READING or call in SAME_WHEN_REPEATED
+    return call in READ_ONLY or call in IDEMPOTENT
 
 
 def _may_pass(error: GpushareError, path: str, *, may_repeat: bool) -> bool:

@@ -26,8 +26,8 @@ class SubmitWord(NamedTuple):
     is_switch: bool = False
 
     @property
-    def wish(self) -> str:
-        """Return the name in ``LeaseWish``: that of the field, unless Python keeps the word for itself."""
+    def python_name(self) -> str:
+        """Return the name in ``LeaseArguments``: that of the field, unless Python keeps the word for itself."""
         return "lease_class" if self.field == "class" else self.field
 
 
@@ -72,7 +72,7 @@ JOB_WORDS: Final = (
 SUBMIT_WORDS: Final = (*LEASE_WORDS, *JOB_WORDS)
 
 
-class LeaseWish(TypedDict, total=False):
+class LeaseArguments(TypedDict, total=False):
     """Declare the fields of a LeaseRequest; a field left out has the node's default. Times are in seconds."""
 
     gpu: str
@@ -102,8 +102,8 @@ class LeaseWish(TypedDict, total=False):
     image: str
 
 
-def fields_of(wish: Mapping[str, object]) -> dict[str, object]:
+def fields_of(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the fields as the wire has them. Raises TypeError for an unknown field."""
-    if unknown := wish.keys() - LeaseWish.__annotations__:
+    if unknown := arguments.keys() - LeaseArguments.__annotations__:
         raise TypeError(f"a lease has no {', '.join(sorted(unknown))}")
-    return {WIRE_NAMES.get(name, name): value for name, value in wish.items() if value is not None}
+    return {WIRE_NAMES.get(name, name): value for name, value in arguments.items() if value is not None}

@@ -108,8 +108,8 @@ class SteadyClock:
 def _read(path: Path) -> BootTime | None:
     """Read the anchor; None if it cannot be read: then the clock begins anew, by the time of day."""
     try:
-        told = json.loads(path.read_bytes())
-        return BootTime(str(told["boot_id"]), float(told["began_at"]), float(told["seen_at"]))
+        record = json.loads(path.read_bytes())
+        return BootTime(str(record["boot_id"]), float(record["began_at"]), float(record["seen_at"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ PRIVATE_FOLDER = 0o700
 
 def make_private_folder(folder: Path) -> None:
     """Make a folder that only its owner may enter. Raises ConfigError."""
-    with telling(folder, "cannot be made"):
+    with as_config_error(folder, "cannot be made"):
         folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         folder.chmod(PRIVATE_FOLDER)
 
@@ -52,7 +52,7 @@ def sync_folder(folder: Path) -> None:
 
 def read_private(path: Path) -> bytes:
     """Read a file. Raises ConfigError if it cannot be read, or if others may read it too."""
-    with telling(path, "cannot be read"):
+    with as_config_error(path, "cannot be read"):
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
             raise ConfigError(f"{path} may be read by others (mode {mode:04o})", hint=f"chmod 600 {path}")
@@ -60,7 +60,7 @@ def read_private(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def telling(path: Path, what: str) -> Iterator[None]:
+def as_config_error(path: Path, what: str) -> Iterator[None]:
     """Raise an OSError of the block as a ConfigError that names the file."""
     try:
         yield

@@ -44,16 +44,16 @@ class Distribution:
 class Totals:
     """Sum values by name.
 
-    Names beyond ``most`` share the name ``other``, and a name keeps its own sum from then on, so that no sum
+    Names beyond ``max_names`` share the name ``other``, and a name keeps its own sum from then on, so that no sum
     ever falls.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_names: int) -> None:
+        self._max_names = max_names
         self._sums: dict[str, float] = {}
 
     def add(self, name: str, value: float) -> None:
-        if name not in self._sums and len(self._sums) >= self._most:
+        if name not in self._sums and len(self._sums) >= self._max_names:
             name = OTHER
         self._sums[name] = self._sums.get(name, 0.0) + value
 

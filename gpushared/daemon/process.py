@@ -32,8 +32,9 @@ BUSY_SECONDS = 0.002
 """The loop may run this long without waiting."""
 REST_SECONDS = 0.00005
 """After that the loop waits this long: a thread of another core needs about half of it to wake up."""
-ASIDE_SECONDS = 5.0
-ALL_AFTER_SECONDS = 6 * 3600.0
+COLLECT_SECONDS = 5.0
+"""New records are set aside this often."""
+FULL_COLLECT_SECONDS = 6 * 3600.0
 """The whole heap is searched this often, for cycles among the objects that were set aside."""
 
 
@@ -184,12 +185,12 @@ async def keep_aside() -> None:
     no node gets an answer. The records have no cycles. Objects with cycles, such as calls that failed, are
     found while they are young, or when the whole heap is searched once in a while.
     """
-    aside = 0.0
+    since_full = 0.0
     while True:
-        await asyncio.sleep(ASIDE_SECONDS)
-        aside += ASIDE_SECONDS
-        if aside >= ALL_AFTER_SECONDS:
-            aside = 0.0
+        await asyncio.sleep(COLLECT_SECONDS)
+        since_full += COLLECT_SECONDS
+        if since_full >= FULL_COLLECT_SECONDS:
+            since_full = 0.0
             gc.unfreeze()
             gc.collect()
         else:

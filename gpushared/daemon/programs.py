@@ -43,8 +43,8 @@ async def run_program(
         seconds: the limit of its run.
         text: its input.
         with_errors: True to mix its standard error into ``output``.
-        silent: True to read nothing of what it writes, however much that is.
-        ends_group: True to kill what is left of its process group after its own end as well.
+        silent: True to discard all its output.
+        ends_group: True to kill the rest of its process group also after its own end.
         started: called with the process id as soon as there is one.
         options: as for ``subprocess.Popen``.
     """

@@ -42,13 +42,13 @@ ON_LEASES = frozenset(
     for name in ("Extend", "Hold", "Pause", "Preempt", "Release", "Resize", "Resume", "SetPriority", "Stop")
 )
 """These calls leave a line if the lease is another user's."""
-_MAKES = frozenset({"PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
+_MAKING = frozenset({"PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"})
 """The answers of these calls hold the id of the object that was made."""
 _NAMED_BY = ("lease_id", "job_id", "gpu", "node", "name", "person", "id")
 """These fields of requests name their object; no field holds a token's secret."""
 
-_Asked = TypeVar("_Asked")
-_Answered = TypeVar("_Answered")
+_RequestT = TypeVar("_RequestT")
+_AnswerT = TypeVar("_AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,16 @@ class CallAudit:
 
     async def make(
         self,
-        call: Callable[[_Asked, Caller], Awaitable[_Answered]],
-        message: _Asked,
+        call: Callable[[_RequestT, Caller], Awaitable[_AnswerT]],
+        message: _RequestT,
         caller: Caller,
         by: Origin,
-    ) -> _Answered:
+    ) -> _AnswerT:
         """Make the call; write the line before the answer goes out."""
         name, who = self.name_of(call), Asker(caller.uid, caller.name, by)
-        with self.telling(name, message, who):
+        with self.auditing_refusal(name, message, who):
             answer = await call(message, caller)
-        self.done(name, message, who, answer)
+        self.answered(name, message, who, answer)
         return answer
 
     def name_of(self, call: Callable[..., Awaitable[Any]]) -> str:
@@ -91,7 +91,7 @@ class CallAudit:
         return self._names.get(call, "")
 
     @contextmanager
-    def telling(self, name: str, message: object, who: Asker) -> Iterator[None]:
+    def auditing_refusal(self, name: str, message: object, who: Asker) -> Iterator[None]:
         """Write a line if the call in the block is refused. ``name`` leaves out the API's name."""
         try:
             yield
@@ -99,20 +99,20 @@ class CallAudit:
             self.refused(name, message, who, error)
             raise
 
-    def done(self, name: str, message: object, who: Asker, answer: object = None) -> None:
+    def answered(self, name: str, message: object, who: Asker, answer: object = None) -> None:
         """Write the line of an answered call, if it belongs in the audit.
 
         ``name`` leaves out the API's name.
         """
         if name in ALWAYS or (name in ON_LEASES and _owner(answer) != who.uid):
-            self._tell(name, message, who, text=f"made {_id(answer)}" if name in _MAKES else "")
+            self._write(name, message, who, text=f"made {_id(answer)}" if name in _MAKING else "")
 
     def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
         """Write the line of a call that is answered with an error, if it belongs in the audit."""
         if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
-            self._tell(name, message, who, error)
+            self._write(name, message, who, error)
 
-    def _tell(
+    def _write(
         self, name: str, message: object, who: Asker, error: GpushareError | None = None, text: str = ""
     ) -> None:
         body = message.SerializeToString(deterministic=True) if isinstance(message, Message) else b""
@@ -122,7 +122,7 @@ class CallAudit:
             CALL,
             name,
             origin=who.origin,
-            name=_named(message),
+            name=_object_name(message),
             digest=digest_of(body),
             text="; ".join(part for part in (text if error is None else error.message, who.note) if part),
             error=error,
@@ -130,7 +130,7 @@ class CallAudit:
         self._sink(line)
 
 
-def _named(message: object) -> str:
+def _object_name(message: object) -> str:
     values = (getattr(message, field, "") for field in _NAMED_BY)
     return next((value for value in values if isinstance(value, str) and value), "")
 

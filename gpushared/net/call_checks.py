@@ -29,15 +29,15 @@ from gpushared.net.limits import Shares
 from gpushared.storage.audit.line import Origin
 
 HINT_METADATA = "gpushare-hint-bin"
+"""This trailing metadata carries the error's hint; it is binary, because hints may hold any character."""
 NOT_LEADER_METADATA = "gpushare-not-leader-bin"
 """A refusal with this trailing metadata means that another coordinator is to be asked.
 
 The value is the leader's name, or empty.
 """
 LEADER_EPOCH_METADATA = "gpushare-leader-epoch"
-"""It sends this too: the epoch of that leader, or 0."""
+"""Such a refusal also has this trailing metadata: the epoch of that leader, or 0."""
 MAX_DIGITS = 18
-"""This trailing metadata carries the error's hint; it is binary, because hints may hold any character."""
 
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_CALLS_PER_CONNECTION = 256
@@ -71,11 +71,11 @@ STATUS = {
 }
 
 Context = grpc.aio.ServicerContext
-_Asked = TypeVar("_Asked")
-_Answered = TypeVar("_Answered")
+_RequestT = TypeVar("_RequestT")
+_AnswerT = TypeVar("_AnswerT")
 NOT_REACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 ANSWER_SECONDS = 60.0
-"""A machine that starts everything at once is slow, and a daemon that gives up is only started again."""
+"""Wait this long for the daemon's own answer: a machine that starts everything at once is slow."""
 
 
 def peer_name(secret: str, number: int, peer: Peer) -> str:
@@ -124,18 +124,18 @@ class CallAuthenticator:
 
     async def unary(
         self,
-        call: Callable[[_Asked, Caller], Awaitable[_Answered]],
-        message: _Asked,
+        call: Callable[[_RequestT, Caller], Awaitable[_AnswerT]],
+        message: _RequestT,
         context: Context[Any, Any],
-    ) -> _Answered:
+    ) -> _AnswerT:
         name = self._audit.name_of(call)
-        async with self.called(name, message, context) as (caller, asker):
+        async with self.identified(name, message, context) as (caller, asker):
             answer = await call(message, caller)
-            self._audit.done(name, message, asker, answer)
+            self._audit.answered(name, message, asker, answer)
             return answer
 
     @asynccontextmanager
-    async def called(
+    async def identified(
         self, name: str, message: object, context: Context[Any, Any]
     ) -> AsyncIterator[tuple[Caller, Asker]]:
         """Identify, count and audit the caller of the call in the block, which may answer with a stream.
@@ -147,7 +147,7 @@ class CallAuthenticator:
             caller = await self._identities.caller_behind(peer, origin)
             asker = Asker(caller.uid, caller.name, origin)
             share = self._shares.of(self._identities.counted_as(peer.uid))
-            with self._audit.telling(name, message, asker), share.held(_size(message)):
+            with self._audit.auditing_refusal(name, message, asker), share.held(_size(message)):
                 async with share.request():
                     yield caller, asker
         except GpushareError as error:
@@ -188,17 +188,17 @@ def hint_of(error: grpc.aio.AioRpcError) -> str:
 
 
 def leader_epoch_of(error: grpc.aio.AioRpcError) -> int:
-    """Return the epoch of the coordinator that leads as one that does not lead says; 0 if it is unknown."""
+    """Return the leader's epoch from the refusal of a coordinator that does not lead; 0 if it is unknown."""
     return whole_number(_trailing(error, LEADER_EPOCH_METADATA))
 
 
-def _trailing(error: grpc.aio.AioRpcError, wanted: str) -> str | bytes | None:
-    return next((value for key, value in error.trailing_metadata() or () if key == wanted), None)
+def _trailing(error: grpc.aio.AioRpcError, name: str) -> str | bytes | None:
+    return next((value for key, value in error.trailing_metadata() or () if key == name), None)
 
 
-def whole_number(told: str | bytes | None) -> int:
-    """Return the number that the other side sends as metadata; 0 for what is none."""
-    return int(told[:MAX_DIGITS]) if isinstance(told, str) and told.isdecimal() else 0
+def whole_number(value: str | bytes | None) -> int:
+    """Return the number that the other side sends as metadata; 0 if the value is no number."""
+    return int(value[:MAX_DIGITS]) if isinstance(value, str) and value.isdecimal() else 0
 
 
 def unary_handler(

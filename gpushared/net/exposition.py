@@ -17,8 +17,8 @@ from gpushared.daemon.measures import Distribution
 UNITS = ("seconds", "bytes", "ratio", "celsius", "joules", "watts")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_HOSTILE = re.compile(r'[\\"\n]')
-_NO_NUMBERS = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+_TO_ESCAPE = re.compile(r'[\\"\n]')
+_NON_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
 _MAX_ACCEPT = 1024
 
 Labels = tuple[str, ...]
@@ -85,15 +85,15 @@ class Family:
 
 def format_of(accept: str) -> Format:
     """Return the format that an Accept header prefers; the older one if it says nothing."""
-    wishes: dict[str, float] = {}
+    qualities: dict[str, float] = {}
     for part in accept[:_MAX_ACCEPT].lower().split(","):
         name, *parameters = (word.strip() for word in part.split(";"))
-        said = dict(word.partition("=")[::2] for word in parameters)
-        if name == "application/openmetrics-text" and said.get("version", "1.0.0") != "1.0.0":
+        values = dict(word.partition("=")[::2] for word in parameters)
+        if name == "application/openmetrics-text" and values.get("version", "1.0.0") != "1.0.0":
             continue
-        wishes[name] = max(wishes.get(name, 0.0), _quality(said.get("q", "1")))
-    open_metrics = wishes.get("application/openmetrics-text", 0.0)
-    is_preferred = open_metrics > 0 and open_metrics >= wishes.get("text/plain", 0.0)
+        qualities[name] = max(qualities.get(name, 0.0), _quality(values.get("q", "1")))
+    open_metrics = qualities.get("application/openmetrics-text", 0.0)
+    is_preferred = open_metrics > 0 and open_metrics >= qualities.get("text/plain", 0.0)
     return Format.OPEN_METRICS if is_preferred else Format.TEXT
 
 
@@ -159,24 +159,24 @@ def _form_of(metric: Metric, hidden: frozenset[str]) -> tuple[str, tuple[int, ..
 def _add_buckets(lines: list[str], name: str, labels: str, value: Distribution) -> None:
     counts = list(accumulate(value.counts))
     begin = f"{name}_bucket{labels[:-1]}," if labels else f"{name}_bucket{{"
-    lines += [f"{begin}{end}{count}\n" for end, count in zip(_ends(value.bounds), counts, strict=True)]
+    lines += [f"{begin}{end}{count}\n" for end, count in zip(_bucket_ends(value.bounds), counts, strict=True)]
     lines.append(f"{name}_sum{labels} {_number(value.total)}\n")
     lines.append(f"{name}_count{labels} {counts[-1]}\n")
 
 
 @lru_cache(maxsize=64)
-def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
+def _bucket_ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
     return tuple(f'le="{bound}"}} ' for bound in (*map(repr, bounds), "+Inf"))
 
 
 def _number(value: Value) -> str:
     text = repr(value)
-    return _NO_NUMBERS.get(text, text)
+    return _NON_FINITE.get(text, text)
 
 
 @lru_cache(maxsize=4096)
 def _escaped(text: str) -> str:
     """Return a label's value, with what cannot be UTF-8 replaced."""
-    if text.isascii() and not _HOSTILE.search(text):
+    if text.isascii() and not _TO_ESCAPE.search(text):
         return text
     return text.encode("utf-8", "replace").decode().translate(_ESCAPES)

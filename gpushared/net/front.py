@@ -48,15 +48,15 @@ HTTP2 = b"PRI"
 FIRST_BYTES_SECONDS = 30.0
 COPY_BYTES = 64 * 1024
 NUMBER_BITS = 63
-HEARD_AT_ONCE = 64
+MAX_REFUSALS_AT_ONCE = 64
 """Answer this many connections beyond users' bounds with a wait for the client; others get a short answer."""
 
 BACKLOG = 4096
 """Request this backlog; the system may allow fewer (net.core.somaxconn)."""
-ACCEPTS_A_PASS = 128
+ACCEPTS_PER_PASS = 128
 """Accept this many in one pass of the event loop; each costs the loop more afterwards than its accept."""
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-REST_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
 """Rest this long after the system had no room for another connection."""
 
 
@@ -73,7 +73,7 @@ class Front:
         self._tasks = TaskSet("a connection failed")
         self._unserved: set[socket.socket] = set()
         """Hold the sockets of tasks that have not begun; a task that is cancelled first never begins."""
-        self._turned_away = 0
+        self._refusals_under_way = 0
 
     @asynccontextmanager
     async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -99,16 +99,16 @@ class Front:
         try:
             share.add_connection()
         except LimitReached as error:
-            if self._turned_away >= HEARD_AT_ONCE:
-                _brush_off(sock, error)
+            if self._refusals_under_way >= MAX_REFUSALS_AT_ONCE:
+                _refuse_briefly(sock, error)
                 return
-            self._turned_away += 1
-            self._begin(self._turn_away(sock, peer, error), sock, self._has_turned_away)
+            self._refusals_under_way += 1
+            self._begin(self._refuse_connection(sock, peer, error), sock, self._refusal_ended)
         else:
-            self._begin(self._converse(sock, peer, share), sock, share.drop_connection)
+            self._begin(self._serve_connection(sock, peer, share), sock, share.drop_connection)
 
-    def _has_turned_away(self) -> None:
-        self._turned_away -= 1
+    def _refusal_ended(self) -> None:
+        self._refusals_under_way -= 1
 
     def _begin(
         self, work: Coroutine[None, None, None], sock: socket.socket, over: Callable[[], None]
@@ -116,23 +116,23 @@ class Front:
         self._unserved.add(sock)
         self._tasks.start(work, over)
 
-    def _taken(self, sock: socket.socket) -> socket.socket:
+    def _take_over(self, sock: socket.socket) -> socket.socket:
         """Transfer the socket to the caller of this method, which owns it from here on."""
         self._unserved.discard(sock)
         return sock
 
-    async def _turn_away(self, sock: socket.socket, peer: Peer, error: GpushareError) -> None:
+    async def _refuse_connection(self, sock: socket.socket, peer: Peer, error: GpushareError) -> None:
         try:
-            reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
+            reader, writer = await asyncio.open_unix_connection(sock=self._take_over(sock))
             await self._refuse(reader, writer, peer, error)
             writer.close()
         except OSError as lost:
             log.debug("connection lost: %s", lost)
 
-    async def _converse(self, sock: socket.socket, peer: Peer, share: UserShare) -> None:
+    async def _serve_connection(self, sock: socket.socket, peer: Peer, share: UserShare) -> None:
         try:
             await share.turn()
-            reader, writer = await asyncio.open_unix_connection(sock=self._taken(sock))
+            reader, writer = await asyncio.open_unix_connection(sock=self._take_over(sock))
             try:
                 await self._serve(reader, writer, peer, origin_of(sock, peer))
             except PermissionRefused as error:
@@ -150,11 +150,11 @@ class Front:
         error: GpushareError,
     ) -> None:
         refusal = RequestRefusal(b"", b"", http_status(error), error.message, error.code)
-        self._routes.refused(refusal, await self._named(peer), Origin(peer.pid))
+        self._routes.refused(refusal, await self._caller_or_number(peer), Origin(peer.pid))
         writer.write(_answer(error))  # HTTP/2 has no such answer: there the connection just ends
         await linger(reader, writer)
 
-    async def _named(self, peer: Peer) -> Caller:
+    async def _caller_or_number(self, peer: Peer) -> Caller:
         try:
             return await self._identities.caller(peer)
         except PermissionRefused:
@@ -224,7 +224,7 @@ def _written(status: HTTPStatus, code: str, message: str, hint: str) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def _brush_off(sock: socket.socket, error: GpushareError) -> None:
+def _refuse_briefly(sock: socket.socket, error: GpushareError) -> None:
     """Answer an error and close, without waiting for data that the client may be writing."""
     with contextlib.suppress(OSError), sock:
         sock.send(_answer(error))
@@ -279,7 +279,7 @@ class Acceptor:
     def __init__(self, listener: socket.socket, arrived: Callable[[socket.socket], None]) -> None:
         self._listener = listener
         self._arrived = arrived
-        self._rest: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -290,8 +290,8 @@ class Acceptor:
         try:
             yield
         finally:
-            if self._rest is not None:
-                self._rest.cancel()
+            if self._resume_timer is not None:
+                self._resume_timer.cancel()
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
 
@@ -299,7 +299,7 @@ class Acceptor:
         asyncio.get_running_loop().add_reader(self._listener, self._accept_some)
 
     def _accept_some(self) -> None:
-        for _ in range(ACCEPTS_A_PASS):
+        for _ in range(ACCEPTS_PER_PASS):
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -314,7 +314,7 @@ class Acceptor:
 
     def _pause(self, error: OSError) -> None:
         """Stop accepting for a while: the socket stays readable, and watching it would use a whole CPU."""
-        log.error("no connection is accepted for %g s: %s", REST_SECONDS, error)
+        log.error("no connection is accepted for %g s: %s", PAUSE_SECONDS, error)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
-        self._rest = loop.call_later(REST_SECONDS, self._begin)
+        self._resume_timer = loop.call_later(PAUSE_SECONDS, self._begin)

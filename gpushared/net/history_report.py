@@ -9,7 +9,7 @@ from gpushared.storage.history.history_file import SqliteHistory
 from gpushared.storage.history.hour_use import HOUR_MS
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory, SeriesName
 
-BY_ITSELF = "finished"
+FINISHED = "finished"
 LONG_RUN_MS = 3 * 24 * HOUR_MS
 """The curve of a longer run is read by hours."""
 
@@ -70,7 +70,7 @@ async def _course(
         gpu_count=max(1, len(one.gpus)),
         asked_share=asked.memory_bytes is None,
         is_over=one.ended_ms is not None,
-        ended_by_itself=asked.outcome == BY_ITSELF,
+        ended_by_itself=asked.outcome == FINISHED,
         ran_ms=one.run_ms,
         idle_at_end_ms=idle_at_end_ms(samples, one.started_ms or until_ms, until_ms),
         time_limit_seconds=asked.time_limit_seconds,

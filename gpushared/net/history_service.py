@@ -59,7 +59,7 @@ UID_DIGITS = 10
 NAMES = ("image", "container_name", "job", "outcome_text")
 """The columns with names: the words on an outcome may hold the name of an image or of a container."""
 
-Words = TypeVar("Words", bound=StrEnum)
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 Flush = Callable[[], Awaitable[None]]
 
 
@@ -73,11 +73,11 @@ class Rights:
     others: Callable[[], Others]
     by_name: bool = False
 
-    def names(self, caller: Caller, one: LeaseHistory) -> bool:
+    def may_see_names(self, caller: Caller, one: LeaseHistory) -> bool:
         """Return True if the caller sees the names of the lease's image and container."""
         return caller.trusted or self.is_own(caller, one.summary.owner, one.summary.owner_uid)
 
-    def name(self, caller: Caller) -> str | int:
+    def caller_key(self, caller: Caller) -> str | int:
         """Return what tells the caller from all others."""
         return caller.name if self.by_name else caller.uid
 
@@ -111,7 +111,7 @@ class Rights:
 
 
 class HistoryApi:
-    """Answer from the history. ``flush`` writes what is not yet in it, so that answers are of now."""
+    """Answer from the history. ``flush`` writes the newest events first, so that answers are up to date."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class HistoryApi:
         @wraps(call)
         async def handler(message: Any, caller: Caller) -> Message:
             # A lock is remembered as long as a call holds it or waits for it.
-            turn = self._turns.setdefault(self._rights.name(caller), asyncio.Lock())
+            turn = self._turns.setdefault(self._rights.caller_key(caller), asyncio.Lock())
             async with turn:
                 return await call(message, caller)
 
@@ -197,7 +197,7 @@ class HistoryApi:
         """Report on a lease, or on all attempts of a job."""
         points = _within(message.points or POINTS, MAX_POINTS, "points")
         await self._flush()
-        found, job = await self._named(message, caller)
+        found, job = await self._find_by_name(message, caller)
         reports = [await lease_report(self._history, one, points, round(time.time() * 1000)) for one in found]
         for one, report in zip(found, reports, strict=True):
             report.lease.CopyFrom(self._view(one, caller))
@@ -208,7 +208,7 @@ class HistoryApi:
             job=None if job is None else self._job_view(job, caller),
         )
 
-    async def _named(
+    async def _find_by_name(
         self, message: history_pb2.ReportRequest, caller: Caller
     ) -> tuple[list[LeaseHistory], JobHistory | None]:
         """Return the lease of a name, or the job of the name with the leases of its attempts, oldest first."""
@@ -230,8 +230,8 @@ class HistoryApi:
     # The rows of years are summed by another thread, because the loop would wait for a second.
 
     async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
-        """Sum what was held and used."""
-        by = _word(message.by, Grouping, Grouping.USER)
+        """Sum the GPU time that was held and used."""
+        by = _choice(message.by, Grouping, Grouping.USER)
         wanted = self._rights.totals(_filter(message.window), caller)
         await self._flush()
         rows = await self._history.accounts(wanted)
@@ -260,7 +260,7 @@ class HistoryApi:
 
     async def waits(self, message: history_pb2.WaitsRequest, caller: Caller) -> history_pb2.WaitsResponse:
         """Count how long requests waited."""
-        by = _word(message.by, WaitGrouping, WaitGrouping.CLASS)
+        by = _choice(message.by, WaitGrouping, WaitGrouping.CLASS)
         wanted = self._rights.totals(_filter(message.window), caller)
         await self._flush()
         found = await self._history.waits(wanted)
@@ -275,7 +275,7 @@ class HistoryApi:
 
     async def export(self, message: history_pb2.ExportRequest, caller: Caller) -> history_pb2.ExportResponse:
         """Return a page of the history's rows."""
-        kind = _word(message.kind, ExportKind, ExportKind.LEASES)
+        kind = _choice(message.kind, ExportKind, ExportKind.LEASES)
         wanted = self._rights.leases(_filter(message.window), caller)
         if not message.page_token:
             await self._flush()
@@ -307,14 +307,14 @@ class HistoryApi:
         )
 
     def _view(self, one: LeaseHistory, caller: Caller) -> history_pb2.PastLease:
-        return lease_view(one, with_names=self._rights.names(caller, one))
+        return lease_view(one, with_names=self._rights.may_see_names(caller, one))
 
 
 def _filter(window: history_pb2.HistoryWindow) -> HistoryFilter:
     """Return the filter of a window. Raises RequestError."""
     lease_class = getattr(window, "class")
     if lease_class:
-        _word(lease_class, LeaseClass, LeaseClass.TRAIN)
+        _choice(lease_class, LeaseClass, LeaseClass.TRAIN)
     is_number = window.user.isascii() and window.user.isdecimal() and len(window.user) <= UID_DIGITS
     return HistoryFilter(
         since_ms=_milliseconds(window.since),
@@ -333,12 +333,12 @@ def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _word(text: str, words: type[Words], default: Words) -> Words:
+def _choice(text: str, choices: type[ChoiceT], default: ChoiceT) -> ChoiceT:
     try:
-        return words(text) if text else default
+        return choices(text) if text else default
     except ValueError:
         raise RequestError(
-            f"{shown(text)} is not known here", hint="choose one of " + ", ".join(words)
+            f"{shown(text)} is not known here", hint="choose one of " + ", ".join(choices)
         ) from None
 
 

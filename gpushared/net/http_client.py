@@ -93,7 +93,7 @@ class EngineConnection:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the body without a copy: each piece is valid only until the next."""
-        with self._translated():
+        with self._as_engine_errors():
             while (piece := await self._incoming.piece()) is not None:
                 yield piece
 
@@ -120,7 +120,7 @@ class EngineConnection:
         await self.turn()
 
     async def _event(self) -> h11.Event:
-        with self._translated():
+        with self._as_engine_errors():
             event = await self._incoming.event()
         if isinstance(event, h11.ConnectionClosed):
             raise EngineUnavailable(
@@ -129,7 +129,7 @@ class EngineConnection:
         return event
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _as_engine_errors(self) -> Iterator[None]:
         try:
             yield
         except h11.RemoteProtocolError as error:

@@ -30,8 +30,8 @@ CHUNKS_AT_ONCE = 64
 FIRST_BYTES = 16 * 1024
 READ_BYTES = 256 * 1024
 
-LITTLE_BYTES = 4096
-LITTLE_IN_A_ROW = 4
+SMALL_READ_BYTES = 4096
+SMALL_READS_IN_A_ROW = 4
 GATHER_SECONDS = 0.001
 """Gather for this long after many reads in quick succession that brought little: the engine sends each line
 of a log by itself, and each costs the same in every process on the way, whatever its size."""
@@ -143,9 +143,9 @@ class PlainChunks:
         self._left = 0
         """This many bytes are left of the begun chunk, without its line's end."""
         self._in_chunk = False
-        self._odd = False
+        self._needs_parser = False
         self._read_at = 0.0
-        self._little = 0
+        self._small_reads = 0
 
     @property
     def rest(self) -> bytes:
@@ -160,7 +160,7 @@ class PlainChunks:
         if piece := self._take():
             await self._turn()
             return piece
-        while not piece and not self._odd:
+        while not piece and not self._needs_parser:
             await self._read()
             piece = self._take()
         return piece
@@ -186,7 +186,9 @@ class PlainChunks:
     def _begin_chunk(self) -> bool:
         match = CHUNK_SIZE.match(self._bytes, self._start, self._end)
         if match is None:
-            self._odd = self._odd or not PART_OF_SIZE.fullmatch(self._bytes, self._start, self._end)
+            self._needs_parser = self._needs_parser or not PART_OF_SIZE.fullmatch(
+                self._bytes, self._start, self._end
+            )
             return False
         self._start = match.end()
         self._left = int(match[1], 16)
@@ -209,25 +211,25 @@ class PlainChunks:
             self._buffer = memoryview(self._bytes)
         self._buffer[: len(kept)] = kept
         self._start, self._end = 0, len(kept)
-        if self._little >= LITTLE_IN_A_ROW:
+        if self._small_reads >= SMALL_READS_IN_A_ROW:
             await asyncio.sleep(GATHER_SECONDS)
-        got = await self._wire.read_into(self._buffer[len(kept) :])
-        self._look(got)
-        self._end += got
-        if not got:
+        size = await self._wire.read_into(self._buffer[len(kept) :])
+        self._note_size(size)
+        self._end += size
+        if not size:
             if self._in_chunk:
                 raise h11.RemoteProtocolError("the body ends in the middle of a chunk")
-            self._odd = True
+            self._needs_parser = True
         await self._turn()
 
-    def _look(self, got: int) -> None:
+    def _note_size(self, size: int) -> None:
         now = asyncio.get_running_loop().time()
-        is_little = got < LITTLE_BYTES and now - self._read_at < GATHER_SECONDS
-        self._little = self._little + 1 if is_little else 0
+        is_small = size < SMALL_READ_BYTES and now - self._read_at < GATHER_SECONDS
+        self._small_reads = self._small_reads + 1 if is_small else 0
         self._read_at = now
 
 
-class ClientPresence:
+class HangUpWatch:
     """Cancel ``task`` when the client has hung up. Meanwhile read some of the client's data ahead."""
 
     def __init__(self, incoming: Incoming, wire: Wire, ahead_bytes: int) -> None:

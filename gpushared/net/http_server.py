@@ -32,7 +32,7 @@ from gpushared.net.error_answers import (
     docker_error,
     forget,
 )
-from gpushared.net.http_parser import ClientPresence, Incoming
+from gpushared.net.http_parser import HangUpWatch, Incoming
 from gpushared.net.limits import Shares, UserShare
 from gpushared.net.socket_wire import READ_BYTES, Piece, Wire, taken_over
 from gpushared.storage.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
@@ -180,7 +180,7 @@ async def serve_wire(
         await connection.serve(routes)
     except asyncio.CancelledError:
         task = asyncio.current_task()
-        if not connection.client.gone or task is None or task.uncancel() > 0:
+        if not connection.hang_up_watch.gone or task is None or task.uncancel() > 0:
             raise
     finally:
         await connection.close()
@@ -229,7 +229,7 @@ class Exchange:
     @property
     def is_hidden(self) -> bool:
         """Return True if so many bytes follow the request that the client's end of data stays hidden."""
-        return self._connection.client.is_full
+        return self._connection.hang_up_watch.is_full
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the body as it arrives, each piece valid until the next. Raises ``ClientGoneError``."""
@@ -347,12 +347,12 @@ class _Connection:
         )
         self._hijacked = False
         self._held_bytes = 0
-        self.client = ClientPresence(self._incoming, wire, limits.pipelined_bytes)
+        self.hang_up_watch = HangUpWatch(self._incoming, wire, limits.pipelined_bytes)
 
     # --- requests, one after the other ---
 
     async def serve(self, routes: Routes) -> None:
-        self.client.task = asyncio.current_task()
+        self.hang_up_watch.task = asyncio.current_task()
         with contextlib.suppress(ClientGoneError, ConnectionError):
             while await self._serve_one(routes):
                 pass
@@ -369,18 +369,18 @@ class _Connection:
         except h11.RemoteProtocolError as error:
             # The parser's error quotes the request, which may hold a secret.
             status = error.error_status_hint
-            self._tell(routes, request, status, broken_by_parser(status), NOT_HTTP)
+            self._report_refusal(routes, request, status, broken_by_parser(status), NOT_HTTP)
             await self._refuse(request, status, f"{NOT_HTTP}: {error}")
             return False
         except RefusedRequestError as error:
             if not error.recorded:
-                self._tell(routes, request, error.status, error.code, error.message)
+                self._report_refusal(routes, request, error.status, error.code, error.message)
             await self._refuse(request, error.status, error.message)
             return False
         finally:
             self.share.drop(self._held_bytes)
             self._held_bytes = 0
-            await self.client.stop()
+            await self.hang_up_watch.stop()
         return await self._next_cycle()
 
     async def _dispatch(self, routes: Routes, request: h11.Request) -> None:
@@ -411,7 +411,7 @@ class _Connection:
         try:
             await stack.enter_async_context(self.share.request())
         except LimitReached as error:
-            self._tell(routes, request, http_status(error), error.code, error.message)
+            self._report_refusal(routes, request, http_status(error), error.code, error.message)
             raise
 
     async def _answer_browser(self, routes: Routes, exchange: Exchange) -> None:
@@ -434,7 +434,7 @@ class _Connection:
                 reply = await routes.json(call)
         except GpushareError as error:
             if isinstance(error, LimitReached):
-                self._tell(routes, request, http_status(error), error.code, error.message)
+                self._report_refusal(routes, request, http_status(error), error.code, error.message)
             reply = WebReply(http_status(error), connect_error(error.code, str(error)))
         await exchange.respond(
             reply.status, reply.body, headers=reply.headers, content_type=reply.content_type
@@ -452,7 +452,7 @@ class _Connection:
             reply = WebReply(http_status(error), docker_error(str(error)))
         await exchange.respond(reply.status, reply.body, content_type=reply.content_type)
 
-    def _tell(
+    def _report_refusal(
         self, routes: Routes, request: h11.Request | None, status: int, code: str, message: str
     ) -> None:
         method, target = (request.method, request.target) if request else (b"", b"")
@@ -525,7 +525,7 @@ class _Connection:
         except (h11.RemoteProtocolError, ConnectionError) as error:
             raise ClientGoneError(str(error)) from error
         if piece is None:
-            self.client.watch_soon()
+            self.hang_up_watch.watch_soon()
         return piece
 
     async def whole_body(self, limit_bytes: int) -> bytes:
@@ -557,7 +557,7 @@ class _Connection:
     # --- what the client gets ---
 
     def with_own(self, headers: HeaderList) -> list[tuple[bytes, bytes]]:
-        """Return an answer's headers with those that every answer has."""
+        """Return an answer's headers with the headers that every answer has."""
         given = {name.lower() for name, _ in headers}
         return [*headers, *(one for one in self._headers if one[0].lower() not in given)]
 
@@ -572,7 +572,7 @@ class _Connection:
             raise ClientGoneError(str(error)) from error
 
     async def hijack(self, head: bytes) -> tuple[Wire, bytes]:
-        await self.client.stop()
+        await self.hang_up_watch.stop()
         self._hijacked = True
         await self._write([head])
         return self._wire, self._incoming.held
@@ -581,11 +581,11 @@ class _Connection:
         self._wire.hang_up()
 
     async def close(self) -> None:
-        await self.client.stop()
+        await self.hang_up_watch.stop()
         self._wire.close()
 
     async def _linger(self) -> None:
-        await self.client.stop()
+        await self.hang_up_watch.stop()
         await self._wire.linger()
 
 

@@ -50,7 +50,7 @@ LOOK_SECONDS: Final = 5.0
 IDS_END: Final = 1 << 32
 LOOKUP_SECONDS = 5.0
 _NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")
-_asked: dict[tuple[object, ...], Future[Any]] = {}
+_lookups: dict[tuple[object, ...], Future[Any]] = {}
 """These look-ups are under way."""
 _Answer = TypeVar("_Answer")
 
@@ -167,10 +167,10 @@ class Identities:
     def __init__(self, trusted_groups: Collection[str], subordinates: SubordinateIds | None = None) -> None:
         self.trusted_groups = frozenset(trusted_groups)
         self.subordinates = subordinates or SubordinateIds()
-        self._known: dict[tuple[int, int], tuple[float, Caller]] = {}
-        self._accounts_known: dict[int | str, tuple[float, Caller]] = {}
+        self._callers: dict[tuple[int, int], tuple[float, Caller]] = {}
+        self._account_callers: dict[int | str, tuple[float, Caller]] = {}
         self._boot_id = boot_id()
-        self._accounts: set[int] = set()
+        self._accounts_in_ranges: set[int] = set()
         """These ids are in a user's range but are accounts themselves."""
 
     async def caller(self, peer: Peer) -> Caller:
@@ -181,11 +181,11 @@ class Identities:
         if peer.uid == 0:
             # No range can give root to another user, and root must get in while the name services hang.
             return Caller(0, peer.gid, "root", trusted=True)
-        caller = await self._asked(peer)
+        caller = await self._remembered_caller(peer)
         if found := self.subordinates.range_of(peer.uid):
             if caller.name == str(peer.uid):
                 raise _subordinate(peer.uid, found.owner_words)
-            self._accounts.add(peer.uid)
+            self._accounts_in_ranges.add(peer.uid)
         return caller
 
     async def caller_behind(self, peer: Peer, origin: Origin) -> Caller:
@@ -198,11 +198,11 @@ class Identities:
     def counted_as(self, uid: int) -> int:
         """Return the uid that limits count: the first one of a range for its ids that are no accounts."""
         found = self.subordinates.range_of(uid)
-        return uid if found is None or uid in self._accounts else found.first
+        return uid if found is None or uid in self._accounts_in_ranges else found.first
 
-    async def _asked(self, peer: Peer) -> Caller:
+    async def _remembered_caller(self, peer: Peer) -> Caller:
         key = (peer.uid, peer.gid)
-        remembered = self._known.get(key)
+        remembered = self._callers.get(key)
         if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
             return remembered[1]
         try:
@@ -210,9 +210,9 @@ class Identities:
                 caller = await ask_names(look_up, peer.uid, peer.gid, self.trusted_groups)
         except TimeoutError:
             return Caller(peer.uid, peer.gid, str(peer.uid))
-        if len(self._known) >= MAX_REMEMBERED:
-            self._known.clear()
-        self._known[key] = (time.monotonic(), caller)
+        if len(self._callers) >= MAX_REMEMBERED:
+            self._callers.clear()
+        self._callers[key] = (time.monotonic(), caller)
         return caller
 
     async def account(self, key: int | str) -> Caller:
@@ -220,7 +220,7 @@ class Identities:
 
         Raises PermissionRefused if there is no such account (any more), TimedOut if the name services hang.
         """
-        remembered = self._accounts_known.get(key)
+        remembered = self._account_callers.get(key)
         if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
             return remembered[1]
         try:
@@ -234,16 +234,16 @@ class Identities:
                 f"no account of this machine has {what}",
                 hint="was it removed? `getent passwd` shows accounts",
             )
-        if len(self._accounts_known) >= MAX_REMEMBERED:
-            self._accounts_known.clear()
-        self._accounts_known[key] = (time.monotonic(), caller)
+        if len(self._account_callers) >= MAX_REMEMBERED:
+            self._account_callers.clear()
+        self._account_callers[key] = (time.monotonic(), caller)
         return caller
 
     def forget(self) -> None:
         """Clear the cache, because groups may have changed."""
-        self._known.clear()
-        self._accounts_known.clear()
-        self._accounts.clear()
+        self._callers.clear()
+        self._account_callers.clear()
+        self._accounts_in_ranges.clear()
 
 
 def _subordinate(uid: int, owner: str) -> PermissionRefused:
@@ -263,7 +263,10 @@ def look_up(uid: int, gid: int, trusted_groups: Collection[str]) -> Caller:
 
 
 def look_up_account(key: int | str, trusted_groups: Collection[str]) -> Caller | None:
-    """Look an account up in the name services, by its uid or its name; None if there is none."""
+    """Look an account up in the name services, by its uid or its name; None if there is none.
+
+    Two names of one uid are one account.
+    """
     try:
         entry = pwd.getpwnam(key) if isinstance(key, str) else pwd.getpwuid(key)
     except (KeyError, ValueError):  # ValueError: a zero byte in the name
@@ -299,37 +302,37 @@ class SubordinateIds:
     def __init__(self, path: Path | None = SUBUID) -> None:
         """Read the file, if there is one. Another ``path``, or none, holds from the next look on."""
         self.path = path
-        self._seen: tuple[object, ...] = ()
+        self._read_marks: tuple[object, ...] = ()
         self._firsts: list[int] = []
         self._ranges: list[IdRange] = []
-        self.look()
+        self.read_if_changed()
 
     def range_of(self, uid: int) -> IdRange | None:
         """Return the range in which an id lies, None if the id is nobody's subordinate."""
-        place = bisect_right(self._firsts, uid) - 1
-        if place < 0 or uid >= self._ranges[place].end:
+        index = bisect_right(self._firsts, uid) - 1
+        if index < 0 or uid >= self._ranges[index].end:
             return None
-        found = self._ranges[place]
+        found = self._ranges[index]
         return None if found.owner == str(uid) else found
 
-    def look(self) -> None:
+    def read_if_changed(self) -> None:
         """Read the file if it changed since the last look. A file that cannot be read changes nothing."""
         path = self.path
         try:
-            seen = () if path is None else _marks(path)
-            if seen == self._seen:
+            marks = () if path is None else _marks(path)
+            if marks == self._read_marks:
                 return
-            ranges = [] if path is None or not seen else list(_apart(_parsed(_read(path))))
+            ranges = [] if path is None or not marks else list(_without_overlaps(_parsed(_read(path))))
         except OSError as error:
             log.warning("%s cannot be read: %s", path, error)
             return
-        self._seen = seen
+        self._read_marks = marks
         self._firsts, self._ranges = [each.first for each in ranges], ranges
 
     async def keep(self) -> None:
         """Check the file repeatedly, off the event loop."""
         while True:
-            await asyncio.to_thread(self.look)
+            await asyncio.to_thread(self.read_if_changed)
             await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -362,7 +365,7 @@ def _parsed(lines: Iterable[str]) -> Iterator[IdRange]:
             yield IdRange(first, min(first + count, IDS_END), owner)
 
 
-def _apart(ranges: Iterable[IdRange]) -> Iterator[IdRange]:
+def _without_overlaps(ranges: Iterable[IdRange]) -> Iterator[IdRange]:
     """Yield the ranges in order and without overlaps, so that one search finds the range of an id."""
     end = 0
     for each in sorted(ranges, key=lambda one: (one.first, one.end)):
@@ -381,7 +384,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class PathWish:
+class NeededPath:
     """Name a path that a container must see."""
 
     path: str
@@ -396,11 +399,11 @@ async def ask_names(question: Callable[..., _Answer], *args: object) -> _Answer:
     threads.
     """
     key = (question, *args)
-    asked = _asked.get(key)
-    if asked is None:
-        asked = _asked[key] = _NAME_THREADS.submit(question, *args)
-        asked.add_done_callback(lambda _: _asked.pop(key, None))
-    answer: _Answer = await asyncio.shield(asyncio.wrap_future(asked))
+    lookup = _lookups.get(key)
+    if lookup is None:
+        lookup = _lookups[key] = _NAME_THREADS.submit(question, *args)
+        lookup.add_done_callback(lambda _: _lookups.pop(key, None))
+    answer: _Answer = await asyncio.shield(asyncio.wrap_future(lookup))
     return answer
 
 

@@ -22,7 +22,7 @@ from gpushared.domain.model.errors import GpushareError, LimitReached, RequestEr
 from gpushared.net.call_checks import Context
 
 # Any: handlers of all services pass here, each with messages of its own.
-Behaviour = Callable[[Any, Context[Any, Any]], Any]
+HandlerFunction = Callable[[Any, Context[Any, Any]], Any]
 Refuse = Callable[[str, Context[Any, Any], GpushareError], Awaitable[Any]]
 """This function ends a call with an error."""
 
@@ -59,14 +59,14 @@ Admit = Callable[[str, Context[Any, Any]], Admitted]
 class CallsUnderWay:
     """Count the calls of each caller that are not answered yet, streams too."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_calls: int) -> None:
+        self._max_calls = max_calls
         self._calls: Counter[str] = Counter()
 
     @contextmanager
     def of(self, who: str, share: int = 1) -> Iterator[None]:
         """Count the call in the block. Raises LimitReached."""
-        if self._calls[who] >= self._most * share:
+        if self._calls[who] >= self._max_calls * share:
             raise LimitReached(
                 f"{who} has {self._calls[who]} calls under way already",
                 hint="wait for some of them, or stop some clients",
@@ -138,24 +138,24 @@ class Intake(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         if handler.request_streaming:
-            return self._judged(name, handler)
+            return self._stream_handler(name, handler)
         make = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
-        served = self._served(name, handler.unary_stream or handler.unary_unary)
+        served = self._one_message_handler(name, handler.unary_stream or handler.unary_unary)
         return make(served, _reader(handler.request_deserializer), handler.response_serializer)
 
-    def _judged(self, name: str, handler: Any) -> Any:
+    def _stream_handler(self, name: str, handler: Any) -> Any:
         """Serve a stream of messages: each is read when its handler requests it."""
-        behaviour: Behaviour = handler.stream_stream
+        serve_messages: HandlerFunction = handler.stream_stream
 
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
             try:
                 caller = self._admit(name, context)
                 with self._calls.of(caller.who, caller.share):
-                    return await _answered(behaviour(messages, context), context)
+                    return await _send_answers(serve_messages(messages, context), context)
             except GpushareError as error:
                 await self._refuse(name, context, error)
 
@@ -163,25 +163,29 @@ class Intake(grpc.aio.ServerInterceptor):
             serve, _reader(handler.request_deserializer), handler.response_serializer
         )
 
-    def _served(self, name: str, behaviour: Behaviour) -> Behaviour:
+    def _one_message_handler(self, name: str, handler: HandlerFunction) -> HandlerFunction:
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
             try:
                 caller = self._admit(name, context)
                 with self._calls.of(caller.who, caller.share):
-                    return await self._answer(caller, behaviour, messages, context)
+                    return await self._answer(caller, handler, messages, context)
             except GpushareError as error:
                 await self._refuse(name, context, error)
 
         return serve
 
     async def _answer(
-        self, caller: Admitted, behaviour: Behaviour, messages: AsyncIterator[Any], context: Context[Any, Any]
+        self,
+        caller: Admitted,
+        handler: HandlerFunction,
+        messages: AsyncIterator[Any],
+        context: Context[Any, Any],
     ) -> Any:
         async with self._turns.of(caller) as turn:
             message = await self._read(messages)
             if _size(message) <= self._bounds.small_bytes:
                 await turn.aclose()
-            return await _answered(behaviour(message, context), context)
+            return await _send_answers(handler(message, context), context)
 
     async def _read(self, messages: AsyncIterator[Any]) -> Any:
         try:
@@ -210,11 +214,11 @@ def _reader(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-async def _answered(answering: Any, context: Context[Any, Any]) -> Any:
+async def _send_answers(answers: Any, context: Context[Any, Any]) -> Any:
     """Return a handler's single answer, or write several answers to the stream and return None."""
-    if not hasattr(answering, "__aiter__"):
-        return await answering
-    async for answer in answering:
+    if not hasattr(answers, "__aiter__"):
+        return await answers
+    async for answer in answers:
         await context.write(answer)
     return None
 

@@ -20,7 +20,7 @@ from gpushared.domain.model.errors import LimitReached
 from gpushared.domain.model.request import Caller
 from gpushared.storage.audit.line import NOBODY_HERE
 
-RESTS = 8
+REST_FACTOR = 8
 """Rest this many times the duration of long work; the steps after the work take about as long as it."""
 STRANGERS_BURST = 20
 STRANGERS_PER_SECOND = 1 / 3
@@ -73,7 +73,7 @@ class UserShare:
 
     def add_connection(self) -> None:
         """Count a connection until ``drop_connection``."""
-        if self.crowded:
+        if self.is_full:
             raise LimitReached(
                 f"you have {self.limits.connections} connections to the daemon already",
                 hint="close some: each waiting client holds one",
@@ -84,7 +84,7 @@ class UserShare:
         self._connections -= 1
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Return True if there is no room for another connection."""
         return self._connections >= self.limits.connections
 
@@ -145,7 +145,7 @@ class UserShare:
             try:
                 yield
             finally:
-                await asyncio.sleep(RESTS * (time.perf_counter() - begun))
+                await asyncio.sleep(REST_FACTOR * (time.perf_counter() - begun))
 
     async def turn(self) -> None:
         """Wait until it is this user's turn; the event loop always runs once between two turns."""

@@ -69,22 +69,22 @@ _shapes: dict[str, _Shape | None] = {}
 
 
 def _shape(descriptor: AnyDescriptor) -> _Shape | None:
-    """Return what is known of a kind of message; None if it has a field that is not written here."""
+    """Return the shape of a kind of message; None if it has a field that is not written here."""
     name = descriptor.full_name
     if name not in _shapes:
-        made = _Shape()
-        _shapes[name] = made  # a message may hold others of its kind
+        shape = _Shape()
+        _shapes[name] = shape  # a message may hold others of its kind
         for field in descriptor.fields:
             writer = _writer(field)
             if writer is None:
                 _shapes[name] = None
                 break
-            made.writers[field.number] = (field.name, _each(writer) if field.is_repeated else writer)
+            shape.writers[field.number] = (field.name, _each(writer) if field.is_repeated else writer)
             if field.is_repeated:
-                made.pattern[field.name] = None
-                made.lists.append(field.name)
+                shape.pattern[field.name] = None
+                shape.lists.append(field.name)
             elif not field.has_presence:
-                made.pattern[field.name] = writer(field.default_value)
+                shape.pattern[field.name] = writer(field.default_value)
     return _shapes[name]
 
 

@@ -38,7 +38,7 @@ SCRAPER = Caller(-1, -1, "metrics")
 
 
 class KeptPages:
-    """Keep each page for a moment: it takes long to make, and anybody may ask for it over and over."""
+    """Keep each page for a moment: a page takes long to make, and any client may ask for it again and again."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[float, WebReply]] = {}
@@ -89,13 +89,15 @@ class MetricsListener:
     def _arrived(self, sock: socket.socket) -> None:
         """Serve a connection. Of too many an idle one is closed, if possible of the same peer, else this one."""
         connection = _Connection(_peer_of(sock))
-        if len(self._open) >= MAX_CONNECTIONS and not self._made_room(connection.peer):
+        if len(self._open) >= MAX_CONNECTIONS and not self._close_idle(connection.peer):
             sock.close()
             return
         self._open[sock] = connection
-        connection.task = self._tasks.start(self._converse(sock, connection), partial(self._ended, sock))
+        connection.task = self._tasks.start(
+            self._serve_connection(sock, connection), partial(self._ended, sock)
+        )
 
-    def _made_room(self, peer: str) -> bool:
+    def _close_idle(self, peer: str) -> bool:
         now = time.monotonic()
         idle = [sock for sock, one in self._open.items() if one.busy_until <= now]
         if not idle:
@@ -109,7 +111,7 @@ class MetricsListener:
         self._open.pop(sock, None)
         sock.close()
 
-    async def _converse(self, sock: socket.socket, connection: _Connection) -> None:
+    async def _serve_connection(self, sock: socket.socket, connection: _Connection) -> None:
         routes = replace(self._routes, metrics=partial(self._page_for, connection))
         try:
             reader, writer = await asyncio.open_connection(sock=sock)

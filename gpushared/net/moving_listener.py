@@ -34,7 +34,7 @@ class ListenPlace(Generic[_Address]):
 class MovingListener(Generic[_Address]):
     """Listen where the place says. An address that cannot be had raises a trouble, and is tried again.
 
-    ``arrived`` owns the sockets that it gets; ``listening`` is told of each new address.
+    ``arrived`` owns the sockets that it gets; ``listening`` is called with each new address.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Count the changes of what a daemon's calls answer, and wake whoever waits for a change."""
+"""Count the changes of a daemon's answers, and wake the tasks that wait for a change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 
 from gpushared.daemon.write_ahead_loop import within
 
-LIFE_BYTES = 3
+RUN_ID_BYTES = 3
 
 
 class Revisions:
@@ -21,11 +21,11 @@ class Revisions:
         self.states = 0
         self.samples = 0
         # A daemon that starts again counts from the beginning.
-        self._life = secrets.token_hex(LIFE_BYTES)
+        self._run_id = secrets.token_hex(RUN_ID_BYTES)
         self._changed = asyncio.Event()
 
     def __str__(self) -> str:
-        return f"{self._life}.{self.states}.{self.samples}"
+        return f"{self._run_id}.{self.states}.{self.samples}"
 
     def state_changed(self) -> None:
         self.states += 1

@@ -27,7 +27,7 @@ LINGER_SECONDS = 2.0
 FIRST_BYTES = 4 * 1024
 GROWTH = 8
 BUFFER_BYTES = 256 * 1024
-MUCH_BYTES = 64 * 1024
+GATHERED_BYTES = 64 * 1024
 """Send this many bytes at once."""
 GATHER_SECONDS = 0.001
 
@@ -233,7 +233,7 @@ class Flow:
             self._no_more(End.SOURCE_ENDED)
             return
         self._filled += size
-        if self._is_much() or self._loop.time() >= self._write_at:
+        if self._has_gathered() or self._loop.time() >= self._write_at:
             self._write()
         elif self._timer is None:
             self._timer = self._loop.call_at(self._write_at, self._write)
@@ -243,8 +243,8 @@ class Flow:
         self._loop.remove_reader(self._source)
         self._write()
 
-    def _is_much(self) -> bool:
-        return self._filled >= min(MUCH_BYTES, len(self._buffer))
+    def _has_gathered(self) -> bool:
+        return self._filled >= min(GATHERED_BYTES, len(self._buffer))
 
     def _write(self) -> None:
         self._stop_timer()

@@ -28,7 +28,7 @@ REVISION = b"Gpushare-Revision"
 
 AGE = b"Gpushare-Age-Seconds"
 
-HTTP_STATUS = {
+CONNECT_STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.FAILED_PRECONDITION: 400,
     Code.NOT_FOUND: 404,
@@ -64,9 +64,9 @@ class JsonApi:
         revision: Callable[[], object] = str,
         age: Callable[[], str] = str,
     ) -> None:
-        """Take ``revision``, the present revision of what the calls answer; an empty text is not told.
+        """Take ``revision``, which returns the present revision of the answers; an empty text gives no header.
 
-        ``age`` returns how many seconds old the answers are; an empty text is not told either.
+        ``age`` returns how many seconds old the answers are; an empty text gives no header either.
         """
         self._audit = audit or CallAudit()
         self._revision = revision
@@ -118,7 +118,7 @@ def _one_line(text: str) -> str:
 def failure(error: GpushareError) -> WebReply:
     """Return an error of the tree in Connect's form."""
     leader = error.leader if isinstance(error, NotLeader) else ""
-    return _error(HTTP_STATUS[error.code], error.code, error.message, error.hint, leader)
+    return _error(CONNECT_STATUS[error.code], error.code, error.message, error.hint, leader)
 
 
 def _error(status: int, code: Code, message: str, hint: str, leader: str = "") -> WebReply:

@@ -42,14 +42,14 @@ from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
-from gpushared.node.heartbeat import Promises, Pulse
+from gpushared.node.heartbeat import Heartbeat, QuotaPromises
 from gpushared.node.jobs.job_host import JobHost
 from gpushared.node.parts import UP, Parts
 from gpushared.node.pool.membership_service import Memberships, load_enrolment, open_enrolment
 from gpushared.node.pool.pool_answers import HistoryAnswers, ListingAnswers
-from gpushared.node.pool_services import JobsRoom, PoolServices
-from gpushared.node.runtime.client_presence_checks import Attendance
-from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, remembered, rules_of
+from gpushared.node.pool_services import JobServices, PoolServices
+from gpushared.node.runtime.client_presence_checks import ClientPresence
+from gpushared.node.runtime.configured import limits_of, notify_routes, policy_of, restored_state, rules_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler, UserLimitKeeper
 from gpushared.node.runtime.container_verifier import Verifier, gate_name
 from gpushared.node.runtime.executor import Executor
@@ -90,7 +90,8 @@ ENGINES_OWN = ("/run/docker.sock", "/run/containerd")
 """Engines listen at these paths too. A user who reaches them is as good as root."""
 PINS_NAME = "pins"
 USERS_FILES_NAME = "passwd"
-INNER_SOCKET = "inner/grpc.sock"
+INNER_FOLDER = "inner"
+INNER_SOCKET = "grpc.sock"
 GUARD_DIRECTORY = "guard"
 NOTIFICATIONS_NAME = "notifications.db"
 WEB_SESSIONS_NAME = "web-sessions.json"
@@ -115,7 +116,7 @@ class Daemon:
         self._troubles = Troubles()
         self._revisions = Revisions()
         self._troubles.on_change = self._revisions.state_changed
-        self._promises = Promises(self._troubles)
+        self._quota_promises = QuotaPromises(self._troubles)
         self._enrolment = open_enrolment(config, self._troubles)
         subordinates = SubordinateIds(_path(config.gate.subordinate_ids))
         self._identities = Identities(config.gate.trusted_groups, subordinates)
@@ -124,7 +125,7 @@ class Daemon:
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
         engine = EngineSocket(config.engine.socket)
         self._passwd = PasswdFiles(engine, Path(config.node.state_dir) / USERS_FILES_NAME)
-        self._pins = HeldMounts(
+        self._held_mounts = HeldMounts(
             engine,
             lambda: policy_of(self._config),
             owner=str(self._runtime_dir),
@@ -132,13 +133,13 @@ class Daemon:
             barred=[config.node.runtime_dir, config.node.state_dir],
             also_swept=self._passwd.sweep,
         )
-        self._limits = UserLimitKeeper(
+        self._user_limits = UserLimitKeeper(
             gate_name(config.node.state_dir),
             Path(config.node.state_dir),
             lambda: policy_of(self._config).user_bounds,
             lambda: self._reconciler.facts,
         )
-        parts.wall.put_into(self._limits.cgroups.home)
+        parts.wall.put_into(self._user_limits.cgroups.home)
         self._gate: Gate | None = None
         self._browsers: BrowserListeners | None = None
         self._nvml = parts.gpus if isinstance(parts.gpus, NvmlGpus) else None
@@ -154,17 +155,17 @@ class Daemon:
             # The listener comes first: if another daemon serves, nothing of it may be touched, least of all
             # its MPS daemons.
             listener = stack.enter_context(self._listener())
-            loop = Loop(await self._restored(), self._parts.journal, self._parts.clock, self._troubles)
+            loop = Loop(await self._load_state(), self._parts.journal, self._parts.clock, self._troubles)
             self._loop = loop
             await keep(self._parts.clock, self._troubles)
             await stack.enter_async_context(loop.running())
             await self._run_parts(loop, stack, listener)
 
-    async def _restored(self) -> NodeState:
+    async def _load_state(self) -> NodeState:
         snapshot = await self._parts.journal.load()
         ended = await self._parts.journal.ended(ENDED_KEPT_IN_MEMORY)
         log.info("journal loaded leases=%d", len(snapshot.leases))
-        return remembered(self._config, self._parts.clock, snapshot, ended)
+        return restored_state(self._config, self._parts.clock, snapshot, ended)
 
     async def _run_parts(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         self._make_observers(loop)
@@ -177,27 +178,27 @@ class Daemon:
             self._reconciler,
             self._sampler,
         )
-        self._verify(loop, stack)
+        self._make_verifier(loop, stack)
         stack.push_async_callback(self._recorder.close)
-        self._jobs = self._job_host(loop, executor)
+        self._job_host = self._make_job_host(loop, executor)
         watchdog = asyncio.create_task(feed_watchdog(self._notifier))
         stack.callback(watchdog.cancel)
         stack.push_async_callback(executor.close)
         loop.perform = executor.perform
         loop.after_recovery = self._reconciler.ask_survey
-        stack.callback(self._attendance.processes.close)
-        await self._pulse.take_back()  # a lease whose process has ended would hold its GPUs for nobody
+        stack.callback(self._client_presence.processes.close)
+        await self._heartbeat.take_back()  # a lease whose process has ended would hold its GPUs for nobody
         await self._first_look(loop, executor)
         await self._serve(loop, executor, stack, listener)
 
     def _make_observers(self, loop: Loop) -> None:
         """Make the parts that report clients, containers and GPUs to the loop."""
-        self._attendance = Attendance(loop.now())
-        self._pulse = Pulse(
+        self._client_presence = ClientPresence(loop.now())
+        self._heartbeat = Heartbeat(
             loop,
             self._parts.clock,
-            self._attendance,
-            self._promises,
+            self._client_presence,
+            self._quota_promises,
             self._notifier,
             lambda: self._config,
             simulated=self._parts.gpus.simulated,
@@ -247,7 +248,7 @@ class Daemon:
             self._parts.clock,
             Origin(self._node_name(), lambda: self._parts.gpus.simulated, day),
         )
-        self._outbox.joining = self._limits.joining
+        self._outbox.joining = self._user_limits.joining
         stack.push_async_callback(self._outbox.close)
         self._digest = WeeklyDigest(
             loop,
@@ -260,7 +261,7 @@ class Daemon:
             loop, self._outbox, lambda: self._config.notify.ends_soon_seconds
         )
 
-    def _job_host(self, loop: Loop, executor: Executor) -> JobHost:
+    def _make_job_host(self, loop: Loop, executor: Executor) -> JobHost:
         return JobHost(
             self._config,
             self._node_name(),
@@ -276,7 +277,7 @@ class Daemon:
             self._troubles,
         )
 
-    def _verify(self, loop: Loop, stack: AsyncExitStack) -> None:
+    def _make_verifier(self, loop: Loop, stack: AsyncExitStack) -> None:
         config = self._config
         engine = str(Path(config.engine.socket.removeprefix("unix://")).resolve())
         verifier = Verifier(
@@ -294,7 +295,7 @@ class Daemon:
 
         def reached() -> None:
             verifier.reached()
-            self._limits.changed()
+            self._user_limits.changed()
 
         self._reconciler.on_reached = reached
         stack.push_async_callback(verifier.close)
@@ -303,7 +304,7 @@ class Daemon:
         """Look at GPUs, containers' settings and containers before anything is granted, if they answer."""
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
-                await self._sampler.turn()
+                await self._sampler.sample_and_report()
                 await self._parts.wall.trouble()  # tried once, before the first lease needs it
         except TimeoutError:
             self._troubles.raised("gpus", "the GPUs do not answer")
@@ -311,7 +312,7 @@ class Daemon:
         # at once.
         executor.remake_all()
         await self._hold_mounts()
-        await self._limits.restore()
+        await self._user_limits.restore()
         if loop.state.gpus:
             await executor.settle(FIRST_LOOK_SECONDS)
         if is_socket_activated():
@@ -327,7 +328,7 @@ class Daemon:
         except (GpushareError, TimeoutError) as error:
             self._reconciler.lost(str(error) or "the Docker engine does not answer")
         if loop.state.gpus:
-            await self._sampler.turn()
+            await self._sampler.sample_and_report()
 
     async def _hold_mounts(self) -> None:
         """Make the held mounts again that a reboot ended.
@@ -336,11 +337,11 @@ class Daemon:
         """
         try:
             async with asyncio.timeout(FIRST_LOOK_SECONDS):
-                self._tell_pins(await self._pins.restore())
+                self._report_mounts(await self._held_mounts.restore())
         except (GpushareError, TimeoutError) as error:
-            self._tell_pins(str(error) or "the mounts of containers could not be made again in time")
+            self._report_mounts(str(error) or "the mounts of containers could not be made again in time")
 
-    def _tell_pins(self, text: str) -> None:
+    def _report_mounts(self, text: str) -> None:
         if text:
             self._troubles.raised("pins", text)
         else:
@@ -359,27 +360,16 @@ class Daemon:
     async def _serve(
         self, loop: Loop, executor: Executor, stack: AsyncExitStack, listener: socket.socket
     ) -> None:
-        config = self._config
-        self._order_handler = LeaseService(
-            loop,
-            executor,
-            self._reconciler,
-            self._parts.engine,
-            self._parts.journal,
-            self._attendance,
-            config.engine.stop_grace_seconds,
-        )
+        self._lease_service = self._make_lease_service(loop, executor)
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_defaults()
         audit, gate = self._audit, self._make_gate()
         self._gate = gate
         stack.push_async_callback(_end_creates, gate)
-        inner = self._runtime_dir / INNER_SOCKET
-        inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        inner.parent.chmod(0o700)
-        of_calls, lines = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
-        json = JsonApi(self._calls() | lines.calls(), of_calls, lambda: self._revisions)
+        inner = self._make_inner_folder() / INNER_SOCKET
+        call_audit, audit_api = CallAudit(audit.take), AuditApi(audit, simulated=self._parts.gpus.simulated)
+        json = JsonApi(self._calls() | audit_api.calls(), call_audit, lambda: self._revisions)
         routes = Routes(
             json.answer,
             gate.handle,
@@ -387,25 +377,42 @@ class Daemon:
             shares=self._shares,
             metrics=self._metrics.page,
         )
-        await self._jobs.serve(routes, stack)
+        await self._job_host.serve(routes, stack)
         jobs = await self._open_jobs(loop, stack)
         json.add(jobs.calls())
-        policy = PolicyApi(gate)
-        json.add(policy.calls() | self._pool.calls() | self._make_history_api().calls())
+        json.add(PolicyApi(gate).calls() | self._pool.calls() | self._make_history_api().calls())
         json.add(self._pool.with_pool(json.calls))
         site, browsers = self._make_page(json, gate, jobs, stack)
         front = Front(
             inner, self._identities, replace(routes, browser=lambda exchange: take_over(exchange, site))
         )
         authenticator = CallAuthenticator(
-            self._identities, front.secret, front.origins, of_calls, self._shares
+            self._identities, front.secret, front.origins, call_audit, self._shares
         )
         await stack.enter_async_context(
             grpc_services.serving(json.calls, self._api, jobs, authenticator, str(inner))
         )
         await stack.enter_async_context(front.serving(listener))
         await check_identity(listener.getsockname(), _ask_own_uid)
-        await self._live(loop, browsers)
+        await self._run_until_stop(loop, browsers)
+
+    def _make_lease_service(self, loop: Loop, executor: Executor) -> LeaseService:
+        return LeaseService(
+            loop,
+            executor,
+            self._reconciler,
+            self._parts.engine,
+            self._parts.journal,
+            self._client_presence,
+            self._config.engine.stop_grace_seconds,
+        )
+
+    def _make_inner_folder(self) -> Path:
+        """Make the folder of the gRPC server's socket, which only this daemon may enter."""
+        folder = self._runtime_dir / INNER_FOLDER
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        return folder
 
     def _make_page(
         self, json: JsonApi, gate: Gate, jobs: NodeJobs, stack: AsyncExitStack
@@ -420,13 +427,13 @@ class Daemon:
         return site, browsers
 
     def _make_streams(self, json: JsonApi, jobs: NodeJobs) -> EventStreams:
-        self._loop.on_change = self._room.on_change = self._revisions.state_changed
+        self._loop.on_change = self._job_services.on_change = self._revisions.state_changed
         self._sampler.observers.append(SampleRevisions(self._revisions).observe)
         return EventStreams(
             json,
             self._revisions,
             node_pace(lambda: jobs.pool is not None),
-            NodeLogs(self._api, jobs, self._jobs.loopback_gate).follow,
+            NodeLogs(self._api, jobs, self._job_host.loopback_gate).follow,
         )
 
     def _make_site(self, json: JsonApi, gate: Gate, streams: EventStreams) -> BrowserSite:
@@ -451,29 +458,29 @@ class Daemon:
         config = self._config
         return Gate(
             config.engine.socket,
-            self._order_handler,
+            self._lease_service,
             policy_of(config),
             self._metrics.take_audit,
             name=gate_name(config.node.state_dir),
-            pins=self._pins,
-            walls=self._limits.cgroups,
+            pins=self._held_mounts,
+            walls=self._user_limits.cgroups,
             passwd=self._passwd,
         )
 
     async def _open_jobs(self, loop: Loop, stack: AsyncExitStack) -> NodeJobs:
         """Open the jobs only when containers can be made, because waiting jobs begin at once."""
-        room = self._room = JobsRoom(
+        services = self._job_services = JobServices(
             self._parts.jobs,
             self._parts.clock,
             self._troubles,
             self._parts.history,
             self._enrolment.asserter,
         )
-        opened = room.open(
+        opened = services.open(
             lambda: self._config,
             loop,
             self._api,
-            self._jobs,
+            self._job_host,
             node_name=self._node_name(),
             socket=str(self._runtime_dir / SOCKET_NAME),
         )
@@ -482,8 +489,8 @@ class Daemon:
             lambda: self._config,
             self._enrolment,
             loop,
-            self._jobs,
-            room,
+            self._job_host,
+            services,
             self._api,
             self._troubles,
             self._audit.take,
@@ -511,7 +518,7 @@ class Daemon:
             journal=self._parts.journal,
             sampler=self._sampler,
             reconciler=self._reconciler,
-            attendance=self._attendance,
+            client_presence=self._client_presence,
             troubles=self._troubles,
             node_name=self._node_name(),
             simulated=self._parts.gpus.simulated,
@@ -533,7 +540,7 @@ class Daemon:
 
     async def _flush_history(self) -> None:
         await self._recorder.flush()
-        await self._room.recorder.flush()
+        await self._job_services.recorder.flush()
 
     def _node_name(self) -> str:
         return self._config.node.name or socket.gethostname()
@@ -546,8 +553,8 @@ class Daemon:
             driver=self._nvml,
             wall=self._parts.wall,
             modes=self._parts.modes,
-            pins=lambda: self._pins.trouble,
-            walls=lambda: self._limits.trouble,
+            mounts_trouble=lambda: self._held_mounts.trouble,
+            users_trouble=lambda: self._user_limits.trouble,
             socket=self._runtime_dir / SOCKET_NAME,
             config=lambda: self._config,
             reread=self._reread,
@@ -563,29 +570,29 @@ class Daemon:
     def _listener(self) -> socket.socket:
         return passed_socket() or listen(self._runtime_dir / SOCKET_NAME, self._config.node.socket_mode)
 
-    async def _live(self, loop: Loop, browsers: BrowserListeners) -> None:
+    async def _run_until_stop(self, loop: Loop, browsers: BrowserListeners) -> None:
         """Look, follow and tick, and report to systemd, until the stop."""
-        self._notifier.ready(self._pulse.status())
-        log.info("serving %s", self._pulse.status())
-        self._attendance.opened(loop.now())
+        self._notifier.ready(self._heartbeat.status())
+        log.info("serving %s", self._heartbeat.status())
+        self._client_presence.opened(loop.now())
         await until_one_ends(
             self._notifier,
             self._sampler.run(),
             self._reconciler.run(),
-            self._pulse.run(),
-            self._pulse.follow_clients(),
+            self._heartbeat.run(),
+            self._heartbeat.follow_clients(),
             keep_always(self._parts.clock, self._troubles),
-            self._jobs.run(),
+            self._job_host.run(),
             self._enrolment.keep_renewed(),
-            self._pins.keep(self._tell_pins),
-            self._limits.run(),
+            self._held_mounts.keep(self._report_mounts),
+            self._user_limits.run(),
             self._pool.run(),
             self._audit.run(),
             self._outbox.run(),
             self._lease_notifier.run(),
             self._digest.run(),
             self._recorder.run(),
-            self._room.recorder.run(),
+            self._job_services.recorder.run(),
             self._metrics.run(),
             browsers.run(),
             loop.ended(),
@@ -609,9 +616,9 @@ class Daemon:
         self._identities.subordinates.path = _path(config.gate.subordinate_ids)
         self._identities.forget()
         self._gate.policy = policy_of(config)
-        self._limits.changed()
+        self._user_limits.changed()
         self._shares.limits = limits_of(config)
-        self._jobs.reload(config)
+        self._job_host.reload(config)
         self._pool.link.reload()
         self._metrics.reload()
         if self._browsers is not None:
@@ -619,7 +626,7 @@ class Daemon:
         self._outbox.reload()
         self._set_defaults()
         self._revisions.state_changed()
-        self._pulse.tell_again()  # this comes after the status of the reload
+        self._heartbeat.send_status_again()  # this comes after the status of the reload
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:
@@ -628,9 +635,9 @@ class Daemon:
 
     def _set_defaults(self) -> None:
         """Set the defaults for requests that do not give a value, and the presets that requests name."""
-        self._order_handler.max_waits = dict(self._config.gate.max_wait)
+        self._lease_service.max_waits = dict(self._config.gate.max_wait)
         presets = {name: preset.ask for name, preset in self._config.presets.items()}
-        self._api.presets = self._order_handler.presets = presets
+        self._api.presets = self._lease_service.presets = presets
         self._api.preset_texts = {name: preset.description for name, preset in self._config.presets.items()}
 
     async def _close_parts(self) -> None:

@@ -1,4 +1,4 @@
-"""Do the daemon's work of every second: ticks, missing clients, promises to projects, systemd's status."""
+"""Do the daemon's work of every second: ticks, missing clients, quotas of projects, systemd's status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpushared.domain.leases.project_settings import capacity_of
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.scheduling.projects import problems
-from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.client_presence_checks import ClientPresence
 from gpushared.node.runtime.configured import is_quiet
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import Clock
@@ -26,15 +26,15 @@ TICK_SECONDS = 1.0
 PART = "quotas"
 
 
-class Pulse:
+class Heartbeat:
     """Run the work of every second. ``config`` returns the newest configuration."""
 
     def __init__(
         self,
         loop: Loop,
         clock: Clock,
-        attendance: Attendance,
-        promises: Promises,
+        client_presence: ClientPresence,
+        quota_promises: QuotaPromises,
         notifier: Notifier,
         config: Callable[[], Config],
         *,
@@ -42,12 +42,12 @@ class Pulse:
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self._attendance = attendance
-        self._promises = promises
+        self._client_presence = client_presence
+        self._quota_promises = quota_promises
         self._notifier = notifier
         self._config = config
         self._simulated = simulated
-        self._told = ""
+        self._sent_status = ""
 
     async def run(self) -> None:
         """Do this work every second, for ever."""
@@ -56,15 +56,15 @@ class Pulse:
             try:
                 await self._follow_day_time()
                 await self._loop.send(Tick())
-                await self._miss_clients()
+                await self._check_clients()
             except GpushareError as error:
                 log.debug("tick refused: %s", error)
-            self._promises.judge(self._loop.state)
-            self._tell_status()
+            self._quota_promises.check(self._loop.state)
+            self._send_status()
 
     async def follow_clients(self) -> None:
         """Take leases back as soon as the processes that hold them end, for ever."""
-        ended = self._attendance.processes.ended
+        ended = self._client_presence.processes.ended
         while True:
             await ended.wait()
             ended.clear()
@@ -72,15 +72,15 @@ class Pulse:
 
     async def take_back(self) -> None:
         """Take back the leases without a container whose process has ended."""
-        for lease in self._attendance.left(self._loop.state):
+        for lease in self._client_presence.with_ended_client(self._loop.state):
             await self._abandon(lease)
 
-    async def _miss_clients(self) -> None:
+    async def _check_clients(self) -> None:
         state, now = self._loop.state, self._loop.now()
-        for missed in self._attendance.missed(state, now):
+        for missed in self._client_presence.missed(state, now):
             await self._loop.send(missed)
         patience = float(self._config().queue.orphan_seconds)
-        for lease in self._attendance.absent(state, now, patience):
+        for lease in self._client_presence.abandoned(state, now, patience):
             await self._abandon(lease)
 
     async def _abandon(self, lease: LeaseId) -> None:
@@ -93,9 +93,9 @@ class Pulse:
         """Count the GPUs, leases and queued requests in one line."""
         return _status(self._loop.state, "simulated GPUs" if self._simulated else "GPUs")
 
-    def tell_again(self) -> None:
+    def send_status_again(self) -> None:
         """Let the next tick send the same status again, because another status was sent since."""
-        self._told = ""
+        self._sent_status = ""
 
     async def _follow_day_time(self) -> None:
         """Follow changes of the machine's clock, by which people give times of day, and of the quiet time."""
@@ -107,10 +107,10 @@ class Pulse:
         if quiet is not self._loop.state.quiet:
             await self._loop.send(QuietTimeChanged(quiet))
 
-    def _tell_status(self) -> None:
+    def _send_status(self) -> None:
         status = self.status()
-        if status != self._told:
-            self._told = status
+        if status != self._sent_status:
+            self._sent_status = status
             self._notifier.status(status)
 
 
@@ -123,24 +123,24 @@ def _status(state: NodeState, kind: str) -> str:
     )
 
 
-class Promises:
-    """Raise a trouble for promises that cannot be kept.
+class QuotaPromises:
+    """Raise a trouble for guaranteed quotas that the present GPUs cannot keep.
 
-    The configuration cannot exclude such promises: it does not know the GPUs, and GPUs can be lost.
+    The configuration cannot exclude such quotas: it does not know the GPUs, and GPUs can be lost.
     """
 
     def __init__(self, troubles: Troubles) -> None:
         self._troubles = troubles
-        self._judged: tuple[object, ...] = ()
+        self._checked: tuple[object, ...] = ()
 
-    def judge(self, state: NodeState) -> None:
-        """Raise or clear the trouble; this costs nothing while nothing changed."""
-        about = (state.rules, state.projects, state.gpus)
-        if about == self._judged:
+    def check(self, state: NodeState) -> None:
+        """Raise or clear the trouble; return at once while rules, projects and GPUs are the same."""
+        compared = (state.rules, state.projects, state.gpus)
+        if compared == self._checked:
             return
-        self._judged = about
-        found = problems(state.policy, capacity_of(state.gpus))
-        if found:
-            self._troubles.raised(PART, "; ".join(found))
+        self._checked = compared
+        unkept = problems(state.policy, capacity_of(state.gpus))
+        if unkept:
+            self._troubles.raised(PART, "; ".join(unkept))
         else:
             self._troubles.cleared(PART)

@@ -113,12 +113,12 @@ def restore(path: Path | None, flags: Mapping[str, str]) -> int:
     from gpushared.node.parts import restore_modes
 
     try:
-        said = asyncio.run(restore_modes(read_config(path, flags)))
+        sentence = asyncio.run(restore_modes(read_config(path, flags)))
     except GpushareError as error:
         complain(PROGRAM, error)
         return error.exit_code
-    if said is not None:
-        click.echo(f"gpushared: {said}")
+    if sentence is not None:
+        click.echo(f"gpushared: {sentence}")
     return 0
 
 

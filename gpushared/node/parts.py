@@ -80,7 +80,7 @@ def real_parts(config: Config) -> Parts:
         if simulated
         else NvmlGpus(mps_reserve_bytes=config.gpus.mps_reserve_bytes)
     )
-    found = config.sharing.mps_binary or shutil.which(MPS_BINARY)
+    mps_binary = config.sharing.mps_binary or shutil.which(MPS_BINARY)
     environ = {name: os.environ[name] for name in MPS_ENVIRONMENT if name in os.environ}
     wall = DriverWall(NvmlMemoryLimits(gpus) if isinstance(gpus, NvmlGpus) else None, environ=environ)
     modes = (
@@ -94,7 +94,7 @@ def real_parts(config: Config) -> Parts:
         modes=modes,
         sharing=MpsSharing(
             Path(config.node.runtime_dir),
-            binary=Path(found) if found else None,
+            binary=Path(mps_binary) if mps_binary else None,
             mode=MpsMode(config.sharing.mps),
             simulated=simulated,
             wall=wall,

@@ -16,7 +16,6 @@ from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import Job, NodeName, Owner
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.lease import AttemptKey
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.job_recorder import JobRecorder
@@ -28,7 +27,7 @@ from gpushared.node.pool.calls_for_pool import calls_for_pool
 from gpushared.node.pool.membership_service import admin_calls
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_jobs import PoolJobs
-from gpushared.node.pool.pool_link import PoolClients, PoolLink
+from gpushared.node.pool.pool_link import PoolClients, PoolLink, in_no_pool
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.services.jobs_of_node import NodeJobs
 from gpushared.node.services.node_service import Api
@@ -58,7 +57,7 @@ class PoolServices:
         enrolment: Enrolment,
         loop: Loop,
         host: JobHost,
-        room: JobsRoom,
+        job_services: JobServices,
         api: Api,
         troubles: Troubles,
         audit: Sink,
@@ -67,14 +66,14 @@ class PoolServices:
         simulated: bool,
         answerers: Mapping[str, Answerer],
     ) -> None:
-        """Take an open ``room`` and a loaded ``enrolment``."""
+        """Take an open ``job_services`` and a loaded ``enrolment``."""
         orders = OrderAudit(audit, lambda: enrolment.membership.pool if enrolment.membership else "")
         self.link = PoolLink(
             config,
             enrolment,
             host.order_handler,
             loop,
-            room.outbox,
+            job_services.outbox,
             troubles,
             orders,
             simulated=simulated,
@@ -82,19 +81,19 @@ class PoolServices:
         )
         self._loop = loop
         self._enrolment = enrolment
-        self._room = room
+        self._job_services = job_services
         self._api = api
         self._accounts = host.accounts
         self._calls = CoordinatorCalls(
             self.link.channel,
             enrolment.asserter,
-            lambda caller: room.jobs.owner(caller).principal,
+            lambda caller: job_services.jobs.owner(caller).principal,
             lambda _: (),
             time.time,
         )
         self._make_tunnels(runtime_dir, host, orders)
-        room.outbox.teller = self.link
-        self._take_up()
+        job_services.outbox.teller = self.link
+        self._follow_membership()
 
     def _make_tunnels(self, runtime_dir: Path, host: JobHost, orders: OrderAudit) -> None:
         self._ends = TunnelEnds(
@@ -146,19 +145,19 @@ class PoolServices:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._endpoints.close)
             stack.push_async_callback(self._ends.close)
-            clients = PoolClients(self._room.outbox, self.link)
+            clients = PoolClients(self._job_services.outbox, self.link)
             await asyncio.gather(self.link.run(), self._follow(), clients.run())
 
     async def _follow(self) -> None:
         """Serve the pool's jobs while the node is in a pool."""
         while True:
             version = self._enrolment.version
-            self._take_up()
+            self._follow_membership()
             await self._enrolment.changed(version)
 
-    def _take_up(self) -> None:
+    def _follow_membership(self) -> None:
         """Set the pool that the node is in now; the first call comes before any client can ask."""
-        membership, jobs = self._enrolment.membership, self._room.jobs
+        membership, jobs = self._enrolment.membership, self._job_services.jobs
         jobs.endpoints = None if membership is None else self._endpoints
         if membership is None:
             jobs.pool = None
@@ -167,7 +166,7 @@ class PoolServices:
 
     def _pool_jobs(self, pool: str, node: NodeName) -> PoolJobs:
         return PoolJobs(
-            pool, node, self._room.outbox, self._calls, self.link, presets=lambda: self._api.presets
+            pool, node, self._job_services.outbox, self._calls, self.link, presets=lambda: self._api.presets
         )
 
     def _attempt(self, key: AttemptKey) -> Attempt | None:
@@ -180,14 +179,14 @@ class PoolServices:
         """Return the account of an owner's containers here under the pool's orders. Raises StateConflict."""
         membership = self._enrolment.membership
         if membership is None:
-            raise StateConflict("this node is in no pool")
+            raise in_no_pool()
         return await self._accounts.caller(owner, membership.pool)
 
     async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
         return self._calls.word(first, caller)
 
 
-def book_rules_of(config: Config) -> PoolRules:
+def local_job_rules_of(config: Config) -> PoolRules:
     """Return the rules of the node's own jobs; half of one user's part of the queue is left for ``run``."""
     return PoolRules(
         here=True,
@@ -196,11 +195,11 @@ def book_rules_of(config: Config) -> PoolRules:
     )
 
 
-def _in_no_pool() -> Asserter:
-    raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+def _no_asserter() -> Asserter:
+    raise in_no_pool()
 
 
-class JobsRoom:
+class JobServices:
     """Hold ``jobs``, which has the calls, and ``outbox`` for the link to a pool, both only while ``open``."""
 
     jobs: NodeJobs
@@ -213,7 +212,7 @@ class JobsRoom:
         clock: Clock,
         troubles: Troubles,
         history: SqliteHistory,
-        asserter: Callable[[], Asserter] = _in_no_pool,
+        asserter: Callable[[], Asserter] = _no_asserter,
     ) -> None:
         """Take ``asserter``, which vouches for this node's users; it raises StateConflict without a pool."""
         self.on_change: Callable[[], None] = lambda: None
@@ -240,7 +239,7 @@ class JobsRoom:
         ``socket`` is the path of the node's own socket.
         """
         local_jobs = LocalJobs(
-            self._store, book_rules_of(config()), host.order_handler, self._clock, self._troubles
+            self._store, local_job_rules_of(config()), host.order_handler, self._clock, self._troubles
         )
         async with local_jobs.running():
             local_jobs.loop.on_change = self._tell_of_change

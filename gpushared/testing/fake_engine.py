@@ -106,7 +106,7 @@ class FakeEngine(Failing):
             restart_policy=restart_policy,
             labels=all_labels,
         )
-        self._tell(container)
+        self._emit(container)
         return container
 
     def start(self, container: ContainerId) -> None:
@@ -139,7 +139,7 @@ class FakeEngine(Failing):
         del self._containers[container]
         self.applied.pop(container, None)
         if was_ours:
-            self._tell_id(container)
+            self._emit_id(container)
 
     def make_unstoppable(self, container: ContainerId) -> None:
         """Let ``stop`` time out from now on: a process that hangs in the driver cannot even be killed."""
@@ -300,16 +300,16 @@ class FakeEngine(Failing):
             exit_code=facts.exit_code if exit_code is None else exit_code,
             pid=facts.pid if pid is None else pid,
         )
-        self._tell(container)
+        self._emit(container)
 
     def _is_ours(self, container: ContainerId) -> bool:
         return LABEL_DEVICE in self._containers[container].labels
 
-    def _tell(self, container: ContainerId) -> None:
+    def _emit(self, container: ContainerId) -> None:
         if self._is_ours(container):
-            self._tell_id(container)
+            self._emit_id(container)
 
-    def _tell_id(self, container: ContainerId) -> None:
+    def _emit_id(self, container: ContainerId) -> None:
         for stream in list(self._streams):
             stream.push(container)
 

@@ -84,10 +84,10 @@ class FakeGpus(Failing):
 
     async def sample(self) -> tuple[GpuReading, ...]:
         readings = tuple(self._reading(gpu) for gpu in await self.survey())
-        told = {gpu: tuple(xids) for gpu, xids in self._xids.items()}
+        reported = {gpu: tuple(xids) for gpu, xids in self._xids.items()}
         for xids in self._xids.values():
             xids.clear()
-        return tuple(replace(one, xids=told.get(one.gpu, ())) for one in readings)
+        return tuple(replace(one, xids=reported.get(one.gpu, ())) for one in readings)
 
     async def close(self) -> None:
         self.closed = True

@@ -44,7 +44,7 @@ class FakeSharing(Failing):
         """The MPS clients on a GPU, known as of now; GPUs that are not here do not tell."""
         self.looks: list[GpuId] = []
         """The GPUs that were to be looked at soon, call by call."""
-        self.told: dict[LeaseId, Notice | None] = {}
+        self.notices: dict[LeaseId, Notice | None] = {}
         """The notices of the end that the leases' containers can read."""
         self.parted: list[frozenset[int]] = []
         """The processes taken off their servers, call by call."""
@@ -53,7 +53,7 @@ class FakeSharing(Failing):
         self.closed_keeping: bool | None = None
         """None until closed, then the value of ``keep_running``."""
         self._shared: dict[LeaseId, frozenset[GpuId]] = {}
-        self._seen: set[GpuId] = set()
+        self._opened_gpus: set[GpuId] = set()
 
     async def open(self, lease: Lease, gpus: Mapping[GpuId, Gpu], engine: EngineFacts | None = None) -> Edits:
         self._may_fail()
@@ -67,7 +67,7 @@ class FakeSharing(Failing):
         )
         self.opened[lease.id] = edits
         self._shared[lease.id] = frozenset() if whole else frozenset(ids)
-        self._seen |= gpus.keys()
+        self._opened_gpus |= gpus.keys()
         self.history.append(("open", lease.id, lease.device_name))
         return edits
 
@@ -92,7 +92,7 @@ class FakeSharing(Failing):
 
     async def tell(self, lease: Lease) -> None:
         self._may_fail()
-        self.told[lease.id] = lease.notice
+        self.notices[lease.id] = lease.notice
 
     async def sweep(self, live: Collection[str]) -> None:
         self._may_fail()
@@ -109,7 +109,7 @@ class FakeSharing(Failing):
                 clients=self.clients.get(gpu, ()),
                 clients_at=time.monotonic() if gpu in self.clients else None,
             )
-            for gpu in sorted(self._seen | self.troubles.keys())
+            for gpu in sorted(self._opened_gpus | self.troubles.keys())
         )
 
     async def look_soon(self, gpu: GpuId) -> None:

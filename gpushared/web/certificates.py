@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from gpushared.daemon.files import telling
+from gpushared.daemon.files import as_config_error
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import ConfigError
 
@@ -150,7 +150,7 @@ def _trust_proxies(context: ssl.SSLContext, path: str) -> None:
 
 
 def _check_key(path: str) -> None:
-    with telling(Path(path), "cannot be read"):
+    with as_config_error(Path(path), "cannot be read"):
         mode = Path(path).stat().st_mode & 0o777
     if mode & NO_ACCESS:
         raise ConfigError(
@@ -159,7 +159,7 @@ def _check_key(path: str) -> None:
 
 
 def _content(path: str, what: str) -> bytes:
-    with telling(Path(path), "cannot be read"), Path(path).open("rb") as file:
+    with as_config_error(Path(path), "cannot be read"), Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is too long for a {what}", hint="is it the right file?")

@@ -21,7 +21,7 @@ from gpushared.api.v1 import (
     projects_pb2,
 )
 from gpushared.client import Client
-from gpushared.client.retries import READING, SAME_WHEN_REPEATED, WITH_REQUEST_ID, may_repeat
+from gpushared.client.retries import IDEMPOTENT, READ_ONLY, WITH_REQUEST_ID, may_repeat
 from gpushared.domain.model.errors import ConfigError
 from tests.cli.answers import lease
 from tests.cli.process import Gpushare
@@ -258,7 +258,7 @@ def test_of_each_call_it_is_decided_whether_it_may_be_repeated() -> None:
         for method in service.methods
         if not (method.server_streaming or method.client_streaming)
     }
-    kinds = (READING, SAME_WHEN_REPEATED, WITH_REQUEST_ID, ONCE)
+    kinds = (READ_ONLY, IDEMPOTENT, WITH_REQUEST_ID, ONCE)
     assert unary == set().union(*kinds)
     assert len(unary) == sum(map(len, kinds))
 

@@ -20,7 +20,7 @@ from gpushared.gate.mounts import kernel
 from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
 from gpushared.gate.mounts.helper_process import run_helper
 from gpushared.net.http_client import EngineSocket
-from gpushared.net.identity import Account, PathWish
+from gpushared.net.identity import Account, NeededPath
 from tests.gate.docker import Docker
 from tests.gate.serving import ALICE
 
@@ -99,8 +99,8 @@ def account(caller: Caller = ALICE, home: Path | str = "") -> Account:
     return Account(caller, (), str(home))
 
 
-def wish(path: Path | str, *, write: bool = False) -> PathWish:
-    return PathWish(str(path), write)
+def wish(path: Path | str, *, write: bool = False) -> NeededPath:
+    return NeededPath(str(path), write)
 
 
 async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:

@@ -29,7 +29,7 @@ from gpushared.gate.containers.passwd import (
 )
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineAnswer, EngineSocket
-from gpushared.net.identity import Account, PathWish
+from gpushared.net.identity import Account, NeededPath
 from tests.bed import parts
 from tests.gate.docker import Docker
 from tests.gate.lease_services import FakeDesk
@@ -56,7 +56,7 @@ def body_of(*mounts: dict[str, Any], env: tuple[str, ...] = (), **host: object) 
 
 def put(body: dict[str, Any], *, image_env: tuple[str, ...] = (), caller: Caller = ALICE) -> dict[str, str]:
     binds = [mount for mount in body["HostConfig"]["Mounts"] if mount["Type"] == "bind"]
-    wishes = [PathWish(each["Source"], not each["ReadOnly"]) for each in binds]
+    wishes = [NeededPath(each["Source"], not each["ReadOnly"]) for each in binds]
     return put_home(body, {"Env": list(image_env)}, Account(caller, (), "/homes/alice"), wishes, wishes)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpushared.net.http_parser import CHUNKS_AT_ONCE, FIRST_BYTES, Incoming, PlainChunks
 from gpushared.net.limits import UserLimits, UserShare
-from gpushared.net.socket_wire import BUFFER_BYTES, MUCH_BYTES, End, Flow, Wire, taken_over
+from gpushared.net.socket_wire import BUFFER_BYTES, GATHERED_BYTES, End, Flow, Wire, taken_over
 
 HEAD = b"PUT /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 NEXT = b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -147,7 +147,7 @@ async def drained(sock: socket.socket, limit: int = 1 << 30) -> bytes:
     return bytes(got)
 
 
-@pytest.mark.parametrize("size", [1, 4096, MUCH_BYTES, 3_000_001])
+@pytest.mark.parametrize("size", [1, 4096, GATHERED_BYTES, 3_000_001])
 @pytest.mark.parametrize("step", [1000, 4104, 1 << 20])
 async def test_a_flow_passes_on_all_that_comes_in_its_order(
     pair: tuple[socket.socket, socket.socket],

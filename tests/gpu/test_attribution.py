@@ -33,7 +33,7 @@ async def sample_of(gpu: Gpu, gpus: NvmlGpus, sharing: MpsSharing, leases: list[
     loop = Loop(state, MemoryJournal(), ManualClock(), troubles)
     sampler = Sampler(loop, gpus, sharing, troubles, 5.0)
     async with loop.running():
-        await sampler.turn()
+        await sampler.sample_and_report()
     assert not troubles.all()
     return sampler.newest
 

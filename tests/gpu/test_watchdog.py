@@ -56,7 +56,7 @@ async def test_a_process_that_holds_more_than_its_lease_has_its_container_stoppe
     loop = Loop(state, MemoryJournal(), ManualClock(), Troubles())
     loop.perform = performed.append
     async with loop.running():
-        await Sampler(loop, gpus, sharing, Troubles(), 5.0).turn()
+        await Sampler(loop, gpus, sharing, Troubles(), 5.0).sample_and_report()
     await sharing.close(keep_running=False)
     found = loop.state.leases[lease.id].state
     assert isinstance(found, Draining) is is_ended

@@ -15,7 +15,7 @@ import pytest
 from gpushared.domain.model.request import Caller
 from gpushared.net import front
 from gpushared.net.error_answers import RequestRefusal
-from gpushared.net.front import HEARD_AT_ONCE, Front, listen
+from gpushared.net.front import MAX_REFUSALS_AT_ONCE, Front, listen
 from gpushared.net.http_server import Exchange, Routes, WebReply, WebRequest
 from gpushared.net.identity import Identities, SubordinateIds
 from gpushared.net.limits import Shares, UserLimits
@@ -107,7 +107,7 @@ async def test_the_ids_of_a_range_have_the_connections_of_one_user_together(hous
 async def test_each_connection_beyond_the_bound_hears_so_and_others_are_served(house: House) -> None:
     with ExitStack() as stack:
         held = [stack.enter_context(connected(house.socket, OWNER)) for _ in range(FEW.connections)]
-        more = [stack.enter_context(connected(house.socket, OWNER)) for _ in range(2 * HEARD_AT_ONCE)]
+        more = [stack.enter_context(connected(house.socket, OWNER)) for _ in range(2 * MAX_REFUSALS_AT_ONCE)]
         answers = await asyncio.gather(*map(said, more))
         assert all(b"429 Too Many Requests" in answer for answer in answers)
         assert all(b"you have 4 connections" in answer for answer in answers)
@@ -137,7 +137,7 @@ async def test_thousands_who_come_at_once_fill_no_queue() -> None:
 async def test_where_the_system_has_no_more_files_connections_wait_until_it_has(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "REST_SECONDS", 0.01)
+    monkeypatch.setattr(front, "PAUSE_SECONDS", 0.01)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with connected(house.socket, OWNER) as channel:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

@@ -65,10 +65,10 @@ def test_what_is_written_later_holds_from_the_next_look_on(file: Path) -> None:
     ids = SubordinateIds(file)
     assert owner_of(ids, 1000) is None
     file.write_text("ada:1000:10\n")
-    ids.look()
+    ids.read_if_changed()
     assert owner_of(ids, 1000) == "ada"
     file.unlink()
-    ids.look()
+    ids.read_if_changed()
     assert owner_of(ids, 1000) is None
 
 
@@ -77,7 +77,7 @@ def test_a_file_is_not_read_again_while_it_is_the_same(file: Path) -> None:
     seen = file.stat()
     file.write_text("eve:1000:10\n")
     os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    ids.look()
+    ids.read_if_changed()
     assert owner_of(ids, 1000) == "ada"
 
 
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read_leaves_all_as_it_was(file: Path) -> None:
     ids = ranges(file, "ada:1000:10")
     file.unlink()
     file.mkdir()
-    ids.look()
+    ids.read_if_changed()
     assert owner_of(ids, 1000) == "ada"
 
 

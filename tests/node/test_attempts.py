@@ -21,7 +21,7 @@ from gpushared.domain.jobs.job import AttemptState, EndKind, JobSpec, Owner, Pul
 from gpushared.domain.jobs.protocol import CancelPart, Commit, Gang, Order, Place, Query, Report, StaleEpoch
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.jobs.job_containers import Keeping, due_of
+from gpushared.node.jobs.job_containers import ContainerRetention, due_of
 from gpushared.storage.records import from_json, to_json
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
@@ -523,7 +523,7 @@ def test_containers_of_jobs_that_are_over_go_when_they_are_due(
     assert len(node.containers(runs.key.job)) == 1
 
 
-KEEPING = Keeping(seconds=100.0, most=2)
+KEEPING = ContainerRetention(seconds=100.0, most=2)
 
 
 def over_at(name: str, at: float, uid: int, *, remove: bool = False) -> Attempt:

@@ -71,7 +71,7 @@ async def test_what_a_lease_uses_is_sampled(tmp_path: Path) -> None:
         lease = await node.hold()
         for _ in range(120):
             node.clock.advance(1)
-            await node.sampler.turn()
+            await node.sampler.sample_and_report()
             recorder._take_sample(node.sampler.newest)
         await recorder.close()
         points = await recorder._history.points(SeriesName("box", GPU.id, lease.id), 0, 2**60)
@@ -83,7 +83,7 @@ async def test_what_a_lease_uses_is_sampled(tmp_path: Path) -> None:
 async def sampled(node: World, recorder: HistoryRecorder, seconds: int) -> None:
     for _ in range(seconds):
         node.clock.advance(1)
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         recorder._take_sample(node.sampler.newest)
 
 

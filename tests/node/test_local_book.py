@@ -51,7 +51,7 @@ class Desk:
     def report(self, _: str, key: AttemptKey) -> Report | None:
         return attempt_log.report_of(self.book.records[key])
 
-    def seen(self, _: str) -> Contact:
+    def newest_contact(self, _: str) -> Contact:
         return Contact()
 
     def subscribe(self, _: str, callback: Callable[[AttemptKey], None]) -> Callable[[], None]:

@@ -44,7 +44,7 @@ class Counted(Node):
         return step
 
     def gpu_seconds(self) -> dict[str, float]:
-        self.counters.book()
+        self.counters.add_gpu_time()
         return dict(self.counters.gpu_seconds_by_user.items())
 
     def idles(self, *leases: Lease) -> None:
@@ -85,7 +85,7 @@ def test_time_without_work_is_counted_apart() -> None:
     node.passes(10)
     node.idles(lease)
     node.passes(60)
-    node.counters.book()
+    node.counters.add_gpu_time()
     assert node.gpu_seconds() == {"alice": 35.0}
     assert dict(node.counters.idle_gpu_seconds_by_user.items()) == {"alice": 30.0}
     node.see(lease, m.Condition.EXITED, 0)

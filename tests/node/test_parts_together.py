@@ -20,7 +20,7 @@ from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import ContainerId, Lease, LeaseId, Reserved
 from gpushared.domain.model.request import Caller, Request
 from gpushared.domain.model.request_spec import NewSize
-from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.client_presence_checks import ClientPresence
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.loop import Loop
@@ -89,7 +89,9 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     executor = Executor(loop, sharing, engine, FakeCheckpoints(), reconciler, sampler)
     loop.perform = executor.perform
     async with asyncio.timeout(20), loop.running():
-        lease_service = LeaseService(loop, executor, reconciler, engine, journal, Attendance(loop.now()), 10)
+        lease_service = LeaseService(
+            loop, executor, reconciler, engine, journal, ClientPresence(loop.now()), 10
+        )
         yield World(
             loop,
             journal,
@@ -138,18 +140,18 @@ async def until_idle(executor: Executor) -> None:
 async def test_an_error_of_the_driver_has_the_mps_servers_of_its_gpu_looked_at_at_once() -> None:
     """The fault of a server whose clients end at once lasts for milliseconds."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         (gpu,) = node.loop.state.gpus
         assert node.sharing.looks == []
         node.gpus.err(gpu, 31)
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert node.sharing.looks == [gpu]
 
 
 async def test_settings_under_way_when_the_lease_ends_are_taken_down_afterwards() -> None:
     sharing = SlowSharing()
     async with world(sharing=sharing) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.ask()
         await sharing.opening.wait()
         await node.loop.send(m.ReleaseAsked(lease.id, ALICE))
@@ -175,7 +177,7 @@ async def test_settings_under_way_when_the_lease_is_resized_are_made_for_the_new
     """Whoever waits for settings gets those of the size that the lease has when they come."""
     sharing = SizedSharing()
     async with world(sharing=sharing) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.ask()
         await sharing.opening.wait()
         waiting = asyncio.create_task(node.executor.edits_of(lease.id))
@@ -191,7 +193,7 @@ async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one
     sharing = SlowSharing()
     sharing.may_open.set()
     async with world(sharing=sharing) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         first = await node.loop.send(m.RequestSubmitted(QUARTER, ALICE, device_name="c-1"))
         assert first is not None
         await node.executor.edits_of(first.id)
@@ -210,21 +212,21 @@ async def test_what_is_dropped_of_a_lease_is_not_dropped_of_its_devices_next_one
 async def test_settings_wait_for_the_gpus_to_be_known() -> None:
     """After a start with a driver that hangs, reservations are not given up."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.ask()
         await node.executor.edits_of(lease.id)
         node.loop.state = replace(node.loop.state, gpus={})
         node.executor.remake_all()
         await asyncio.sleep(0.05)
         assert node.state_of(lease) == "Reserved"
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         await node.executor.edits_of(lease.id)
         assert node.state_of(lease) == "Reserved"
 
 
 async def test_settings_that_cannot_be_made_end_a_reservation_and_say_why() -> None:
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         node.sharing.fail_next(SharingUnavailable("MPS does not start", hint="see its log"))
         lease = await node.ask()
         with pytest.raises(SharingUnavailable):
@@ -238,10 +240,10 @@ async def test_a_gpu_that_was_lost_at_the_start_is_surveyed_again_when_it_answer
     unread = replace(GPU, memory_total_bytes=0, leasable_bytes=0, trouble="the GPU is lost")
     gpus = FakeGpus([unread])
     async with world(gpus) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert node.loop.state.gpus[GPU.id].leasable_bytes == 0
         gpus._gpus[GPU.id] = GPU
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert node.loop.state.gpus[GPU.id] == GPU
         await node.loop.send(m.GpuDrainAsked(GPU.id, Caller(0, 0, "root", trusted=True), None))
         assert (await node.ask()).grants
@@ -250,7 +252,7 @@ async def test_a_gpu_that_was_lost_at_the_start_is_surveyed_again_when_it_answer
 async def test_a_container_that_ended_unheard_is_started_again_with_another_lease() -> None:
     """The engine answers a stop before it tells of the end, and whoever stopped it starts it at once."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         first = await node.hold()
         container = first.container
         assert container is not None
@@ -260,7 +262,7 @@ async def test_a_container_that_ended_unheard_is_started_again_with_another_leas
         starting = asyncio.create_task(node.lease_service.before_start(container, ALICE))
         await until(lambda: node.state_of(first) == "Draining")
         node.clock.advance(1)
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         await starting
         second = node.loop.state.of_container(container)
         assert second is not None
@@ -270,7 +272,7 @@ async def test_a_container_that_ended_unheard_is_started_again_with_another_leas
 async def test_an_end_of_before_its_newest_start_is_not_taken_for_news() -> None:
     """Two start it at once, and the one who looked first hears of it last."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.hold()
         assert lease.container is not None
         facts = node.engine.facts_of(lease.container)
@@ -283,7 +285,7 @@ async def test_an_end_of_before_its_newest_start_is_not_taken_for_news() -> None
 async def test_a_container_is_started_again_under_its_lease_after_a_fault() -> None:
     """With its settings in place, and the core told."""
     async with world(FakeGpus(1)) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         victim, other = await node.ask(replace(QUARTER, restart_on_fault=1)), await node.ask()
         box = node.engine.create(victim.device_name)
         await until(lambda: victim.device_name in node.engine.devices)
@@ -304,12 +306,12 @@ async def test_errors_that_could_not_be_written_are_told_to_the_core_later() -> 
     """The driver tells of each only once."""
     gpus = FakeGpus(1)
     async with world(gpus) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         gpus.err(GPU.id, 79)
         node.journal.fail_next(JournalUnavailable("the disk is full"))
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert not node.loop.state.drained
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert node.loop.state.drained[GPU.id].reason == "fell off the bus (XID 79)"
 
 
@@ -330,17 +332,17 @@ async def test_a_lease_that_begins_while_all_is_idle_is_watched_at_once() -> Non
 async def test_a_gpu_that_came_is_surveyed() -> None:
     gpus = FakeGpus(1)
     async with world(gpus) as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         new = fake_gpu(1)
         gpus._gpus[new.id], gpus._processes[new.id], gpus._left_behind[new.id] = new, [], 0
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert list(node.loop.state.gpus) == [GPU.id, new.id]
 
 
 async def test_a_journal_that_is_away_grants_nothing_and_is_tried_until_it_is_back() -> None:
     """Also on a node where nothing happens that would have to be written."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         recovered = asyncio.Event()
         node.loop.after_recovery = recovered.set
         node.journal.fail_next(JournalUnavailable("the disk is full"), times=2)
@@ -356,7 +358,7 @@ async def test_a_journal_that_is_away_grants_nothing_and_is_tried_until_it_is_ba
 
 async def created_on_a_full_disk(node: World) -> Lease:
     """A lease that is claimed still: neither its container nor the end of the claim could be noted."""
-    await node.sampler.turn()
+    await node.sampler.sample_and_report()
     lease = await node.ask()
     await node.executor.edits_of(lease.id)
     await node.lease_service.claim(lease.id, ALICE)
@@ -388,7 +390,7 @@ async def test_a_create_that_is_tried_again_once_there_is_a_journal_gets_its_lea
 async def test_a_caller_who_goes_away_in_the_middle_of_a_claim_leaves_it_to_the_next() -> None:
     """Else the reservation would be held for ten minutes for a create that never comes."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.ask()
         await node.executor.edits_of(lease.id)
         claiming = asyncio.create_task(node.lease_service.claim(lease.id, ALICE))
@@ -403,7 +405,7 @@ async def test_a_caller_who_goes_away_in_the_middle_of_a_claim_leaves_it_to_the_
 async def test_whoever_asks_a_loop_that_has_ended_is_told_instead_of_left_waiting() -> None:
     """A write whose outcome nobody knows ends the daemon; no caller may hang for it."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         node.journal.fail_next(TimedOut("the disk hangs"))
         asked = [asyncio.create_task(node.ask()) for _ in range(3)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -416,7 +418,7 @@ async def test_whoever_asks_a_loop_that_has_ended_is_told_instead_of_left_waitin
 
 async def test_rules_that_are_reloaded_during_a_write_hold_afterwards() -> None:
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         writing, may_go_on = asyncio.Event(), asyncio.Event()
         commit = node.journal.commit
 
@@ -437,7 +439,7 @@ async def test_rules_that_are_reloaded_during_a_write_hold_afterwards() -> None:
 async def test_a_running_container_is_held_by_its_own_cgroup() -> None:
     """Found by its process, and only where there is anything that could be done with it."""
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.ask()
         await node.executor.edits_of(lease.id)
         container = node.engine.create(lease.id)
@@ -452,7 +454,7 @@ async def test_a_running_container_is_held_by_its_own_cgroup() -> None:
 
 async def test_a_container_that_is_gone_when_it_is_to_be_held_is_no_error() -> None:
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         lease = await node.ask()
         await node.executor.edits_of(lease.id)
         node.sharing.holding = True
@@ -463,11 +465,11 @@ async def test_a_container_that_is_gone_when_it_is_to_be_held_is_no_error() -> N
 
 async def test_those_who_wait_are_woken_by_what_they_could_be_shown_and_by_nothing_else() -> None:
     async with world() as node:
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         waiting = asyncio.create_task(node.loop.changed(10))
         await asyncio.sleep(0)
         await node.loop.send(m.Tick())
-        await node.sampler.turn()
+        await node.sampler.sample_and_report()
         assert not waiting.done()
         await node.ask()
         assert await waiting

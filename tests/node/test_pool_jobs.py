@@ -320,9 +320,9 @@ async def test_whoever_waits_is_told_as_soon_as_the_pool_knows_enough(world: Wor
     job = JobId(name)
     async with asyncio.timeout(30):
         waiting = asyncio.create_task(
-            world.jobs.watched(job, lambda view: view.state == "queued", CALLER, 60)
+            world.jobs.wait_for_report(job, lambda view: view.state == "queued", CALLER, 60)
         )
-        held = await world.jobs.watched(job, lambda view: view.state == "held", CALLER, 60)
+        held = await world.jobs.wait_for_report(job, lambda view: view.state == "held", CALLER, 60)
         assert held is not None
         await world.of("Hold", jobs_pb2.HoldJobRequest(job_id=name, held=False))
         seen = await waiting
@@ -337,9 +337,9 @@ async def test_nobody_waits_longer_than_they_said(world: World, *, connected: bo
     await world.carry()
     world.connected = connected
     async with asyncio.timeout(30):
-        assert await world.jobs.watched(JobId(name), lambda _: False, CALLER, 0.01) is None
+        assert await world.jobs.wait_for_report(JobId(name), lambda _: False, CALLER, 0.01) is None
 
 
 async def test_a_job_that_did_not_come_in_here_is_not_waited_for(world: World) -> None:
     world.connected = True
-    assert await world.jobs.watched(JobId("9999999999"), lambda _: True, CALLER, 60) is None
+    assert await world.jobs.wait_for_report(JobId("9999999999"), lambda _: True, CALLER, 60) is None

@@ -104,7 +104,7 @@ async def test_the_history_of_a_node_is_asked(tmp_path: Path) -> None:
         bed.clock.advance(7 * DAY_SECONDS)
         history = SqliteHistory(tmp_path / "history.db")
         async with bed.running() as outbox:
-            await digests(bed, outbox, history).look()
+            await digests(bed, outbox, history).send_due()
             (got,) = await receiver.has(1)
         await history.close()
     assert "0 leases of vision held 0.0 GPU hours" in got.fields["text"]
@@ -165,14 +165,14 @@ async def test_each_receiver_gets_the_weeks_that_end_after_it_was_configured_onc
         for _ in range(2):
             async with bed.running() as outbox:
                 sender = digests(bed, outbox, history)
-                await sender.look()
-                await sender.look()
+                await sender.send_due()
+                await sender.send_due()
             bed.clock.advance(7 * DAY_SECONDS)
         async with bed.running() as outbox:
-            await digests(bed, outbox, history).look()
+            await digests(bed, outbox, history).send_due()
             got = await receiver.has(2)
             bed.site = replace(bed.site, digest=True)
-            await digests(bed, outbox, history).look()
+            await digests(bed, outbox, history).send_due()
             got = await receiver.has(3)
     assert [one.path for one in got] == ["/vision", "/vision", "/site"]
     assert all(one.fields["kind"] == "digest" for one in got)
@@ -192,9 +192,9 @@ async def test_a_history_that_cannot_be_read_is_asked_again(tmp_path: Path, hist
         async with bed.running() as outbox:
             sender, history.broken = digests(bed, outbox, history), True
             with pytest.raises(Unavailable):
-                await sender.look()
+                await sender.send_due()
             history.broken = False
-            await sender.look()
+            await sender.send_due()
             assert len(await receiver.has(1)) == 1
 
 

@@ -9,9 +9,9 @@ from gpushared.cli.listing_command import kind_of
 from gpushared.cli.top.start import OWN, start
 
 
-def _top(**own: str | bool | None) -> int:
-    said = {(name, "true" if value is True else value) for name, value in own.items() if value}
-    return start(Options(said=frozenset(said)))
+def _top(**values: str | bool | None) -> int:
+    own_values = {(name, "true" if value is True else value) for name, value in values.items() if value}
+    return start(Options(own_values=frozenset(own_values)))
 
 
 top = click.Command(

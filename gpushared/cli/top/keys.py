@@ -102,8 +102,8 @@ def press(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | N
         return ui, Leave()
     if ui.screen != PANELS:
         return _read(ui, key, panels), None
-    if key in _OPEN:
-        return _opened(ui, key), None
+    if key in _SCREEN_KEYS:
+        return _open(ui, key), None
     if not panels:
         return ui, None  # the daemon has not answered yet
     return _press_on_panels(ui, key, panels)
@@ -111,7 +111,7 @@ def press(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | N
 
 def _press_on_panels(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | None]:
     if key in _MOVES:
-        return _moved(ui, panels[ui.focus], key), None
+        return _move(ui, panels[ui.focus], key), None
     if key in {"tab", "btab"}:
         names = list(panels)
         step = 1 if key == "tab" else -1
@@ -126,7 +126,7 @@ def _press_on_panels(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui,
     return _act(ui, key, target_of(chosen_row(ui, panels)))
 
 
-_OPEN = {"?": HELP, "g": GRID}
+_SCREEN_KEYS = {"?": HELP, "g": GRID}
 _MOVES = {
     "up": -1,
     "down": 1,
@@ -138,7 +138,7 @@ _MOVES = {
 }
 
 
-def _moved(ui: Ui, panel: Panel, key: str) -> Ui:
+def _move(ui: Ui, panel: Panel, key: str) -> Ui:
     if not panel.rows:
         return ui
     number = max(0, min(place(ui, panel) + _MOVES[key], len(panel.rows) - 1))
@@ -146,8 +146,8 @@ def _moved(ui: Ui, panel: Panel, key: str) -> Ui:
     return ui._replace(chosen=chosen, places={**ui.places, panel.name: number})
 
 
-def _opened(ui: Ui, key: str) -> Ui:
-    screen = _OPEN[key]
+def _open(ui: Ui, key: str) -> Ui:
+    screen = _SCREEN_KEYS[key]
     return ui._replace(screen=screen, lines=HELP_LINES if screen == HELP else (), scroll=0)
 
 
@@ -156,8 +156,8 @@ def _read(ui: Ui, key: str, panels: Mapping[str, Panel]) -> Ui:
     if key in _MOVES:
         rows = len(panels[GPUS].rows) if ui.screen == GRID and panels else len(ui.lines)
         return ui._replace(scroll=max(0, min(ui.scroll + _MOVES[key], rows - 1)))
-    if key in _OPEN and _OPEN[key] != ui.screen:
-        return _opened(ui, key)
+    if key in _SCREEN_KEYS and _SCREEN_KEYS[key] != ui.screen:
+        return _open(ui, key)
     return ui._replace(screen=PANELS, lines=(), scroll=0)
 
 
@@ -183,11 +183,11 @@ def _answer(ui: Ui, prompt: Prompt, key: str) -> tuple[Ui, Effect | None]:
     if prompt.typed is None:
         if key not in {"y", "Y"}:
             return ui._replace(prompt=None, message="nothing was done"), None
-        return _confirmed(ui, prompt, "")
+        return _confirm(ui, prompt, "")
     if key == "enter":
         if prompt.action is None:
             return ui._replace(prompt=None), None
-        return _confirmed(ui, prompt, prompt.typed.strip())
+        return _confirm(ui, prompt, prompt.typed.strip())
     if key == "backspace":
         typed = prompt.typed[:-1]
     elif len(key) == 1 and key.isprintable() and len(prompt.typed) < MAX_TYPED:
@@ -198,7 +198,7 @@ def _answer(ui: Ui, prompt: Prompt, key: str) -> tuple[Ui, Effect | None]:
     return ui._replace(words=typed) if prompt.action is None else ui, None
 
 
-def _confirmed(ui: Ui, prompt: Prompt, typed: str) -> tuple[Ui, Effect | None]:
+def _confirm(ui: Ui, prompt: Prompt, typed: str) -> tuple[Ui, Effect | None]:
     assert prompt.action is not None
     assert prompt.target is not None, "a question about an action names its target"
     if prompt.action.asks and not typed:

@@ -84,13 +84,13 @@ def panels(
     """Return the panels in their order on the screen. ``words`` filter leases and those who wait."""
     in_pool = answers.nodes is not None
     running, waiting = _leases(answers, now), _waiting(answers, now)
-    made = {GPUS: _panel(GPUS, _gpus(answers, now, plain=plain), "", orders, in_pool=in_pool)}
+    shown = {GPUS: _panel(GPUS, _gpus(answers, now, plain=plain), "", orders, in_pool=in_pool)}
     if answers.nodes is not None:
         rows = [PanelRow(node.name, nodes.node_row(node, now), node) for node in answers.nodes.nodes]
-        made[NODES] = _panel(NODES, rows, "", orders, in_pool=in_pool)
-    made[LEASES] = _panel(LEASES, running, words, orders, in_pool=in_pool)
-    made[QUEUE] = _panel(QUEUE, waiting, words, orders, in_pool=in_pool)
-    return made
+        shown[NODES] = _panel(NODES, rows, "", orders, in_pool=in_pool)
+    shown[LEASES] = _panel(LEASES, running, words, orders, in_pool=in_pool)
+    shown[QUEUE] = _panel(QUEUE, waiting, words, orders, in_pool=in_pool)
+    return shown
 
 
 def _panel(

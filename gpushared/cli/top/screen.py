@@ -114,12 +114,12 @@ class Program:
             may_read = self._sleep()
             while not self._results.empty():
                 self._ui = self._results.get()(self._ui)
-            keys = _pressed(screen)
+            keys = _read_keys(screen)
             self._empty_reads = self._empty_reads + 1 if may_read and not keys else 0
             if self._empty_reads == MAX_EMPTY_READS:
                 return
             for key in keys:
-                self._ui, effect = press(self._ui, key, self._panels or self._made(time.time()))
+                self._ui, effect = press(self._ui, key, self._panels or self._make_panels(time.time()))
                 self._prepare_screen()
                 if isinstance(effect, Leave):
                     return
@@ -149,7 +149,7 @@ class Program:
         size = self._size(screen)
         now = time.time()
         news = self._feed.news
-        self._panels = self._made(now, news)
+        self._panels = self._make_panels(now, news)
         screen.erase()
         for number, line in enumerate(picture(news, self._ui, self._panels, size, now)):
             place = 0
@@ -161,7 +161,7 @@ class Program:
                 place = screen.getyx()[1]
         screen.refresh()
 
-    def _made(self, now: float, news: News | None = None) -> dict[str, Panel]:
+    def _make_panels(self, now: float, news: News | None = None) -> dict[str, Panel]:
         answers = (news or self._feed.news).answers
         if answers is None:
             return {}
@@ -181,10 +181,10 @@ class Program:
 
     def _look(self, look: str) -> int:
         if look not in self._looks:
-            self._looks[look] = self._made_look(look)
+            self._looks[look] = self._attribute_of(look)
         return self._looks[look]
 
-    def _made_look(self, look: str) -> int:
+    def _attribute_of(self, look: str) -> int:
         """Turn the parameters of SGR to what curses calls attributes."""
         found = curses.A_NORMAL
         for code in look.split(";"):
@@ -272,7 +272,7 @@ def _quietly(work: Callable[[], object]) -> None:
         work()
 
 
-def _pressed(screen: curses.window) -> list[str]:
+def _read_keys(screen: curses.window) -> list[str]:
     """Return the keys that were pressed since the last call."""
     found: list[str] = []
     while True:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from gpushared.cli.errors import MAX_SHOWN, UsageError
-from gpushared.cli.listing import Options, Own, client_for
+from gpushared.cli.listing import Options, OwnOption, client_for
 from gpushared.cli.sparkline import is_plain
 from gpushared.cli.table import terminal_width, wants_colour
 from gpushared.cli.top.answers import WantedLeases, ask
@@ -21,13 +21,13 @@ LEAST_SECONDS, MAX_SECONDS = 0.5, 3600.0
 
 
 OWN = (
-    Own(("--once",), "Print the picture once, with all rows, and end."),
-    Own(("--json",), "Print a JSON document, a line for each refresh."),
-    Own(("--mine",), "Show only your own leases."),
-    Own(("--pool",), "Show all nodes of the pool."),
-    Own(("--node",), "Show only this node of the pool; implies --pool.", "NAME"),
-    Own(("-n", "--interval"), "Ask the daemon this often, 0.5 to 3600.  [default: 2]", "SECONDS"),
-    Own(("--ascii",), "Draw with ASCII characters only."),
+    OwnOption(("--once",), "Print the picture once, with all rows, and end."),
+    OwnOption(("--json",), "Print a JSON document, a line for each refresh."),
+    OwnOption(("--mine",), "Show only your own leases."),
+    OwnOption(("--pool",), "Show all nodes of the pool."),
+    OwnOption(("--node",), "Show only this node of the pool; implies --pool.", "NAME"),
+    OwnOption(("-n", "--interval"), "Ask the daemon this often, 0.5 to 3600.  [default: 2]", "SECONDS"),
+    OwnOption(("--ascii",), "Draw with ASCII characters only."),
 )
 
 
@@ -38,7 +38,7 @@ def start(options: Options) -> int:
     scope = WantedLeases(
         pool=bool(options.value("pool") or node), node=node, mine=bool(options.value("mine"))
     )
-    client = client_for(Client(), Options(said=frozenset({("pool", "true")} if scope.pool else ())))
+    client = client_for(Client(), Options(own_values=frozenset({("pool", "true")} if scope.pool else ())))
     if options.value("json"):
         return _json(client, scope, interval_seconds, once=once)
     plain, colour = bool(options.value("ascii")) or is_plain(sys.stdout), wants_colour(sys.stdout)
@@ -84,9 +84,9 @@ def _once(client: Client, scope: WantedLeases, *, plain: bool, colour: bool) -> 
     news = Feed(client, scope, USUAL_SECONDS, lambda: None).once()
     assert news.answers is not None, "they came, or an error was raised"
     now = time.time()
-    made = panels(news.answers, now, words="", orders={}, plain=plain)
+    shown = panels(news.answers, now, words="", orders={}, plain=plain)
     size = ScreenSize(terminal_width(sys.stdout), 0, plain)
-    sys.stdout.write(as_text(whole_picture(news, made, size, now), colour=colour))
+    sys.stdout.write(as_text(whole_picture(news, shown, size, now), colour=colour))
     return 0
 
 

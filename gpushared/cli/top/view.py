@@ -116,7 +116,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _with_right(left: Sequence[Segment], right: Segment, width: int) -> Line:
-    """Put a text at the right end of a line; what is left is cut for it."""
+    """Put a text at the right end of a line; the text at the left is cut to make room."""
     room = width - text_width(right.text) - 2
     if room < 0:
         return cut(left, width)
@@ -134,8 +134,8 @@ def _footer(ui: Ui, panels: Mapping[str, Panel], size: ScreenSize) -> list[Line]
     if size.height <= LOW_SCREEN_LINES:
         keys = [*GENERAL_KEYS[:2], *((key, words[0]) for key, words in actions), *GENERAL_KEYS[2:]]
         return [[Segment(ui.message, WARNING)] if ui.message else _keys(keys, size.width)]
-    said = [Segment(ui.message, WARNING)] if ui.message else _commands(actions, size.width)
-    return [said, _keys(GENERAL_KEYS, size.width)]
+    commands = [Segment(ui.message, WARNING)] if ui.message else _commands(actions, size.width)
+    return [commands, _keys(GENERAL_KEYS, size.width)]
 
 
 def _question(prompt: Prompt) -> Line:
@@ -144,9 +144,11 @@ def _question(prompt: Prompt) -> Line:
     assert prompt.target is not None, "a question about an action names its target"
     words = " ".join(prompt.action.words(prompt.target, prompt.typed or "") or ())
     if prompt.typed is not None:
-        asked = f"{prompt.action.name} {prompt.target.name} of {prompt.target.owner} {prompt.action.asks}: "
+        question = (
+            f"{prompt.action.name} {prompt.target.name} of {prompt.target.owner} {prompt.action.asks}: "
+        )
         return [
-            Segment(asked, TITLE),
+            Segment(question, TITLE),
             Segment(f"{prompt.typed}_"),
             Segment(f"  gpushare {words}  Enter  Esc", QUIET),
         ]
@@ -196,7 +198,7 @@ def _panels(ui: Ui, panels: Mapping[str, Panel], width: int, room: int) -> list[
 def shared_out(needs: Mapping[str, int], focus: str, room: int) -> dict[str, int]:
     """Share the lines of the screen among panels that need so many; a panel without room is left out.
 
-    Each gets its part of the screen if it needs it; what is left goes to the panel in focus first.
+    Each gets its part of the screen if it needs it; the remaining lines go to the panel in focus first.
     """
     order = [focus, *(name for name in needs if name != focus)]
     given = dict.fromkeys(needs, 0)

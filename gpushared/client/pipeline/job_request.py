@@ -157,17 +157,17 @@ class JobRequest:
         )
 
     def _lease(self) -> leases_pb2.LeaseRequest:
-        said = {word.field: getattr(self, word.argument) for word in LEASE_WORDS}
-        said |= {"gpu": str(self.gpu), "begin_at": _seconds(self.begin)}
-        said |= {name: list(said[name]) for name in ("models", "near", "away_from", "notify")}
+        values = {word.field: getattr(self, word.argument) for word in LEASE_WORDS}
+        values |= {"gpu": str(self.gpu), "begin_at": _seconds(self.begin)}
+        values |= {name: list(values[name]) for name in ("models", "near", "away_from", "notify")}
         try:
-            return json_format.ParseDict(said, leases_pb2.LeaseRequest())
+            return json_format.ParseDict(values, leases_pb2.LeaseRequest())
         except json_format.ParseError as error:
             raise RequestError(f"a word of the request is of another type: {error}") from None
 
 
 def _seconds(begin: str | datetime) -> float:
-    """Return seconds since the epoch; 0 if nothing was said."""
+    """Return seconds since the epoch; 0 without a moment."""
     if isinstance(begin, datetime):
         return begin.timestamp()
     return read_moment(begin, datetime.now().astimezone()) if begin else 0.0

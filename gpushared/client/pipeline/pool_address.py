@@ -97,15 +97,17 @@ def find_pool(
     address = address or os.environ.get(POOL_VARIABLE) or ""
     if not address or address.startswith("unix:"):
         return PoolAddress(f"unix:{socket_path(address or None)}")
-    ca = _named(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool anchors > FILE")
-    token = _named(token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME")
+    ca = _file_for(ca_file, CA_VARIABLE, "the pool's authority", "gpushare pool anchors > FILE")
+    token = _file_for(
+        token_file, TOKEN_FILE_VARIABLE, "an API token", "gpushare pool api-token --person NAME"
+    )
     anchors = _read(ca)
-    read_token(token)  # a faulty token is told now, not in the middle of a run
+    read_token(token)  # a faulty token raises now, not in the middle of a run
     targets = joined(map(_with_port, divided(address) or (address,)))
     return PoolAddress(targets, anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
 
 
-def _named(given: str | Path | None, variable: str, what: str, how: str) -> Path:
+def _file_for(given: str | Path | None, variable: str, what: str, how: str) -> Path:
     path = given or os.environ.get(variable)
     if not path:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Describe each call of a pool's client once, for plain programs and for asyncio.
 
 A method is a generator. It yields what is to be done: a call, the next message of a stream, a pause; or a value
-for the program. ``sync_pool`` does it by waiting, ``async_pool`` by awaiting; both send back what came of it.
+for the program. ``sync_pool`` does it by waiting, ``async_pool`` by awaiting; both send back the result.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ Steps = Generator[MakeCall | ReadNext | Pause | HandOn, Any, _Result]
 
 
 class StepResult(NamedTuple):
-    """Hold what came of a step."""
+    """Hold the result of a step."""
 
     answer: Any = None
     error: GpushareError | None = None
@@ -156,7 +156,7 @@ class PoolSteps:
         self._opened = [self._channel_to(target) for target in self._pool.targets]
         self._stubs = dict(zip(self._pool.targets, map(jobs_pb2_grpc.JobsStub, self._opened), strict=True))
         self._patience_seconds = patience_seconds
-        self._known = False
+        self._has_answered = False
         self._may_read = True
 
     def _channel_to(self, target: str) -> Any:
@@ -182,18 +182,18 @@ class PoolSteps:
     def _advice(self, job_id: str) -> Steps[JobExplanation | None]:
         """Return the explanation of a new job.
 
-        None if nobody answers, or may tell: the job is kept all the same.
+        None if there is no answer, or the token may not read jobs: the job is kept all the same.
         """
         if not self._may_read:
             return None
         try:
-            told = yield from self._try("Explain", jobs_pb2.JobRef(job_id=job_id), ADVICE_SECONDS)
+            answer = yield from self._try("Explain", jobs_pb2.JobRef(job_id=job_id), ADVICE_SECONDS)
         except PermissionRefused:
             self._may_read = False  # a token for submitting alone; each refusal leaves a line in the audit
             return None
         except GpushareError:
             return None
-        return _read(JobExplanation, told)
+        return _read(JobExplanation, answer)
 
     def _cancel(self, job_id: str, grace_seconds: int | None) -> Steps[Job]:
         asked = jobs_pb2.CancelJobRequest(job_id=job_id, grace_seconds=grace_seconds)
@@ -237,12 +237,12 @@ class PoolSteps:
         return jobs
 
     def _wait_until(
-        self, is_so: Callable[[Job], bool], job_id: str, timeout_seconds: float | None = None
+        self, is_reached: Callable[[Job], bool], job_id: str, timeout_seconds: float | None = None
     ) -> Steps[Job]:
         """Return the job when it is so. Raises TimedOut, and NeverFits if no node could take the job."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         job = yield from self._get(job_id)
-        while not is_so(job):
+        while not is_reached(job):
             left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, until - time.monotonic())
             if left <= 0:
                 raise TimedOut(
@@ -307,7 +307,7 @@ class PoolSteps:
     # --- calling ---------------------------------------------------------------------------------------
 
     def _tries(self) -> Tries:
-        return Tries(RetryPatience(self._patience_seconds, known=self._known), self._addresses)
+        return Tries(RetryPatience(self._patience_seconds, known=self._has_answered), self._addresses)
 
     def _call(self, name: str, message: Wire, seconds: float = CALL_SECONDS) -> Steps[Any]:
         """Call until there is an answer, which may carry the call out twice."""
@@ -323,7 +323,7 @@ class PoolSteps:
         """Call once."""
         call = getattr(self._stubs[(tries or self._tries()).begin()], name)
         answer = yield MakeCall(partial(call, message, timeout=seconds, metadata=self._pool.metadata()))
-        self._known = True
+        self._has_answered = True
         return answer
 
     def _open(self, name: str, message: Wire, tries: Tries) -> Any:
@@ -332,24 +332,24 @@ class PoolSteps:
     def _next(self, stream: Any) -> Steps[Any]:
         wire = yield ReadNext(stream)
         if wire is not None:
-            self._known = True
+            self._has_answered = True
         return wire
 
     def _failed(self, error: grpc.RpcError) -> StepResult:
         return StepResult(error=error_of(error, self._pool.target))
 
 
-def _never_fits(told: JobExplanation) -> NeverFits | None:
+def _never_fits(explanation: JobExplanation) -> NeverFits | None:
     """Return the error for a job that no node could take, not even an empty one; None for every other job."""
-    if told.reason_code != NEVER_FITS or told.job.is_over:
+    if explanation.reason_code != NEVER_FITS or explanation.job.is_over:
         return None
-    text = f"{told.job.id} waits until a node joins that could take it: {told.sentence}"
-    return NeverFits(text, hint=told.hint)
+    text = f"{explanation.job.id} waits until a node joins that could take it: {explanation.sentence}"
+    return NeverFits(text, hint=explanation.hint)
 
 
-def _warn(answer: SubmitAnswer, told: JobExplanation | None) -> None:
-    """Warn the program as the command line would on stderr. ``told`` is about the first job, if known."""
-    hopeless = _never_fits(told) if told is not None else None
+def _warn(answer: SubmitAnswer, explanation: JobExplanation | None) -> None:
+    """Warn the program as the command line would on stderr. ``explanation`` is about the first job, if known."""
+    hopeless = _never_fits(explanation) if explanation is not None else None
     for text in (*answer.notes, *([str(hopeless)] if hopeless else [])):
         warnings.warn(text, JobWarning, stacklevel=_CALLER)
 

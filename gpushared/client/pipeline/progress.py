@@ -1,4 +1,4 @@
-"""Track what of a job was told, so that a new connection goes on from there."""
+"""Track how much of a job a program has seen, so that a new connection goes on from there."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from gpushared.gate.api.site import root_mark
 from gpushared.gate.mounts.held_mounts import LABEL_PINS
 from gpushared.net.error_answers import docker_error
 from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
-from gpushared.net.identity import PathWish
+from gpushared.net.identity import NeededPath
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER
 
 LABEL_HOST_PATHS = "gpushare.host-paths"
@@ -109,9 +109,9 @@ class Container:
         return self.labels.get(LABEL_PINS, "")
 
     @property
-    def host_paths(self) -> list[PathWish]:
+    def host_paths(self) -> list[NeededPath]:
         """Return the files of the host that the container's creator mounted into it."""
-        return [PathWish(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS) or "[]")]
+        return [NeededPath(**path) for path in json.loads(self.labels.get(LABEL_HOST_PATHS) or "[]")]
 
     @property
     def device_name(self) -> str:

@@ -34,7 +34,7 @@ from gpushared.gate.api.body import Body, objects, section, serialise, strings
 from gpushared.gate.containers.inject import default_env, user_targets
 from gpushared.gate.containers.ownership import CREATED, OK
 from gpushared.net.http_client import EngineSocket
-from gpushared.net.identity import Account, PathWish
+from gpushared.net.identity import Account, NeededPath
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ def _remove(directory: Path, spared: set[str]) -> None:
 
 
 def put_home(
-    body: Body, image: Body, account: Account, asked: Sequence[PathWish], held: Sequence[PathWish]
+    body: Body, image: Body, account: Account, asked: Sequence[NeededPath], held: Sequence[NeededPath]
 ) -> dict[str, str]:
     """Put HOME, USER and LOGNAME into a judged body, where neither it nor the image names them.
 
@@ -291,7 +291,9 @@ def with_line(passwd: bytes, line: bytes) -> bytes | None:
     return passwd + (b"" if passwd.endswith(b"\n") or not passwd else b"\n") + line
 
 
-def _mounted_home(host: Body, account: Account, asked: Sequence[PathWish], held: Sequence[PathWish]) -> str:
+def _mounted_home(
+    host: Body, account: Account, asked: Sequence[NeededPath], held: Sequence[NeededPath]
+) -> str:
     """Return the path at which the caller's own home is mounted writable, empty if there is none."""
     binds = [mount for mount in objects(host, "Mounts") if mount["Type"] == "bind"]
     for bind, before, now in zip(binds, asked, held, strict=True):

@@ -67,7 +67,7 @@ from gpushared.gate.policy.admission import judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.net.http_client import EngineAnswer
-from gpushared.net.identity import PathWish, account_of
+from gpushared.net.identity import NeededPath, account_of
 
 LOOK_SECONDS = 5.0
 MOST_NODES = 4096
@@ -182,7 +182,7 @@ class Creates:
                 mount["VolumeOptions"] = context.labelled(call, section(mount, "VolumeOptions"))
         # These labels are always set: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
-        found: Sequence[PathWish] = ()
+        found: Sequence[NeededPath] = ()
         if wishes := wishes_of(mounts):
             pin = await held.enter_async_context(context.pins.held(account, wishes))
             found = pin.wishes

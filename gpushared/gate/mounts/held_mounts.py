@@ -35,7 +35,7 @@ from gpushared.gate.api.body import serialise
 from gpushared.gate.api.site import HOME, SitePolicy
 from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
 from gpushared.net.http_client import EngineSocket
-from gpushared.net.identity import Account, PathWish, account_of
+from gpushared.net.identity import Account, NeededPath, account_of
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class HeldMount:
     """Hold the resolved paths of an owner's wishes; ``source`` is the path at which the engine finds each."""
 
     name: str
-    wishes: tuple[PathWish, ...]
+    wishes: tuple[NeededPath, ...]
 
     def source(self, number: int) -> str:
         return f"{ROOT}/{self.name}/{number}"
@@ -102,7 +102,7 @@ class HeldMounts:
     # --- for requests ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def held(self, account: Account, wishes: Sequence[PathWish]) -> AsyncIterator[HeldMount]:
+    async def held(self, account: Account, wishes: Sequence[NeededPath]) -> AsyncIterator[HeldMount]:
         """Make a new pin for a container that the block makes; without a container the next sweep removes it.
 
         Raises ``PermissionRefused`` for a path that the caller may not mount, ``TimedOut``, ``Unavailable``.
@@ -120,7 +120,7 @@ class HeldMounts:
         finally:
             self._making.discard(name)
 
-    async def hold_again(self, name: str, account: Account, wishes: Sequence[PathWish]) -> None:
+    async def hold_again(self, name: str, account: Account, wishes: Sequence[NeededPath]) -> None:
         """Hold, before a start, the directories at the paths now, if they changed or nothing is held.
 
         With an empty name only look. Raises as ``held`` does, and ``PermissionRefused`` if a path leads
@@ -187,8 +187,8 @@ class HeldMounts:
     # --- parts -------------------------------------------------------------------------------------
 
     async def _hold(
-        self, name: str, account: Account, wishes: Sequence[PathWish], *, fixed: bool = False
-    ) -> list[PathWish]:
+        self, name: str, account: Account, wishes: Sequence[NeededPath], *, fixed: bool = False
+    ) -> list[NeededPath]:
         if len(wishes) > MOST_PATHS:
             raise PermissionRefused(f"{len(wishes)} mounts are too many", hint=f"{MOST_PATHS} are the most")
         prefixes = [account.home if each == HOME else each for each in self._policy().bind_prefixes]
@@ -316,7 +316,7 @@ def _trial_body(name: str) -> bytes:
     return serialise({"Image": image, "HostConfig": {"Mounts": [mount]}})
 
 
-def _usable(wish: PathWish, found: dict[str, str], prefixes: Sequence[str]) -> PathWish:
+def _usable(wish: NeededPath, found: dict[str, str], prefixes: Sequence[str]) -> NeededPath:
     if found.get("outside"):
         where = ", ".join(filter(None, prefixes)) or "nowhere, for you"
         raise PermissionRefused(f"{wish.path} may not be mounted", hint=f"mounts may come from: {where}")
@@ -334,7 +334,7 @@ class HeldPaths:
     uid: int
     gid: int
     user: str
-    wishes: tuple[PathWish, ...]
+    wishes: tuple[NeededPath, ...]
 
     @property
     def caller(self) -> Caller:
@@ -375,7 +375,7 @@ class HeldPathsLog:
         for path in self._directory.glob("[!.]*") if self._directory is not None else ():
             try:
                 said = json.loads(path.read_text())
-                wishes = tuple(PathWish(**wish) for wish in said.pop("wishes"))
+                wishes = tuple(NeededPath(**wish) for wish in said.pop("wishes"))
                 entries[path.name] = HeldPaths(**said, wishes=wishes)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.warning("pin not read name=%s error=%r", path.name, error)

@@ -12,7 +12,7 @@ from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.api.body import Body, check_keys, objects, section, strings
 from gpushared.gate.api.fields import BIND_TABLE, MOUNT_TABLE, TMPFS_TABLE, VOLUME_TABLE
 from gpushared.gate.mounts.held_mounts import HeldMount
-from gpushared.net.identity import PathWish
+from gpushared.net.identity import NeededPath
 
 BIND_WORDS = frozenset({"rw", "ro", "nocopy", "private", "rprivate", "cached", "delegated", "consistent"})
 LABEL_UNNAMED = "com.docker.volume.anonymous"
@@ -46,9 +46,9 @@ def _clean(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
-def wishes_of(mounts: Sequence[Body]) -> list[PathWish]:
+def wishes_of(mounts: Sequence[Body]) -> list[NeededPath]:
     """Return the files of the host among the mounts, as the caller wrote them."""
-    return [PathWish(bind["Source"], write=not bind["ReadOnly"]) for bind in _binds(mounts)]
+    return [NeededPath(bind["Source"], write=not bind["ReadOnly"]) for bind in _binds(mounts)]
 
 
 def lead_to(mounts: Sequence[Body], pin: HeldMount) -> None:

@@ -91,10 +91,10 @@ class JobContainers:
             found = await self._holder_of_name()
             if found is not None and _device_of(found) == lease.device_name:
                 return ContainerId(found["Id"])
-            if found is not None and await self._moved_aside(found):
+            if found is not None and await self._rename_earlier(found):
                 answer = await self._create(body)
         if answer.status != CREATED:
-            raise self._refused(answer)
+            raise self._refusal_of(answer)
         return ContainerId(answer.json()["Id"])
 
     async def start(self, container: ContainerId) -> None:
@@ -103,7 +103,7 @@ class JobContainers:
         answer = await self._gate.call("POST", target, timeout_seconds=START_SECONDS)
         if answer.status in STARTED:
             return
-        ending = self._refused(answer).ending
+        ending = self._refusal_of(answer).ending
         raise AttemptRefused(replace(ending, exit_code=await self._exit_code(container)))
 
     @property
@@ -144,7 +144,7 @@ class JobContainers:
         """Return the container of this name, if the account owns it."""
         return await inspect(self._gate, "containers", self.name, suffix="/json")
 
-    async def _moved_aside(self, found: Body) -> bool:
+    async def _rename_earlier(self, found: Body) -> bool:
         """Rename an earlier attempt's container, which keeps its logs; return False if it is none."""
         labels = section(section(found, "Config"), "Labels")
         number = str(labels.get(LABEL_ATTEMPT) or "")
@@ -160,7 +160,7 @@ class JobContainers:
         code = section(found or {}, "State").get("ExitCode")
         return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
 
-    def _refused(self, answer: EngineAnswer) -> AttemptRefused:
+    def _refusal_of(self, answer: EngineAnswer) -> AttemptRefused:
         """Return the refusal in the words of the gate or the engine.
 
         Raises an error that may pass as ``Unavailable`` or ``TimedOut``.
@@ -299,7 +299,7 @@ def _is_on_host_network(attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class ContainerRetention:
     """Say how long containers stay, and how many for each user; the oldest are removed first."""
 
     seconds: float
@@ -309,36 +309,38 @@ class Keeping:
 class KeptContainers:
     """Remove containers when they are due. Users own, and remove, the containers of interactive jobs."""
 
-    def __init__(self, loop: Loop, engine: Engine, loopback_gate: LoopbackGate, keeping: Keeping) -> None:
-        self.keeping = keeping
+    def __init__(
+        self, loop: Loop, engine: Engine, loopback_gate: LoopbackGate, retention: ContainerRetention
+    ) -> None:
+        self.retention = retention
         self._loop = loop
         self._engine = engine
         self._loopback_gate = loopback_gate
         self._gone: set[LeaseId] = set()
         """Leases whose containers are known to be gone."""
-        self._news = asyncio.Event()
+        self._is_due = asyncio.Event()
 
     async def run(self) -> None:
         """Remove due containers, for ever."""
         while True:
             try:
-                done = await self.look()
+                done = await self.remove_due()
             except GpushareError as error:
                 log.debug("containers of ended jobs not looked at: %s", error)
                 done = False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if done else RETRY_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
+                    await self._is_due.wait()
+            self._is_due.clear()
 
-    def told(self, coordinator: str, key: AttemptKey) -> None:
+    def attempt_changed(self, coordinator: str, key: AttemptKey) -> None:
         """Look at once if the changed attempt is over and its container must not be kept."""
         attempt_log = self._loop.state.attempts.get(coordinator)
         record = attempt_log.get(key) if attempt_log is not None else None
         if record is not None and record.state.is_final and record.spec is not None and record.spec.remove:
-            self._news.set()
+            self._is_due.set()
 
-    async def look(self) -> bool:
+    async def remove_due(self) -> bool:
         """Remove the due containers, and return True if all are gone.
 
         The engine is called only if a container is due.
@@ -349,7 +351,7 @@ class KeptContainers:
             (record for lease, record in records.items() if lease not in self._gone),
             key=lambda record: record.at,
         )
-        due = due_of(left, self.keeping, self._loop.now())
+        due = due_of(left, self.retention, self._loop.now())
         return not due or await self._remove({one.lease for one in due if one.lease is not None})
 
     def _over(self) -> Iterable[Attempt]:
@@ -364,7 +366,7 @@ class KeptContainers:
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)
             # A running container was started again, under its old name but with another lease.
-            if lease in due and self._is_over(facts) and not await _removed(facts.id, gate):
+            if lease in due and self._is_over(facts) and not await _remove_container(facts.id, gate):
                 here.add(lease)
         self._gone |= due - here
         return not here
@@ -374,7 +376,7 @@ class KeptContainers:
         return bool(facts.labels.get(LABEL_JOB)) and facts.status in OVER and not leased
 
 
-def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attempt]:
+def due_of(over: Sequence[Attempt], retention: ContainerRetention, now: float) -> list[Attempt]:
     """Return the attempts whose containers must go. ``over``: finished attempts, the oldest first.
 
     Each user's containers are counted alone, so that no user pushes out the logs of others.
@@ -383,7 +385,7 @@ def due_of(over: Sequence[Attempt], keeping: Keeping, now: float) -> list[Attemp
     due = []
     for one in over:
         whose = _whose(one)
-        if left[whose] > keeping.most or one.at <= now - keeping.seconds or _is_removed(one):
+        if left[whose] > retention.most or one.at <= now - retention.seconds or _is_removed(one):
             due.append(one)
             left[whose] -= 1
     return due
@@ -398,6 +400,6 @@ def _is_removed(record: Attempt) -> bool:
     return record.spec is not None and record.spec.remove
 
 
-async def _removed(container: ContainerId, gate: EngineSocket) -> bool:
+async def _remove_container(container: ContainerId, gate: EngineSocket) -> bool:
     answer = await gate.call("DELETE", f"/containers/{container}?v=1".encode())
     return answer.status in REMOVED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import pwd
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -19,20 +18,20 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.guard.fences import GuardProcess
 from gpushared.net.http_server import Routes
-from gpushared.net.identity import ask_names, look_up
+from gpushared.net.identity import ask_names, look_up_account
 from gpushared.net.loopback import LoopbackGate
-from gpushared.node.jobs.job_containers import Keeping, KeptContainers
+from gpushared.node.jobs.job_containers import ContainerRetention, KeptContainers
 from gpushared.node.jobs.job_images import JobImages
 from gpushared.node.jobs.launcher import Launcher
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.runtime.configured import policy_of
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.executor import Executor
-from gpushared.node.runtime.guard_keeper import Guarding
+from gpushared.node.runtime.guard_keeper import GuardKeeper
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import Engine
 
-LOOK_FIRST_SECONDS = 3.0
+INSPECT_SECONDS = 3.0
 NAME_SERVICE_SECONDS = 5.0
 LOGIN_DEFS = Path("/etc/login.defs")
 FIRST_USER_ID = 1000
@@ -49,9 +48,9 @@ def account_rules_of(config: Config, node_name: str) -> AccountRules:
     )
 
 
-def keeping_of(config: Config) -> Keeping:
+def retention_of(config: Config) -> ContainerRetention:
     """Return how long containers stay after their jobs are over, and how many."""
-    return Keeping(config.jobs.keep_containers_seconds, config.jobs.max_kept_containers)
+    return ContainerRetention(config.jobs.keep_containers_seconds, config.jobs.max_kept_containers)
 
 
 class JobHost:
@@ -80,14 +79,14 @@ class JobHost:
             self.loopback_gate, max_pulls=config.jobs.max_pulls, pull_seconds=config.jobs.pull_seconds
         )
         self._reconciler = reconciler
-        self._guarding = Guarding(loop, guard, troubles)
+        self._guard_keeper = GuardKeeper(loop, guard, troubles)
         self.launcher = Launcher(
-            loop, self.order_handler, self.loopback_gate, reconciler, images, self._guarding
+            loop, self.order_handler, self.loopback_gate, reconciler, images, self._guard_keeper
         )
-        self.order_handler.look_first = self._look_first
-        reconciler.before_job_ends = self._guarding.take_ends
-        self._kept = KeptContainers(loop, engine, self.loopback_gate, keeping_of(config))
-        self.order_handler.on_change = self._kept.told
+        self.order_handler.inspect_first = self._inspect_first
+        reconciler.before_job_ends = self._guard_keeper.take_ends
+        self._kept = KeptContainers(loop, engine, self.loopback_gate, retention_of(config))
+        self.order_handler.on_change = self._kept.attempt_changed
         executor.on_attempt = self.launcher.perform
 
     async def serve(self, routes: Routes, stack: AsyncExitStack) -> None:
@@ -101,12 +100,12 @@ class JobHost:
 
     async def run(self) -> None:
         """Watch fences, their guard and old containers, for ever."""
-        await asyncio.gather(self.order_handler.watch_fences(), self._guarding.run(), self._kept.run())
+        await asyncio.gather(self.order_handler.watch_fences(), self._guard_keeper.run(), self._kept.run())
 
-    async def _look_first(self, containers: tuple[ContainerId, ...]) -> None:
+    async def _inspect_first(self, containers: tuple[ContainerId, ...]) -> None:
         """Look at containers before they are ended; an engine that does not answer prevents no end."""
         with contextlib.suppress(GpushareError, TimeoutError):
-            async with asyncio.timeout(LOOK_FIRST_SECONDS):
+            async with asyncio.timeout(INSPECT_SECONDS):
                 for container in containers:
                     await self._reconciler.inspect(container)
 
@@ -114,7 +113,7 @@ class JobHost:
         """Apply the settings that can change at run time: accounts, and how long containers stay."""
         self.accounts.rules = account_rules_of(config, self._node_name)
         self.order_handler.policy = policy_of(config)
-        self._kept.keeping = keeping_of(config)
+        self._kept.retention = retention_of(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class LocalAccounts:
         name = rules.account_name(owner)
         try:
             async with asyncio.timeout(NAME_SERVICE_SECONDS):
-                caller = await ask_names(_look_up, name, rules.trusted_groups)
+                caller = await ask_names(look_up_account, name, rules.trusted_groups)
         except TimeoutError:
             raise TimedOut(
                 f"the user database does not answer for {shown(name)}", hint="try again later"
@@ -198,17 +197,6 @@ class LocalAccounts:
         return replace(caller, trusted=False) if coordinator else caller
 
 
-def _look_up(name: str, trusted_groups: Collection[str]) -> Caller | None:
-    try:
-        entry = pwd.getpwnam(name)
-    except (KeyError, ValueError):  # ValueError means a NUL in the name
-        return None
-    # From here on the number counts: two names of one number are one account.
-    if entry.pw_uid == 0:
-        return Caller(0, 0, "root", trusted=True)
-    return look_up(entry.pw_uid, entry.pw_gid, trusted_groups)
-
-
 def _is_of_the_system(uid: int) -> bool:
     """Return True if the number is no ordinary user's: daemons own the files of such accounts."""
     return uid < _first_user_id() or uid == NOBODY_ID
@@ -221,5 +209,5 @@ def _first_user_id() -> int:
     except OSError:
         return FIRST_USER_ID
     words = [line.split() for line in lines]
-    told = [pair[1] for pair in words if len(pair) > 1 and pair[0] == "UID_MIN" and pair[1].isdecimal()]
-    return max(1, int(told[-1])) if told else FIRST_USER_ID
+    numbers = [pair[1] for pair in words if len(pair) > 1 and pair[0] == "UID_MIN" and pair[1].isdecimal()]
+    return max(1, int(numbers[-1])) if numbers else FIRST_USER_ID

@@ -31,7 +31,7 @@ RETRY_SECONDS = 2.0
 MAX_LINE_BYTES = 1024 * 1024
 MAX_WORDS = 500
 
-_FOR_GOOD = re.compile(
+_LASTING = re.compile(
     r"not found|no such image|does not exist|unknown|denied|unauthori[sz]ed|no basic auth|login|invalid"
     r"|no matching manifest|unsupported|not implemented|gave HTTP response to HTTPS",
     re.IGNORECASE,
@@ -56,7 +56,7 @@ class JobImages:
     def __init__(self, loopback_gate: LoopbackGate, *, max_pulls: int, pull_seconds: float) -> None:
         self._loopback_gate = loopback_gate
         self._pull_seconds = pull_seconds
-        self._turns = asyncio.Semaphore(max_pulls)
+        self._pulls = asyncio.Semaphore(max_pulls)
 
     async def prepare(self, spec: JobSpec, account: Caller) -> None:
         """Return when the image is here. Raises NotFound and RequestError if it will never be.
@@ -67,7 +67,7 @@ class JobImages:
         gate = self._loopback_gate.gate_as(account)
         try:
             async with asyncio.timeout(self._pull_seconds):
-                await self._until_there(spec, gate)
+                await self._retry_until_here(spec, gate)
         except TimeoutError:
             patience = format_duration(int(self._pull_seconds))
             raise TimedOut(
@@ -75,7 +75,7 @@ class JobImages:
                 hint="is its registry slow? the node's admin can raise jobs.pull_timeout",
             ) from None
 
-    async def _until_there(self, spec: JobSpec, gate: EngineSocket) -> None:
+    async def _retry_until_here(self, spec: JobSpec, gate: EngineSocket) -> None:
         while True:
             with contextlib.suppress(Unavailable, TimedOut):
                 await self._prepare(spec, gate)
@@ -90,7 +90,7 @@ class JobImages:
                 f"image {shown(spec.image)} is not on this node, and is not to be pulled",
                 hint=f"`docker pull {spec.image}` on the node, or submit without --pull never",
             )
-        async with self._turns:
+        async with self._pulls:
             # The job that pulled before this one may have pulled the same image.
             if spec.pull is Pull.ALWAYS or not await _is_here(spec, gate):
                 await _pull(spec, gate)
@@ -103,17 +103,17 @@ async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
     check_away(answer.status, answer.body)
     found = answer.json()
     if answer.status != OK or not isinstance(found, dict):
-        raise _refused(spec, message_of(answer.status, answer.body))
+        raise _pull_error(spec, message_of(answer.status, answer.body))
     return not spec.platform or _is_of(spec.platform, found)
 
 
 def _is_of(platform: str, image: dict[str, object]) -> bool:
     """Return True if an image fits ``os[/architecture[/variant]]``; parts that either lacks do not count."""
-    said = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
+    own = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
     wanted = platform.lower().split("/")
     if len(wanted) == 1 and wanted[0] != "linux":
         wanted = ["", *wanted]  # docker also takes the architecture alone
-    return all(not want or not has or want == has.lower() for want, has in zip(wanted, said, strict=False))
+    return all(not want or not has or want == has.lower() for want, has in zip(wanted, own, strict=False))
 
 
 async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
@@ -134,14 +134,14 @@ async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
         async for line in _lines(connection):
             if head.status_code != OK and line.strip():
                 check_away(head.status_code, line)
-                raise _refused(spec, message_of(head.status_code, line))
+                raise _pull_error(spec, message_of(head.status_code, line))
             _check_progress(spec, line)
     except ConnectionError as error:
         raise EngineUnavailable("the Docker engine hung up in the middle of a pull") from error
     finally:
         connection.close()
     if not await _is_here(spec, gate):
-        raise _refused(spec, "it is not there after the pull")
+        raise _pull_error(spec, "it is not there after the pull")
 
 
 async def _lines(connection: EngineConnection) -> AsyncIterator[bytes]:
@@ -163,11 +163,11 @@ def _check_progress(spec: JobSpec, line: bytes) -> None:
     if b'"error"' not in line:
         return
     try:
-        told = json.loads(line)
+        progress = json.loads(line)
     except ValueError:
         return
-    if isinstance(told, dict) and told.get("error"):
-        raise _refused(spec, str(told["error"]))
+    if isinstance(progress, dict) and progress.get("error"):
+        raise _pull_error(spec, str(progress["error"]))
 
 
 def name_and_tag(image: str) -> tuple[str, str]:
@@ -181,8 +181,8 @@ def name_and_tag(image: str) -> tuple[str, str]:
     return plain, digest or tagged
 
 
-def _refused(spec: JobSpec, words: str) -> GpushareError:
-    kind = RequestError if _FOR_GOOD.search(words) else RegistryTrouble
+def _pull_error(spec: JobSpec, words: str) -> GpushareError:
+    kind = RequestError if _LASTING.search(words) else RegistryTrouble
     return kind(
         f"image {shown(spec.image)} is missing and cannot be pulled: {words.strip()[:MAX_WORDS]}",
         hint="is its name right, and can the node reach its registry without a login? Where it cannot, "
@@ -193,10 +193,10 @@ def _refused(spec: JobSpec, words: str) -> GpushareError:
 def message_of(status: int, body: bytes) -> str:
     """Return the message of a refusal by the engine or by the gate."""
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
-        told = None
-    message = told.get("message") if isinstance(told, dict) else None
+        answer = None
+    message = answer.get("message") if isinstance(answer, dict) else None
     text = str(message or f"the Docker engine answered {status}").strip()
     return text.encode(errors="replace").decode()  # JSON may have halves of surrogate pairs
 

@@ -36,7 +36,7 @@ from gpushared.node.jobs.job_containers import AttemptRefused, JobContainers
 from gpushared.node.jobs.job_images import JobImages, RegistryTrouble
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
-from gpushared.node.runtime.guard_keeper import Guarding
+from gpushared.node.runtime.guard_keeper import GuardKeeper
 from gpushared.node.runtime.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 SURVEY_SECONDS = 0.2
 
-_Place = tuple[str, AttemptKey]
+_AttemptId = tuple[str, AttemptKey]
 
 
 class Launcher:
@@ -57,28 +57,28 @@ class Launcher:
         loopback_gate: LoopbackGate,
         reconciler: ContainerReconciler,
         images: JobImages,
-        guarding: Guarding,
+        guard_keeper: GuardKeeper,
     ) -> None:
         self._loop = loop
         self._order_handler = order_handler
         self._loopback_gate = loopback_gate
         self._reconciler = reconciler
         self._images = images
-        self._guarding = guarding
-        self._works: dict[_Place, asyncio.Task[None]] = {}
+        self._guard_keeper = guard_keeper
+        self._tasks: dict[_AttemptId, asyncio.Task[None]] = {}
 
     def perform(self, instruction: AttemptInstruction) -> None:
         """Begin to perform an instruction; its results come back to the core as events."""
-        place = (instruction.coordinator, instruction.key)
+        attempt_id = (instruction.coordinator, instruction.key)
         match instruction:
             case PrepareAttempt():
-                self._begin(place, self._prepare(place))
+                self._begin(attempt_id, self._prepare(attempt_id))
             case LaunchAttempt():
-                self._begin(place, self._launch(place))
+                self._begin(attempt_id, self._launch(attempt_id))
             case GiveUpAttempt():
-                self._give_up(place)
+                self._give_up(attempt_id)
             case TellCoordinator(key, coordinator):
-                self._order_handler.tell(coordinator, key)
+                self._order_handler.notify_subscribers(coordinator, key)
 
     def take_up(self) -> None:
         """Resume the instructions that the daemon's end cut off."""
@@ -87,32 +87,32 @@ class Launcher:
 
     async def close(self) -> None:
         """Cancel the work under way; the daemon's next run does it again."""
-        works = list(self._works.values())
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, place: _Place, work: Coroutine[Any, Any, None]) -> None:
-        before = self._works.get(place)
+    def _begin(self, attempt_id: _AttemptId, work: Coroutine[Any, Any, None]) -> None:
+        before = self._tasks.get(attempt_id)
         task = asyncio.create_task(_after(before, work))
-        self._works[place] = task
-        task.add_done_callback(lambda done: self._finished(place, done))
+        self._tasks[attempt_id] = task
+        task.add_done_callback(lambda done: self._finished(attempt_id, done))
 
-    def _finished(self, place: _Place, task: asyncio.Task[None]) -> None:
-        if self._works.get(place) is task:
-            del self._works[place]
+    def _finished(self, attempt_id: _AttemptId, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(attempt_id) is task:
+            del self._tasks[attempt_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("work for attempt %s failed", place[1], exc_info=error)
+            log.error("work for attempt %s failed", attempt_id[1], exc_info=error)
             # A bug of the daemon must not leave the attempt waiting for ever.
             ending = Ending(EndKind.FAILED, f"the daemon made a mistake: {error}", hint="see its log")
-            self._begin(place, self._insist(LaunchFailed(place[1], ending, place[0])))
+            self._begin(attempt_id, self._insist(LaunchFailed(attempt_id[1], ending, attempt_id[0])))
 
-    def _give_up(self, place: _Place) -> None:
-        if (work := self._works.get(place)) is not None:
-            work.cancel()
+    def _give_up(self, attempt_id: _AttemptId) -> None:
+        if (task := self._tasks.get(attempt_id)) is not None:
+            task.cancel()
 
-    def _live(self, place: _Place) -> Attempt | None:
-        coordinator, key = place
+    def _live_attempt(self, attempt_id: _AttemptId) -> Attempt | None:
+        coordinator, key = attempt_id
         attempt_log = self._loop.state.attempts.get(coordinator)
         return None if attempt_log is None else attempt_log.live.get(key)
 
@@ -131,8 +131,8 @@ class Launcher:
 
     # --- preparing -------------------------------------------------------------------------------------
 
-    async def _prepare(self, place: _Place) -> None:
-        attempt = self._live(place)
+    async def _prepare(self, attempt_id: _AttemptId) -> None:
+        attempt = self._live_attempt(attempt_id)
         if attempt is None or attempt.state is not AttemptState.PREPARING:
             return
         ending = None
@@ -144,21 +144,23 @@ class Launcher:
             except GpushareError as error:
                 passing = isinstance(error, RegistryTrouble)
                 ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=passing)
-        coordinator, key = place
+        coordinator, key = attempt_id
         await self._insist(AttemptPrepared(key, coordinator, ending))
 
     # --- launching -------------------------------------------------------------------------------------
 
-    async def _launch(self, place: _Place) -> None:
-        coordinator, key = place
+    async def _launch(self, attempt_id: _AttemptId) -> None:
+        coordinator, key = attempt_id
         # Before the engine has been surveyed, a container may exist that no record has.
         while not self._loop.state.engine_surveyed:
             await self._loop.changed(SURVEY_SECONDS)
-        while (attempt := self._live(place)) is not None and is_to_launch(attempt, self._loop.state):
+        while (attempt := self._live_attempt(attempt_id)) is not None and is_to_launch(
+            attempt, self._loop.state
+        ):
             lease = self._loop.state.attempt_lease(attempt)
             assert lease is not None, "one that is to be launched has a lease"
             try:
-                await self._launched(attempt, lease)
+                await self._create_and_start(attempt, lease)
             except AttemptRefused as refused:
                 await self._insist(LaunchFailed(key, refused.ending, coordinator))
                 return
@@ -169,29 +171,29 @@ class Launcher:
             else:
                 return
 
-    async def _launched(self, attempt: Attempt, lease: Lease) -> None:
+    async def _create_and_start(self, attempt: Attempt, lease: Lease) -> None:
         assert attempt.account is not None, "refused without one"
         containers = JobContainers(self._loopback_gate.gate_as(attempt.account), attempt)
         container = lease.container
         if container is None:
             container = await containers.create(lease)
-            await self._noted(container, lease)
+            await self._report_if_unbound(container, lease)
         if attempt.is_fenced:
-            await self._armed(container)
+            await self._arm_guard(container)
         await containers.start(container)
 
-    async def _armed(self, container: ContainerId) -> None:
+    async def _arm_guard(self, container: ContainerId) -> None:
         """Arm the guard that the coordinator was promised.
 
         Without a guard the container does not start here.
         """
         try:
-            await self._guarding.arm(container)
+            await self._guard_keeper.arm(container)
         except Unavailable as error:
             ending = Ending(EndKind.FAILED, error.message, hint=error.hint, passing=True)
             raise AttemptRefused(ending) from error
 
-    async def _noted(self, container: ContainerId, lease: Lease) -> None:
+    async def _report_if_unbound(self, container: ContainerId, lease: Lease) -> None:
         """Bind a container to its lease if an earlier try made the container and its answer never came."""
         known = self._loop.state.leases.get(lease.id)
         if known is not None and known.container is None:

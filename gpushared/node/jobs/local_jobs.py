@@ -37,11 +37,12 @@ OWN = ""
 MAX_WAITING = 1 << 16
 """This many subjects may wait for the node or for the job store; a subject that finds no room is sent again
 later."""
-HANDS = 8
+WORKERS = 8
 PRUNE_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 24 * 3600.0
 """A finished job is remembered this long."""
-KEPT = 100_000
+MAX_KEPT = 100_000
+"""Remember at most this many finished jobs."""
 
 _Work = Callable[[], Awaitable[None]]
 
@@ -59,7 +60,7 @@ class LocalJobs:
         self._clock = clock
         self._troubles = troubles
         self._loop: PoolLoop | None = None
-        self._works: Mailbox[_Work] = Mailbox(MAX_WAITING)
+        self._mailbox: Mailbox[_Work] = Mailbox(MAX_WAITING)
 
     @property
     def loop(self) -> PoolLoop:
@@ -79,11 +80,11 @@ class LocalJobs:
         log.info("jobs loaded waiting_or_running=%d over=%d", len(state.jobs), len(state.ended))
         loop = self._loop = PoolLoop(state, self._store, self._clock, self._troubles)
         loop.subscribe(self._perform)
-        loop.on_new_epoch(self._greet)
+        loop.on_new_epoch(self._queue_registration)
         async with loop.running():
             stop_listening = self._order_handler.subscribe(OWN, self._report)
-            self._greet()
-            tasks = [asyncio.create_task(self._hand()) for _ in range(HANDS)]
+            self._queue_registration()
+            tasks = [asyncio.create_task(self._work_off()) for _ in range(WORKERS)]
             tasks += [asyncio.create_task(self._prune()), asyncio.create_task(loop.ended())]
             for task in tasks:
                 task.add_done_callback(self._ended)
@@ -112,19 +113,19 @@ class LocalJobs:
             self._put((type(order), order.key), lambda: self._order(order))
 
     def _report(self, key: AttemptKey) -> None:
-        self._put((AttemptReported, key), lambda: self._told(key))
+        self._put((AttemptReported, key), lambda: self._report_attempt(key))
 
-    def _greet(self) -> None:
+    def _queue_registration(self) -> None:
         """Register with all that the node knows, as at the beginning of a stream."""
-        self._put((NodeRegistered,), self._hello)
+        self._put((NodeRegistered,), self._register)
 
     def _put(self, subject: object, work: _Work) -> None:
-        if not self._works.put(subject, lambda: work):
+        if not self._mailbox.put(subject, lambda: work):
             log.warning("%d orders and reports of jobs wait already", MAX_WAITING)
 
-    async def _hand(self) -> None:
+    async def _work_off(self) -> None:
         while True:
-            work = await self._works.take()
+            work = await self._mailbox.take()
             await work()
 
     async def _order(self, order: Order) -> None:
@@ -134,26 +135,28 @@ class LocalJobs:
         except GpushareError as error:
             log.info("order for attempt %s not taken: %s", order.key, error)
             return
-        await self._tell(report)
+        await self._send_report(report)
 
-    async def _told(self, key: AttemptKey) -> None:
+    async def _report_attempt(self, key: AttemptKey) -> None:
         report = self._order_handler.report(OWN, key)
         if report is not None:
-            await self._tell(report)
+            await self._send_report(report)
 
-    async def _hello(self) -> None:
+    async def _register(self) -> None:
         """Send all reports in one event, or each by itself if one of them cannot be kept."""
-        seen, reports = self._order_handler.seen(OWN), self._order_handler.reports(OWN)
-        hello = NodeRegistered(HERE, Inventory(()), HeartbeatReport(), reports, seen.epoch, seen.revision)
+        contact, reports = self._order_handler.newest_contact(OWN), self._order_handler.reports(OWN)
+        registration = NodeRegistered(
+            HERE, Inventory(()), HeartbeatReport(), reports, contact.epoch, contact.revision
+        )
         try:
-            await send_until_taken(self.loop.send, hello, "this node")
+            await send_until_taken(self.loop.send, registration, "this node")
         except GpushareError as error:
             log.warning("the job store does not take all that the node says: %s", error)
-            await send_until_taken(self.loop.send, replace(hello, reports=()), "this node")
+            await send_until_taken(self.loop.send, replace(registration, reports=()), "this node")
             for report in reports:
-                await self._tell(report)
+                await self._send_report(report)
 
-    async def _tell(self, report: Report | StaleEpoch) -> None:
+    async def _send_report(self, report: Report | StaleEpoch) -> None:
         try:
             await send_until_taken(self.loop.send, AttemptReported(HERE, report), "this node")
         except GpushareError as error:
@@ -181,7 +184,7 @@ class LocalJobs:
         while True:
             with contextlib.suppress(GpushareError):  # the store's trouble is shown by the loop
                 now = self._clock.now()
-                await self.archive.prune(self._write, keep=KEPT, ended_before=now - KEPT_SECONDS, now=now)
+                await self.archive.prune(self._write, keep=MAX_KEPT, ended_before=now - KEPT_SECONDS, now=now)
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def _write(self, puts: dict[str, bytes], deletes: tuple[str, ...]) -> int:

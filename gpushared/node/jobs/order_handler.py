@@ -7,7 +7,8 @@ Other parts use these methods:
 ``order_handler.report(coordinator, key)`` -> ``Report | None``: report one attempt.
 ``order_handler.subscribe(coordinator, callback)``: call ``callback(key)`` after each change of a record that no
 answer reported; the returned function ends that. The callback runs in the event loop and must not wait.
-``order_handler.seen(coordinator)`` -> ``Contact``: return the coordinator's highest epoch and revision known here.
+``order_handler.newest_contact(coordinator)`` -> ``Contact``: return the coordinator's highest epoch and revision that
+this node knows.
 ``await order_handler.contact(coordinator, sent_at, ...)``: note that the coordinator acknowledged a message that was
 sent at ``boottime()`` ``sent_at``.
 ``await order_handler.check_fences()``: end the attempts that waited for contact too long; due before the node sends
@@ -22,7 +23,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from gpushared.daemon.clocks import boottime
-from gpushared.domain.jobs.attempt_log import AttemptLog, report_of, reports
+from gpushared.domain.jobs.attempt_log import AttemptLog, fenced, report_of, reports
 from gpushared.domain.jobs.job import Ending, EndKind, Owner
 from gpushared.domain.jobs.node_messages import Contact, ContactMade, FencesLooked, OrderTaken
 from gpushared.domain.jobs.protocol import Order, Place, Report, StaleEpoch, moved
@@ -63,7 +64,7 @@ class OrderHandler:
         """The gate's policy. An order that the gate is sure to refuse is refused here."""
         self.on_change: Callable[[str, AttemptKey], None] = lambda _coordinator, _key: None
         """This function is called with each change under any coordinator."""
-        self.look_first: Callable[[tuple[ContainerId, ...]], Awaitable[None]] = _not_looked
+        self.inspect_first: Callable[[tuple[ContainerId, ...]], Awaitable[None]] = _not_inspected
         """This function reports ends of these containers to the core, which may not know them yet."""
 
     async def take(self, order: Order, coordinator: str) -> Report | StaleEpoch:
@@ -76,18 +77,18 @@ class OrderHandler:
             raise RequestError(f"{shown(str(order.key))} is no attempt to run a job")
         step = await self._loop.take(await self._event(order, coordinator))
         assert step.report is not None, "orders are answered"
-        return self._told(step.report) if isinstance(step.report, Report) else step.report
+        return self._in_day_time(step.report) if isinstance(step.report, Report) else step.report
 
     def reports(self, coordinator: str) -> tuple[Report, ...]:
         """Report all attempts of a coordinator, the oldest change first."""
-        return tuple(self._told(report) for report in reports(self._book(coordinator)))
+        return tuple(self._in_day_time(report) for report in reports(self._attempt_log(coordinator)))
 
     def report(self, coordinator: str, key: AttemptKey) -> Report | None:
         """Report one attempt; return None if this node never saw it."""
-        record = self._book(coordinator).get(key)
-        return None if record is None else self._told(report_of(record))
+        record = self._attempt_log(coordinator).get(key)
+        return None if record is None else self._in_day_time(report_of(record))
 
-    def seen(self, coordinator: str) -> Contact:
+    def newest_contact(self, coordinator: str) -> Contact:
         """Return the newest contact with a coordinator; an empty one if there was none."""
         return self._loop.state.contacts.get(coordinator, Contact())
 
@@ -97,7 +98,7 @@ class OrderHandler:
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
-    def tell(self, coordinator: str, key: AttemptKey) -> None:
+    def notify_subscribers(self, coordinator: str, key: AttemptKey) -> None:
         """Notify the subscribers that an attempt's record changed and is durable."""
         self.on_change(coordinator, key)
         for callback in list(self._subscribers.get(coordinator, ())):
@@ -109,23 +110,23 @@ class OrderHandler:
         An attempt that had already waited too long for contact is ended first, and this contact does not
         bring it back.
         """
-        await self._look_at_due(sent_at)
+        await self._inspect_due(sent_at)
         await self._loop.send(ContactMade(coordinator, self._boot_id, sent_at, epoch, revision))
 
     async def check_fences(self) -> None:
         """End the attempts whose coordinator may take them for dead by now."""
-        if any(_is_fenced(attempt_log) for attempt_log in self._loop.state.attempts.values()):
+        if any(map(fenced, self._loop.state.attempts.values())):
             at = boottime()
-            await self._look_at_due(at)
+            await self._inspect_due(at)
             await self._loop.send(FencesLooked(self._boot_id, at))
 
-    async def _look_at_due(self, at: float) -> None:
+    async def _inspect_due(self, at: float) -> None:
         """Look first at the containers of attempts that are due.
 
         After a freeze of this daemon its clock goes on at once, while the engine's events are still unread.
         """
         if containers := due_containers(self._loop.state, self._boot_id, at):
-            await self.look_first(containers)
+            await self.inspect_first(containers)
 
     async def watch_fences(self) -> None:
         """Check the fences every second, for ever."""
@@ -136,15 +137,15 @@ class OrderHandler:
                 log.debug("fences not looked at: %s", error)
             await asyncio.sleep(FENCE_SECONDS)
 
-    def _told(self, report: Report) -> Report:
+    def _in_day_time(self, report: Report) -> Report:
         """Return the report with times of day: other machines do not know this machine's clock."""
         return moved(report, self._loop.state.day)
 
-    def _book(self, coordinator: str) -> AttemptLog:
+    def _attempt_log(self, coordinator: str) -> AttemptLog:
         return self._loop.state.attempts.get(coordinator, AttemptLog())
 
     async def _event(self, order: Order, coordinator: str) -> OrderTaken:
-        if not isinstance(order, Place) or self._book(coordinator).get(order.key) is not None:
+        if not isinstance(order, Place) or self._attempt_log(coordinator).get(order.key) is not None:
             return OrderTaken(order, coordinator)
         try:
             _check_texts(order)
@@ -157,7 +158,7 @@ class OrderHandler:
         return OrderTaken(order, coordinator, account)
 
 
-async def _not_looked(containers: tuple[ContainerId, ...]) -> None:
+async def _not_inspected(containers: tuple[ContainerId, ...]) -> None:
     """Do nothing, because no look is possible before the parts are wired."""
     log.debug("not looked at before their fences: %s", containers)
 
@@ -175,9 +176,3 @@ def _check_network(order: Place, policy: SitePolicy) -> None:
     """Refuse a gang's network before its other parts start, so that the gang goes to nodes that allow it."""
     host = section(parse_object(order.spec.body.encode()), "HostConfig")
     check_gang_network(text(host, "NetworkMode"), policy)
-
-
-def _is_fenced(attempt_log: AttemptLog) -> bool:
-    return any(
-        record.spec is not None and record.spec.stop_after_seconds for record in attempt_log.live.values()
-    )

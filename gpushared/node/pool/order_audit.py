@@ -48,7 +48,7 @@ class OrderAudit:
         elif before is None and isinstance(order, Place) and answer.state is AttemptState.REFUSED:
             self.refused(order, StateConflict(answer.ending.reason if answer.ending else "refused"))
         elif before is None or before.revision != answer.revision:
-            self._tell(_NAMES[type(order)], str(order.key), _asker(order), digest=_digest(order))
+            self._write(_NAMES[type(order)], str(order.key), _asker(order), digest=_digest(order))
 
     def refused(self, order: Order, error: GpushareError) -> None:
         """Write a line for an order that is invalid or does not fit this node now.
@@ -57,20 +57,20 @@ class OrderAudit:
         """
         if isinstance(error, RequestError | StateConflict):
             name, key = _NAMES[type(order)], str(order.key)
-            self._tell(name, key, _asker(order), digest=_digest(order), error=error)
+            self._write(name, key, _asker(order), digest=_digest(order), error=error)
 
     def drained(self, notice: link_pb2.DrainNotice) -> None:
         """Write a line if an administrator's drain of this node changed; each new link repeats the notice."""
         if (now := (notice.by, notice.reason)) != self._drain:
             self._drain = now
-            self._tell("Drain", "", notice.by, text=notice.reason or "takes work again")
+            self._write("Drain", "", notice.by, text=notice.reason or "takes work again")
 
     def tunnel(self, wanted: link_pb2.OpenTunnel, error: GpushareError | None) -> None:
         """Write a line for a person who reaches the gate as a job's account.
 
         The gate writes lines for the person's requests.
         """
-        self._tell("Tunnel", wanted.job_id, wanted.person, error=error)
+        self._write("Tunnel", wanted.job_id, wanted.person, error=error)
 
     def trusting(
         self, take: Callable[[link_pb2.NewTrust], Awaitable[int]], generation: Callable[[], int]
@@ -81,12 +81,12 @@ class OrderAudit:
             before = generation()
             now = await take(trust)
             if now != before:
-                self._tell("Trust", f"generation {now}", "", digest=digest_of(trust.anchors))
+                self._write("Trust", f"generation {now}", "", digest=digest_of(trust.anchors))
             return now
 
         return taken
 
-    def _tell(
+    def _write(
         self,
         name: str,
         subject: str,
@@ -97,8 +97,8 @@ class OrderAudit:
         error: GpushareError | None = None,
     ) -> None:
         pool = f"pool {self._pool()}"
-        said = text if error is None else error.message
-        text = f"{said}; by {pool}" if said else f"by {pool}"
+        reason = text if error is None else error.message
+        text = f"{reason}; by {pool}" if reason else f"by {pool}"
         line = line_now(
             NOBODY_HERE, user or pool, ORDER, name, name=subject, digest=digest, text=text, error=error
         )

@@ -68,16 +68,16 @@ class ListingAnswers:
         return {codec.LEASES: self._leases, codec.GPUS: self._gpus}
 
     async def _leases(self, _: bytes) -> bytes:
-        told = await self._list_leases(leases_pb2.ListLeasesRequest(), COORDINATOR)
-        del told.leases[MAX_LEASES:]
-        for view in told.leases:
+        listing = await self._list_leases(leases_pb2.ListLeasesRequest(), COORDINATOR)
+        del listing.leases[MAX_LEASES:]
+        for view in listing.leases:
             view.owner, view.owner_uid = f"{view.owner}@{self._realm()}", 0
             if not view.job_pool or view.job_pool != self._pool():
                 view.container_id = view.container_name = view.image = view.job_id = view.job_pool = ""
-        for process in told.unmanaged:
+        for process in listing.unmanaged:
             process.command, process.pid = "", 0
-        return told.SerializeToString()
+        return listing.SerializeToString()
 
     async def _gpus(self, _: bytes) -> bytes:
-        told = await self._list_gpus(gpus_pb2.ListGpusRequest(), COORDINATOR)
-        return told.SerializeToString()
+        listing = await self._list_gpus(gpus_pb2.ListGpusRequest(), COORDINATOR)
+        return listing.SerializeToString()

@@ -93,7 +93,7 @@ class PoolJobs:
         self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.SubmitAnswer:
         """Submit jobs; return when they are stored here and, if the pool answers, there too."""
-        after = await read_after(message, lambda word: self._meant(word, owner, caller))
+        after = await read_after(message, lambda word: self._resolve_reference(word, owner, caller))
 
         def is_known(job: JobId) -> bool:
             record = self._outbox.record(job)
@@ -108,11 +108,11 @@ class PoolJobs:
             priority=wanted.priority,
             holder=caller.process if message.lease.ends_with_caller and message.interactive else None,
         )
-        notes = await self._taken(wanted)
+        notes = await self._wait_until_pool_has(wanted)
         ids = [job for job, _ in wanted.jobs]
         return jobs_pb2.SubmitAnswer(job_ids=ids, array_id=wanted.array or "", notes=notes)
 
-    async def _taken(self, wanted: Wanted) -> list[str]:
+    async def _wait_until_pool_has(self, wanted: Wanted) -> list[str]:
         """Wait until the pool has the jobs, and return notices about any it has not taken yet.
 
         Raises the pool's error if the pool refuses a job; then nothing is kept.
@@ -138,10 +138,10 @@ class PoolJobs:
             else:
                 await self._outbox.withdraw(job, 0, principal=spec.owner.principal)
 
-    async def _meant(self, reference: str, owner: Owner, caller: Caller) -> list[JobId]:
+    async def _resolve_reference(self, reference: str, owner: Owner, caller: Caller) -> list[JobId]:
         if here := self._of_array(reference, owner):
             return [one.job for one in here]
-        if self._kept(reference, owner) is not None:
+        if self._record_of_id(reference, owner) is not None:
             return [JobId(reference)]
         is_one = is_job_id(reference) and not is_array_id(reference)
         if not is_one and self._link.connected:
@@ -168,7 +168,7 @@ class PoolJobs:
 
     async def of_job(self, name: str, message: Any, owner: Owner, caller: Caller) -> Any:
         """Make a call about one job of the pool. Raises NotFound, and the pool's errors."""
-        record = self._known(message.job_id, owner)
+        record = self._find_record(message.job_id, owner)
         if record is not None and name == _CANCEL:
             return await self._cancel(record, message, owner, caller)
         if self._link.connected:
@@ -227,10 +227,10 @@ class PoolJobs:
             record = self._outbox.record(record.job) or record
         return view
 
-    async def watched(
-        self, job: JobId, enough: Callable[[jobs_pb2.Job], bool], caller: Caller, timeout_seconds: float
+    async def wait_for_report(
+        self, job: JobId, is_enough: Callable[[jobs_pb2.Job], bool], caller: Caller, timeout_seconds: float
     ) -> jobs_pb2.Job | None:
-        """Return a job that came in here, once the pool's report satisfies ``enough``.
+        """Return a job that came in here, once the pool's report satisfies ``is_enough``.
 
         Return None if that takes too long, or the pool does not answer.
         """
@@ -239,9 +239,9 @@ class PoolJobs:
         with suppress(NotFound, Unavailable, TimedOut, TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 watched = self._coordinator.stream("Watch", jobs_pb2.JobRef(job_id=job), caller)
-                async with aclosing(watched) as views:
-                    async for view in views:
-                        if enough(view):
+                async with aclosing(watched) as reports:
+                    async for view in reports:
+                        if is_enough(view):
                             found: jobs_pb2.Job = view
                             return found
         return None
@@ -263,7 +263,7 @@ class PoolJobs:
         Raises Unavailable for an array that only the pool knows while the pool does not answer.
         """
         array = self._of_array(message.array_id, owner)
-        is_known = not message.array_id or array or self._kept(message.array_id, owner) is not None
+        is_known = not message.array_id or array or self._record_of_id(message.array_id, owner) is not None
         if self._link.connected and all(one.taken or one.over for one in array):
             try:
                 answer: jobs_pb2.ListJobsResponse = await self._ask(_LIST, message, caller)
@@ -274,7 +274,7 @@ class PoolJobs:
                 return answer
         elif not is_known:
             self.check_answers()
-        shown_ones = [
+        views = [
             self._view(record)
             for record in self._outbox.records()
             if self._may_see(record, owner)
@@ -284,8 +284,8 @@ class PoolJobs:
         first = int(message.page_token or 0) if message.page_token.isdecimal() else 0
         last = first + (message.limit or LISTED)
         return jobs_pb2.ListJobsResponse(
-            jobs=shown_ones[first:last],
-            next_page_token=str(last) if len(shown_ones) > last else "",
+            jobs=views[first:last],
+            next_page_token=str(last) if len(views) > last else "",
             notices=[f"{self._away()}; of its jobs those that came in here are shown, as they were then"],
         )
 
@@ -308,9 +308,9 @@ class PoolJobs:
             seconds += min(max(message.timeout_seconds, 0.0), WAIT_SECONDS)
         return await self._coordinator.call(name, message, caller, seconds)
 
-    def _known(self, reference: str, owner: Owner) -> OutboxRecord | None:
+    def _find_record(self, reference: str, owner: Owner) -> OutboxRecord | None:
         """Return a job that came in here, found as ``job_search.find`` finds jobs of a store."""
-        record = self._kept(reference, owner)
+        record = self._record_of_id(reference, owner)
         if record is not None:
             return record
         mine = [one for one in self._outbox.records() if self._may_see(one, owner)]
@@ -321,7 +321,7 @@ class PoolJobs:
         long_enough = len(reference) >= SHORTEST_BEGINNING and reference.isalnum()
         return begins[0] if long_enough and len(begins) == 1 else None
 
-    def _kept(self, job: str, owner: Owner) -> OutboxRecord | None:
+    def _record_of_id(self, job: str, owner: Owner) -> OutboxRecord | None:
         """Return the job of that id that came in here; None if ``owner`` may not see it."""
         record = self._outbox.record(JobId(job))
         return record if record is not None and self._may_see(record, owner) else None
@@ -351,8 +351,8 @@ class PoolJobs:
         view = record.mirrored() or _unsent(record)
         if not record.over:
             as_of = time.strftime("%H:%M", time.localtime(record.updated_at or record.came_at))
-            said = f": {view.reason}" if view.reason else ""
-            view.reason = f"as of {as_of}, the pool does not answer{said}"
+            reason = f": {view.reason}" if view.reason else ""
+            view.reason = f"as of {as_of}, the pool does not answer{reason}"
             if record.withdrawal is not None:
                 view.state, view.reason = "cancelling", f"to be cancelled as soon as it can be; {view.reason}"
                 view.hint = "this machine keeps the cancellation; `gpushare jobs` shows when the job is over"

@@ -43,7 +43,11 @@ The repetition stops when the job ends or its container runs.
 _HAS_CONTAINER = frozenset({"running", "paused"})
 
 
-class PoolDesk:
+def in_no_pool() -> StateConflict:
+    return StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+
+
+class PoolOrders:
     """Pass the orders of one pool to the order handler."""
 
     def __init__(self, order_handler: OrderHandler, pool: str, audit: OrderAudit) -> None:
@@ -68,7 +72,7 @@ class PoolDesk:
         return self._order_handler.report(self._pool, key)
 
     def contact(self) -> Contact:
-        return self._order_handler.seen(self._pool)
+        return self._order_handler.newest_contact(self._pool)
 
     async def contact_made(self, sent_at: float, epoch: int, revision: int) -> None:
         await self._order_handler.contact(self._pool, sent_at, epoch=epoch, revision=revision)
@@ -201,11 +205,11 @@ class PoolLink:
         if self.link is None:
             if self._enrolment.membership is not None:
                 raise Unavailable(f"the pool does not answer: {NOT_DIALLED}", hint="try again in a moment")
-            raise StateConflict("this node is in no pool", hint="gpushare node join HOST --token-file FILE")
+            raise in_no_pool()
         return await self.link.dial.kept()
 
     def _addresses(self, membership: Membership) -> tuple[str, ...]:
-        """Return the coordinators' addresses for nodes: those configured, else all from the join and since."""
+        """Return the coordinators' addresses for nodes: the configured ones, else all that the pool has named."""
         newest = self._enrolment.membership or membership
         return divided(self._config().pool.coordinator) or newest.all_node_addresses
 
@@ -216,15 +220,15 @@ class PoolLink:
             if membership is None:
                 await self._enrolment.changed(version)
             else:
-                await self._be_in(membership)
+                await self._keep_link(membership)
 
-    async def _be_in(self, membership: Membership) -> None:
+    async def _keep_link(self, membership: Membership) -> None:
         """Keep the link until the membership is in another pool or none.
 
         A renewed certificate only makes a lost link connect at once.
         """
-        link = self._make(membership)
-        self._set(link)
+        link = self._make_link(membership)
+        self._set_link(link)
         unsubscribe = self._order_handler.subscribe(membership.pool, link.report)
         task = asyncio.create_task(link.run())
         watch = asyncio.create_task(self._until_other(membership, link))
@@ -233,7 +237,7 @@ class PoolLink:
             if task.done():
                 task.result()
         finally:
-            self._set(None)
+            self._set_link(None)
             unsubscribe()
             for one in (task, watch):
                 one.cancel()
@@ -241,18 +245,18 @@ class PoolLink:
             await link.dial.close()
             self._troubles.cleared(PART)
 
-    def _set(self, link: MemberLink | None) -> None:
+    def _set_link(self, link: MemberLink | None) -> None:
         self.link = link
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def _until_other(self, membership: Membership, link: MemberLink) -> None:
         version = -1
-        while _same(self._enrolment.membership, membership):
+        while _is_same_membership(self._enrolment.membership, membership):
             version = await self._enrolment.changed(version)
             link.hurry()
 
-    def _make(self, membership: Membership) -> MemberLink:
+    def _make_link(self, membership: Membership) -> MemberLink:
         facts = LinkFacts(self._loop, membership.pool, simulated=self._simulated)
         dial = Dial(
             lambda: self._addresses(membership),
@@ -261,7 +265,7 @@ class PoolLink:
             lambda: self._enrolment.version,
         )
 
-        async def look_around() -> None:
+        async def note_own_address() -> None:
             self._dialled = dial.address
             facts.address = await local_address(self._dialled)
 
@@ -270,16 +274,16 @@ class PoolLink:
                 membership.pool, NodeName(membership.node), self._loop.state.boot_id, gpushared.__version__
             ),
             dial,
-            PoolDesk(self._order_handler, membership.pool, self._audit),
+            PoolOrders(self._order_handler, membership.pool, self._audit),
             facts,
             self._outbox,
             self._troubles,
             guests=self.guests,
-            before_dialling=look_around,
+            before_dialling=note_own_address,
         )
 
 
-def _same(now: Membership | None, before: Membership) -> bool:
+def _is_same_membership(now: Membership | None, before: Membership) -> bool:
     return now is not None and (now.pool, now.node, now.joined_at) == (
         before.pool,
         before.node,

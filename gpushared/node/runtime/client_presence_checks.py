@@ -25,7 +25,7 @@ STEP_SECONDS = 5
 log = logging.getLogger(__name__)
 
 
-class Attendance:
+class ClientPresence:
     """Count waiting clients per lease, and watch the processes that hold leases."""
 
     def __init__(self, started_at: float) -> None:
@@ -54,16 +54,16 @@ class Attendance:
             if not self._present[lease]:
                 del self._present[lease]
 
-    def absent(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
+    def abandoned(self, state: NodeState, now: float, patience_seconds: float) -> list[LeaseId]:
         """Return the leases without a container whose process has ended or whose client is gone.
 
         A client is gone when no call has asked for the lease for ``patience_seconds``.
         """
         waiting = self._awaited(state, now)
         silent = [lease.id for lease in waiting if self._silence(lease, now) >= patience_seconds]
-        return [*self.left(state), *silent]
+        return [*self.with_ended_client(state), *silent]
 
-    def left(self, state: NodeState) -> list[LeaseId]:
+    def with_ended_client(self, state: NodeState) -> list[LeaseId]:
         """Return the leases without a container whose process has ended."""
         unclaimed = [lease for lease in state.leases.values() if _is_unclaimed(lease)]
         held = {lease.id: lease.holder for lease in unclaimed if lease.holder is not None}

@@ -158,7 +158,7 @@ def is_quiet(quiet: IdleQuietConfig, now: float) -> bool:
     return calendar.covers(local.tm_wday, local.tm_hour * 60 + local.tm_min)
 
 
-def remembered(
+def restored_state(
     config: Config,
     clock: Clock,
     snapshot: JournalSnapshot,

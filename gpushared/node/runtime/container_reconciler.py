@@ -46,7 +46,7 @@ _CONDITIONS = {
 USERS_NAME = "users.json"
 
 
-def seen(facts: ContainerFacts) -> ContainerSeen:
+def event_of(facts: ContainerFacts) -> ContainerSeen:
     """Return the engine's facts in the core's terms; ``created`` with an exit code means a failed start."""
     condition = _CONDITIONS[facts.status]
     if condition is Condition.CREATED and facts.exit_code != 0:
@@ -65,6 +65,7 @@ def seen(facts: ContainerFacts) -> ContainerSeen:
 
 
 def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
+    """Return True if a job's container has ended, and not because this node ends its lease."""
     if event.condition not in {Condition.EXITED, Condition.GONE}:
         return False
     lease = state.of_container(event.container)
@@ -72,10 +73,7 @@ def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
 
 
 def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
-    if event.condition is not Condition.EXITED or not event.exit_code:
-        return False
-    lease = state.of_container(event.container)
-    return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
+    return event.condition is Condition.EXITED and bool(event.exit_code) and _is_end_of_job(event, state)
 
 
 class ContainerReconciler:
@@ -89,7 +87,8 @@ class ContainerReconciler:
         self.on_change: Callable[[ContainerFacts | ContainerId], None] = lambda _: None
         """This function gets each changed container after the core did."""
         self.on_reached: Callable[[], None] = lambda: None
-        self.before_job_ends: Callable[[], Awaitable[None]] = _nothing_first
+        """This function is called each time that the engine answers again."""
+        self.before_job_ends: Callable[[], Awaitable[None]] = _do_nothing
         """This function reports facts that the core must know before the end of a job's container."""
         self._loop = loop
         self._engine = engine
@@ -137,9 +136,11 @@ class ContainerReconciler:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _changed(self, change: ContainerFacts | ContainerId) -> None:
-        event = seen(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
+        event = (
+            event_of(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
+        )
         try:
-            await self._note_before_ends(event)
+            await self._report_before_ends(event)
             await self._loop.send(event)
         except JournalUnavailable:
             log.debug("change not recorded: the journal is away; a survey follows")
@@ -211,8 +212,8 @@ class ContainerReconciler:
         """Report all containers to the core."""
         at = self._loop.now()
         containers = await self._engine.containers()
-        events = tuple(seen(facts) for facts in containers)
-        await self._note_before_ends(*events)
+        events = tuple(event_of(facts) for facts in containers)
+        await self._report_before_ends(*events)
         await self._loop.send(EngineSurveyed(events, at))
         for facts in containers:
             self.on_change(facts)
@@ -221,25 +222,25 @@ class ContainerReconciler:
     async def inspect(self, container: ContainerId) -> None:
         """Report one container to the core."""
         facts = await self._engine.inspect(container)
-        await self._tell(ContainerSeen(container, Condition.GONE) if facts is None else seen(facts))
+        await self._report(ContainerSeen(container, Condition.GONE) if facts is None else event_of(facts))
 
     async def note_end(self, facts: ContainerFacts, at: float) -> None:
         """Report an end to the core that no event has reported yet; ``facts`` are of ``at``, or later.
 
         The engine answers a stop before it reports the end.
         """
-        event, lease = seen(facts), self._loop.state.of_container(facts.id)
+        event, lease = event_of(facts), self._loop.state.of_container(facts.id)
         if lease is None or event.condition is not Condition.EXITED:
             return
         if isinstance(lease.state, Active | Paused) and lease.state.since < at:
-            await self._tell(event)
+            await self._report(event)
 
-    async def _tell(self, event: ContainerSeen) -> None:
-        await self._note_before_ends(event)
+    async def _report(self, event: ContainerSeen) -> None:
+        await self._report_before_ends(event)
         await self._loop.send(event)
 
-    async def _note_before_ends(self, *events: ContainerSeen) -> None:
-        """Find out facts that matter before the ends of jobs are noted, such as a shutdown of the machine.
+    async def _report_before_ends(self, *events: ContainerSeen) -> None:
+        """Report first the facts that explain the ends of jobs, such as a shutdown of the machine.
 
         At a shutdown the engine ends all containers, and is itself ended before this daemon. Without this
         check the jobs in the containers would count as failed, but they have to run again. The check is made
@@ -253,14 +254,14 @@ class ContainerReconciler:
             await self._loop.send(MachineGoesDown())
 
 
-async def _nothing_first() -> None:
+async def _do_nothing() -> None:
     """Do nothing, because before the parts are wired nothing else is known."""
 
 
 class UserLimitKeeper:
     """Keep users' limits in force.
 
-    ``bounds`` returns the limits; ``facts`` is None before the engine answered.
+    ``bounds`` returns the limits; ``facts`` returns None before the engine has answered.
     """
 
     def __init__(

@@ -42,19 +42,19 @@ CONFINED, TRUSTED = "confined", "trusted"
 WRONG = "containers"
 UNMANAGED = "unmanaged"
 """Troubles about such containers have this part name."""
-AT_ONCE = 2
-LOOKS_AFTER_SECONDS = (0.0, 0.2, 0.5)
+MAX_AT_ONCE = 2
+LOOK_PAUSES_SECONDS = (0.0, 0.2, 0.5)
 """A fault counts only if each of these looks finds it: runtimes drop rights in steps, the last one after the
 engine has reported the start."""
 KEPT_SECONDS = 3600.0
 """The trouble about an ended container stays this long."""
-SAID = 3
+MAX_NAMED = 3
 """A trouble names this many containers and counts the others."""
 MISMATCH = "mismatch"
 """The audit gives a difference this name."""
 _UP = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED})
 
-Tell = Callable[[int, str, str, str, str], None]
+WriteAudit = Callable[[int, str, str, str, str], None]
 """Write to the audit: uid, user, action, container, text."""
 
 
@@ -64,12 +64,12 @@ def gate_name(state_dir: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """Hold the facts about one container that is looked at."""
+class _Comparison:
+    """Hold the differences between a container as it is and as its lease allows it."""
 
     seen: Reality
     expected: Expected
-    found: tuple[Deviation, ...]
+    deviations: tuple[Deviation, ...]
 
 
 class Verifier:
@@ -80,7 +80,7 @@ class Verifier:
         loop: Loop,
         engine: Engine,
         troubles: Troubles,
-        tell: Tell,
+        write_audit: WriteAudit,
         *,
         gate: str,
         barred: tuple[str, ...],
@@ -91,18 +91,18 @@ class Verifier:
         self._loop = loop
         self._engine = engine
         self._troubles = troubles
-        self._tell = tell
+        self._write_audit = write_audit
         self._gate = gate
         self._barred = barred
         self._leases_directory = leases_directory
         self._passwd_directory = passwd_directory
         self._simulated = simulated
-        self._looked: dict[ContainerId, int] = {}
-        self._said: dict[str, dict[ContainerId, str]] = {WRONG: {}, UNMANAGED: {}}
-        self._ended: set[ContainerId] = set()
+        self._checked_pids: dict[ContainerId, int] = {}
+        self._trouble_texts: dict[str, dict[ContainerId, str]] = {WRONG: {}, UNMANAGED: {}}
+        self._ended_here: set[ContainerId] = set()
         self._unchecked: tuple[str, ...] = ()
         self._knows_all = False
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._tasks = TaskSet()
 
     # --- containers to look at ---
@@ -112,11 +112,11 @@ class Verifier:
         if not isinstance(change, ContainerFacts):
             self._forget(change)
         elif change.status not in _UP or not change.pid:
-            self._looked.pop(change.id, None)
-            if change.id not in self._ended:
+            self._checked_pids.pop(change.id, None)
+            if change.id not in self._ended_here:
                 self._forget(change.id)
-        elif self._concerns(change.labels) and self._looked.get(change.id) != change.pid:
-            self._looked[change.id] = change.pid
+        elif self._concerns(change.labels) and self._checked_pids.get(change.id) != change.pid:
+            self._checked_pids[change.id] = change.pid
             self._begin(change.id)
 
     def reached(self) -> None:
@@ -140,27 +140,29 @@ class Verifier:
         self._knows_all = True
 
     def _begin(self, container: ContainerId) -> None:
-        self._spawn(self._look(container, is_start=self._knows_all))
+        self._spawn(self._examine(container, is_start=self._knows_all))
 
     # --- a look ---
 
-    async def _look(self, container: ContainerId, *, is_start: bool) -> None:
+    async def _examine(self, container: ContainerId, *, is_start: bool) -> None:
         """Look at a container. ``is_start``: it was started just now, after this daemon."""
-        case: _Case | None = None
-        for pause in LOOKS_AFTER_SECONDS:
+        comparison: _Comparison | None = None
+        for pause in LOOK_PAUSES_SECONDS:
             await asyncio.sleep(pause)
-            async with self._turns:
-                now = await self._case(container, is_start=is_start)
+            async with self._slots:
+                now = await self._compare(container, is_start=is_start)
             if now is None:
                 return  # the container is over, and all that it had
-            same = tuple(each for each in now.found if case is None or each in case.found)
-            case = _Case(now.seen, now.expected, same)
-            if not same:
+            lasting = tuple(
+                each for each in now.deviations if comparison is None or each in comparison.deviations
+            )
+            comparison = _Comparison(now.seen, now.expected, lasting)
+            if not lasting:
                 break
-        assert case is not None, "there is at least one look"
-        await self._judge(case)
+        assert comparison is not None, "there is at least one look"
+        await self._act_on(comparison)
 
-    async def _case(self, container: ContainerId, *, is_start: bool) -> _Case | None:
+    async def _compare(self, container: ContainerId, *, is_start: bool) -> _Comparison | None:
         seen = await self._engine.reality(container, self._barred)
         if seen is None:
             return None
@@ -169,7 +171,7 @@ class Verifier:
         expected = self._expected(seen, lease, is_start=is_start)
         self._note_unchecked(unchecked(seen, expected))
         strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
-        return _Case(seen, expected, (*strange, *findings(seen, expected)))
+        return _Comparison(seen, expected, (*strange, *findings(seen, expected)))
 
     def _expected(self, seen: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
         labels = seen.word.labels
@@ -204,53 +206,54 @@ class Verifier:
 
     # --- the result ---
 
-    async def _judge(self, case: _Case) -> None:
-        seen, found = case.seen, case.found
-        log.debug("looked container=%s found=%d", seen.id[:12], len(found))
-        if not found:
+    async def _act_on(self, comparison: _Comparison) -> None:
+        seen, deviations = comparison.seen, comparison.deviations
+        log.debug("looked container=%s found=%d", seen.id[:12], len(deviations))
+        if not deviations:
             self._forget(seen.id)
             return
-        ends = case.expected.confined and any(each.grave for each in found)
+        ends = comparison.expected.confined and any(each.grave for each in deviations)
         # Paths and variables are users' words, and may be long.
-        what = bounded("; ".join(each.text for each in found), MAX_TEXT)
-        user = str(case.expected.uid)
-        text = f"container {seen.name} (uid {user}) {what}" + ("; it was ended" if ends else "")
-        self._say(case, text)
-        self._tell(case.expected.uid, user, MISMATCH, seen.id, text)
+        faults = bounded("; ".join(each.text for each in deviations), MAX_TEXT)
+        user = str(comparison.expected.uid)
+        text = f"container {seen.name} (uid {user}) {faults}" + ("; it was ended" if ends else "")
+        self._note_trouble(comparison, text)
+        self._write_audit(comparison.expected.uid, user, MISMATCH, seen.id, text)
         log.warning("mismatch container=%s ends=%s text=%r", seen.id[:12], ends, text)
         lease = self._loop.state.of_container(seen.id)
         if lease is not None:
-            await self._loop.send(ContainerRefuted(lease.id, seen.id, f"its container {what}", ends))
+            await self._loop.send(ContainerRefuted(lease.id, seen.id, f"its container {faults}", ends))
         if ends:
-            self._ended.add(seen.id)
+            self._ended_here.add(seen.id)
             asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, seen.id)
             await self._engine.stop(seen.id, 0)
 
-    def _say(self, case: _Case, text: str) -> None:
+    def _note_trouble(self, comparison: _Comparison, text: str) -> None:
         """Note the trouble. A trusted user may bypass leases: that is reported, but as no fault."""
-        only_privileged = case.seen.word.privileged and len(case.found) == 1 and not case.expected.confined
-        self._said[UNMANAGED if only_privileged else WRONG][case.seen.id] = text
-        self._show()
+        seen, expected = comparison.seen, comparison.expected
+        only_privileged = seen.word.privileged and len(comparison.deviations) == 1 and not expected.confined
+        self._trouble_texts[UNMANAGED if only_privileged else WRONG][seen.id] = text
+        self._report_troubles()
 
     def _forget(self, container: ContainerId) -> None:
-        self._looked.pop(container, None) if container not in self._ended else None
-        self._ended.discard(container)
-        if any(said.pop(container, None) for said in self._said.values()):
-            self._show()
+        self._checked_pids.pop(container, None) if container not in self._ended_here else None
+        self._ended_here.discard(container)
+        if any(texts.pop(container, None) for texts in self._trouble_texts.values()):
+            self._report_troubles()
 
-    def _show(self) -> None:
-        for part, said in self._said.items():
-            if not said:
+    def _report_troubles(self) -> None:
+        for part, texts in self._trouble_texts.items():
+            if not texts:
                 self._troubles.cleared(part)
                 continue
-            more = f"; and {len(said) - SAID} more" if len(said) > SAID else ""
-            self._troubles.raised(part, "; ".join(list(said.values())[:SAID]) + more)
+            more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+            self._troubles.raised(part, "; ".join(list(texts.values())[:MAX_NAMED]) + more)
 
-    def _note_unchecked(self, what: tuple[str, ...]) -> None:
+    def _note_unchecked(self, checks: tuple[str, ...]) -> None:
         """Log the checks that are impossible here, once for each kind and not for each container."""
-        told = (*what, *(("GPU devices, because GPUs are simulated",) if self._simulated else ()))
-        if set(told) - set(self._unchecked):
-            self._unchecked = tuple(sorted({*self._unchecked, *told}))
+        skipped = {*checks, *(("GPU devices, because GPUs are simulated",) if self._simulated else ())}
+        if skipped - set(self._unchecked):
+            self._unchecked = tuple(sorted({*self._unchecked, *skipped}))
             log.info("containers are looked at when they start, but not: %s", ", ".join(self._unchecked))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

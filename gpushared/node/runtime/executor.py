@@ -1,4 +1,4 @@
-"""Perform the core's instructions: edits, stops, looks; those for one container in order.
+"""Perform the core's instructions, such as edits and stops; a container gets its instructions in order.
 
 Each instruction is a task. No task blocks another, except for tasks of one container that need an order.
 """
@@ -88,7 +88,7 @@ class Executor:
         self._engine = engine
         self._reconciler = reconciler
         self._sampler = sampler
-        self.parting = MpsDetach(loop, sharing, engine)
+        self.mps_detach = MpsDetach(loop, sharing, engine)
         self._suspender = Suspender(loop, engine, checkpoints, sampler.free_bytes)
         self._queues = ContainerQueues(lambda: loop.state.leases, self._perform_in_turn, self._begin)
         self._edits: dict[LeaseId, asyncio.Future[Edits]] = {}
@@ -141,7 +141,7 @@ class Executor:
         if lease is not None and self._sharing.holds(lease):
             self._begin(self._hold(lease_id, container))
         if lease is not None and lease.asked_first is not None:
-            self._begin(self._tell_settings(lease_id, container))
+            self._begin(self._report_settings(lease_id, container))
 
     def _expect_edits(self, lease: LeaseId) -> None:
         """Accept only settings for the lease's present grants from now on; waiting tasks wait on."""
@@ -183,14 +183,14 @@ class Executor:
 
     async def _make_edits(self, lease_id: LeaseId) -> None:
         """Try until the edits are made or the lease is over: a container may need them much later."""
-        told = ""
+        reported = ""
         while (lease := await self._holder(lease_id)) is not None:
             try:
                 edits = await self._open(lease)
             except GpushareError as error:
-                if str(error) != told:
-                    told = str(error)
-                    await self._loop.send(m.EditsFailed(lease_id, told))
+                if str(error) != reported:
+                    reported = str(error)
+                    await self._loop.send(m.EditsFailed(lease_id, reported))
                 if lease_id not in self._loop.state.leases:
                     self._fail(lease_id, error)
                     return
@@ -273,7 +273,7 @@ class Executor:
         async with self._device(lease.device_name):
             await self._sharing.hold(lease, place)
 
-    async def _tell_settings(self, lease: LeaseId, container: ContainerId) -> None:
+    async def _report_settings(self, lease: LeaseId, container: ContainerId) -> None:
         """Report to the core if a container whose lease was resized has started with the present settings.
 
         The container's environment shows that: an engine that knows lease devices sets it at every start.
@@ -308,7 +308,7 @@ class Executor:
         container, grace = instruction.container, instruction.grace_seconds
         try:
             with self._queues.stop(container):
-                async with self.parting.around(container, AskedEnd(grace_seconds=grace)):
+                async with self.mps_detach.around(container, AskedEnd(grace_seconds=grace)):
                     await self._engine.stop(container, grace)
         except (EngineUnavailable, TimedOut):
             # A survey notices an engine that hangs, and reports it.
@@ -357,7 +357,7 @@ class ContainerQueues:
         queue = self._queues.get(instruction.container)
         if queue is None:
             self._queues[instruction.container] = deque([instruction])
-            self._begin(self._work_off(instruction.container))
+            self._begin(self._perform_queued(instruction.container))
             return
         if len(queue) > 1 and (superseded := queue.pop()) != instruction:
             log.info("superseded by %r: %r", instruction, superseded)
@@ -377,7 +377,7 @@ class ContainerQueues:
             if not stops:
                 self._stops.pop(container, None)
 
-    async def _work_off(self, container: ContainerId) -> None:
+    async def _perform_queued(self, container: ContainerId) -> None:
         queue = self._queues[container]
         try:
             while queue:

@@ -22,7 +22,7 @@ PART = "guard"
 LOOK_SECONDS = 1.0
 
 
-class Guarding:
+class GuardKeeper:
     """Renew deadlines while the coordinator answers, and report to the core if a guard watches."""
 
     def __init__(self, loop: Loop, guard: GuardProcess, troubles: Troubles) -> None:
@@ -31,14 +31,14 @@ class Guarding:
         self._troubles = troubles
         self._written: dict[ContainerId, float] | None = None
         """None before this process's first write."""
-        self._turns = asyncio.Lock()
+        self._renewals = asyncio.Lock()
 
     async def arm(self, container: ContainerId) -> None:
         """Return when a guard watches over a fenced attempt's container, which may start then.
 
         Raises Unavailable if no guard does, and TimedOut if the container is already to end.
         """
-        await self._turn()
+        await self._renew()
         deadline = (self._written or {}).get(container)
         if deadline is None or deadline <= boottime():
             raise TimedOut("its coordinator has not heard of this node for too long")
@@ -48,7 +48,7 @@ class Guarding:
         while True:
             try:
                 await self.take_ends()
-                await self._turn()
+                await self._renew()
             except GpushareError as error:
                 log.debug("the guard was not looked after: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
@@ -67,8 +67,8 @@ class Guarding:
     def _is_needed(self) -> bool:
         return bool(self._written) or any(map(fenced, self._loop.state.attempts.values()))
 
-    async def _turn(self) -> None:
-        async with self._turns:
+    async def _renew(self) -> None:
+        async with self._renewals:
             fences = self._fences()
             if not fences and self._written is None and not await asyncio.to_thread(self._guard.has_any):
                 self._written = {}
@@ -78,10 +78,10 @@ class Guarding:
                     await asyncio.to_thread(self._guard.ensure)
             except Unavailable as error:
                 self._troubles.raised(PART, error.message)
-                await self._tell(watches=False)
+                await self._report_watch(watches=False)
                 raise
             self._troubles.cleared(PART)
-            await self._tell(watches=True)
+            await self._report_watch(watches=True)
 
     def _fences(self) -> dict[ContainerId, float]:
         before: Mapping[ContainerId, float] = self._written or {}
@@ -96,7 +96,7 @@ class Guarding:
             await asyncio.to_thread(self._guard.write, fences)
             self._written = fences
 
-    async def _tell(self, *, watches: bool) -> None:
-        books = self._loop.state.attempts.values()
-        if any(attempt.guarded != watches for attempt_log in books for attempt in fenced(attempt_log)):
+    async def _report_watch(self, *, watches: bool) -> None:
+        attempt_logs = self._loop.state.attempts.values()
+        if any(attempt.guarded != watches for attempt_log in attempt_logs for attempt in fenced(attempt_log)):
             await self._loop.send(GuardLooked(watches))

@@ -1,8 +1,8 @@
 """Record the history of a node: samples, spans, waits and summaries, written each minute.
 
 The journal has every span and every lease's end, so a crash loses the samples of the last minute and nothing
-else. A history that cannot be written raises a trouble; the leases go on, and what is waiting is written
-later.
+else. A history that cannot be written raises a trouble; the leases go on, and the waiting
+records are written later.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HistoryRecorder(HistoryWriter):
         self._source: SourceName | None = None
         self._series: dict[SeriesKey, UseSeries] = {}
         self._growth: dict[SeriesKey, dict[int, HourUse]] = {}
-        """What is to be added to the hours of each series."""
+        """The growth of each series by hour, which the history does not have yet."""
         self._in_doubt: HistoryBatch | None = None
         """A batch that may have been written; it is written again before any other."""
         self._number = 0
@@ -149,7 +149,7 @@ class HistoryRecorder(HistoryWriter):
             seen = SeriesSample(
                 WHOLE_PERMILLE, held_mib, reading.utilization_ratio, memory, reading.power_watts
             )
-            self._of("", gpu).take(at_ms, seen, ms)
+            self._series_of("", gpu).take(at_ms, seen, ms)
         for lease in state.holders():
             held_ms = milliseconds(sample.at - (lease.holds_since or sample.at))
             for grant in lease.grants:
@@ -159,9 +159,9 @@ class HistoryRecorder(HistoryWriter):
                 memory = None if use.memory_bytes is None else use.memory_bytes // MIB
                 size = permille_of([grant], state.gpus)
                 seen = SeriesSample(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
-                self._of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
+                self._series_of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
 
-    def _of(self, lease: str, gpu: str) -> UseSeries:
+    def _series_of(self, lease: str, gpu: str) -> UseSeries:
         key = (lease, gpu)
         if key not in self._series:
             self._series[key] = UseSeries(self._config().recent_hours)
@@ -188,7 +188,7 @@ class HistoryRecorder(HistoryWriter):
     # --- writing ---------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        source = await self._resumed()
+        source = await self._resume_source()
         if self._missed_summaries:
             await self._read_summaries(source)
         self._gather_uses()
@@ -224,7 +224,7 @@ class HistoryRecorder(HistoryWriter):
         await self._history.write(batch)
         self._in_doubt = None
         self._gpus = tuple(batch.gpus) or self._gpus
-        written = {one.lease: one for one in batch.leases}
+        written = {summary.lease: summary for summary in batch.leases}
         self._summaries = {
             lease: one for lease, one in self._summaries.items() if one is not written.get(lease)
         }
@@ -235,7 +235,7 @@ class HistoryRecorder(HistoryWriter):
         return len(batch.spans) == SPANS_PER_WRITE
 
     def _gather_uses(self) -> None:
-        """Move what changed to what is to be written, and drop the series of past holders."""
+        """Move the changes of each series to the records to write, and drop the series of past holders."""
         held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
         for key, series in list(self._series.items()):
             lease, gpu = key
@@ -251,7 +251,7 @@ class HistoryRecorder(HistoryWriter):
         for oldest_key in list(self._growth)[: max(0, len(self._growth) - MAX_SERIES_WAITING)]:
             del self._growth[oldest_key]
 
-    async def _resumed(self) -> SourceName:
+    async def _resume_source(self) -> SourceName:
         """Return the source, after reading what an earlier run of the daemon has written."""
         if self._source is not None:
             return self._source
@@ -270,7 +270,7 @@ class HistoryRecorder(HistoryWriter):
         return source
 
     async def _read_summaries(self, source: SourceName) -> None:
-        """Read from the journal what was too much to be kept in memory."""
+        """Read from the journal the summaries that found no room in memory."""
         self._missed_summaries = False
         await self._take_summaries((await self._history.resume(source)).newest_ended_at)
 

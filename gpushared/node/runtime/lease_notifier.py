@@ -14,7 +14,7 @@ from gpushared.notify.outbox import RECENT_SECONDS, NotificationOutbox
 from gpushared.storage.notification_file import Remembered
 
 LOOK_SECONDS = 1.0
-_Told = frozenset[tuple[NotificationKind, str]]
+_Occasions = frozenset[tuple[NotificationKind, str]]
 
 
 class LeaseNotifier:
@@ -24,59 +24,61 @@ class LeaseNotifier:
         self._loop = loop
         self._outbox = outbox
         self._soon_seconds = soon_seconds
-        self._told: dict[str, _Told] = {}
-        self._begun = False
+        self._notified: dict[str, _Occasions] = {}
+        self._has_begun = False
         outbox.live = self._live
         loop.observers.append(self.observe)
 
     async def run(self) -> None:
-        """Tell what a crash kept from being told, then what time alone brings, for ever."""
+        """Notify of the events that a crash prevented, then of leases that end soon, for ever."""
         self.begin(await self._outbox.open())
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             soon, now = self._soon_seconds(), self._loop.now()
             for lease in self._loop.state.leases.values():
                 if lease.expires_at is not None and lease.expires_at - now <= soon:
-                    self._look(lease, self._loop.state)
+                    self._notify_of_lease(lease, self._loop.state)
 
-    def begin(self, remembered: Remembered) -> None:
-        """Take over from the file: events since its beginning that it does not know are told now."""
-        for subject, kind, occasion in remembered.told:
-            known = self._told.get(subject, frozenset())
-            self._told[subject] = known | {(NotificationKind(kind), occasion)}
-        oldest = max(remembered.since, self._loop.now() - RECENT_SECONDS)
+    def begin(self, saved: Remembered) -> None:
+        """Take over the file's record: notify now of the events since its beginning that it does not have."""
+        for subject, kind, occasion in saved.told:
+            known = self._notified.get(subject, frozenset())
+            self._notified[subject] = known | {(NotificationKind(kind), occasion)}
+        oldest = max(saved.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
         for lease in (*state.ended.values(), *state.leases.values()):
-            self._look(lease, state, oldest)
-        self._tell(of_gpus(state, self._told), oldest)
+            self._notify_of_lease(lease, state, oldest)
+        self._notify(of_gpus(state, self._notified), oldest)
         live = self._live()
-        self._told = {subject: told for subject, told in self._told.items() if subject in live}
-        self._begun = True
+        self._notified = {
+            subject: notified for subject, notified in self._notified.items() if subject in live
+        }
+        self._has_begun = True
 
     def observe(self, before: NodeState, step: Step) -> None:  # noqa: ARG002 - as the loop calls it
-        """Tell the events of a step that is on disk."""
-        if not self._begun:
+        """Notify of the events in a step that is on disk."""
+        if not self._has_begun:
             return  # ``begin`` finds them in the state
         for lease in step.changed:
-            self._look(lease, step.state)
+            self._notify_of_lease(lease, step.state)
         if step.drained is not None:
-            self._tell(of_gpus(step.state, self._told), None)
+            self._notify(of_gpus(step.state, self._notified), None)
 
     def _live(self) -> Collection[str]:
         state = self._loop.state
         return state.leases.keys() | {f"gpu {gpu}" for gpu in state.drained}
 
-    def _look(self, lease: Lease, state: NodeState, oldest: float | None = None) -> None:
-        told, soon = self._told.get(lease.id, frozenset()), self._soon_seconds()
-        self._tell(of_lease(lease, state, self._loop.now(), told, soon_seconds=soon), oldest)
+    def _notify_of_lease(self, lease: Lease, state: NodeState, oldest: float | None = None) -> None:
+        notified, soon = self._notified.get(lease.id, frozenset()), self._soon_seconds()
+        self._notify(of_lease(lease, state, self._loop.now(), notified, soon_seconds=soon), oldest)
         if isinstance(lease.state, Ended):
-            self._told.pop(lease.id, None)
+            self._notified.pop(lease.id, None)
 
-    def _tell(self, events: Collection[Notification], oldest: float | None) -> None:
-        """Add the events; after a restart those from before ``oldest`` only count as told."""
+    def _notify(self, events: Collection[Notification], oldest: float | None) -> None:
+        """Add the events; after a restart events from before ``oldest`` only count as notified."""
         for event in events:
-            known = self._told.get(event.subject, frozenset())
-            self._told[event.subject] = known | {(event.kind, event.occasion)}
+            known = self._notified.get(event.subject, frozenset())
+            self._notified[event.subject] = known | {(event.kind, event.occasion)}
         if oldest is None:
             self._outbox.add(events)
         else:

@@ -55,10 +55,10 @@ class MpsDetach:
             yield
             return
         if order is ClientStopOrder.CLIENTS_FIRST:
-            await self._part(lease, container, AT_ONCE_SECONDS if at_once(asked) else None)
+            await self._detach(lease, container, AT_ONCE_SECONDS if at_once(asked) else None)
             yield
             return
-        timer = asyncio.create_task(self._part_after(lead, lease, container))
+        timer = asyncio.create_task(self._detach_after(lead, lease, container))
         try:
             yield
         finally:
@@ -81,11 +81,11 @@ class MpsDetach:
         grace = ending.grace_seconds or 0.0
         return order_of(ending, main), grace - lead_seconds(grace)
 
-    async def _part_after(self, seconds: float, lease: Lease, container: ContainerId) -> None:
+    async def _detach_after(self, seconds: float, lease: Lease, container: ContainerId) -> None:
         await asyncio.sleep(seconds)
-        await self._part(lease, container)
+        await self._detach(lease, container)
 
-    async def _part(self, lease: Lease, container: ContainerId, seconds: float | None = None) -> None:
+    async def _detach(self, lease: Lease, container: ContainerId, seconds: float | None = None) -> None:
         """Detach the clients of a lease; ``seconds`` is a limit below the sharing's own patience."""
         clients, trouble = 0, ""
         try:
@@ -97,7 +97,7 @@ class MpsDetach:
         except GpushareError as error:
             trouble = str(error)
         if trouble:
-            log.warning("clients not parted lease=%s why=%s", lease.id, trouble)
+            log.warning("clients not detached lease=%s why=%s", lease.id, trouble)
         if clients or trouble:
             with suppress(GpushareError):  # the end matters more than its line in the story
                 await self._loop.send(ClientsParted(lease.id, clients, trouble))
@@ -153,8 +153,8 @@ def held_by_mps(lease: Lease) -> bool:
     )
 
 
-class Leavers:
-    """Remember the processes of the last samples, and find those outside of MPS that MPS should hold.
+class MpsEscapeDetector:
+    """Remember the processes of the last samples, and find the processes outside of MPS that MPS should hold.
 
     A program without the right pipe directory silently becomes an ordinary CUDA program (NVIDIA's MPS
     documentation). A wrong finding would end a user's work, so two witnesses are needed: the driver lists the

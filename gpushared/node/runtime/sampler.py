@@ -20,7 +20,7 @@ from gpushared.domain.model.units import format_memory
 from gpushared.engine.processes import ProcessHandles, ProcessTable
 from gpushared.gpus.mig import MPS_RESERVE_BYTES
 from gpushared.node.runtime.loop import Loop
-from gpushared.node.runtime.mps_detach import Leavers, MpsEscapees, Sighting, held_by_mps
+from gpushared.node.runtime.mps_detach import MpsEscapeDetector, MpsEscapees, Sighting, held_by_mps
 from gpushared.ports import GpuProcess, GpuReading, Gpus, ServerFault, Sharing, SharingStatus
 
 log = logging.getLogger(__name__)
@@ -86,12 +86,12 @@ class Sampler:
         self._gpus = gpus
         self._sharing = sharing
         self._processes = ProcessTable(handles=ProcessHandles())
-        self._leavers = Leavers()
+        self._mps_escapes = MpsEscapeDetector()
         self._clients = ClientLeases()
         self._troubles = troubles
         self._interval_seconds = interval_seconds
         self._exclusive_process = frozenset(exclusive_process)
-        self._asked = asyncio.Event()
+        self._sample_asked = asyncio.Event()
         self._unseen_since: dict[GpuId, float] = {}
         self._xids: dict[GpuId, tuple[int, ...]] = {}
 
@@ -107,24 +107,26 @@ class Sampler:
 
     def ask(self) -> None:
         """Take a sample soon."""
-        self._asked.set()
+        self._sample_asked.set()
 
     async def run(self) -> None:
         while True:
-            await self.turn()
+            await self.sample_and_report()
             await self._pause()
 
     async def _pause(self) -> None:
         """Wait until the next sample is due, or requested. A lease that begins makes it due sooner."""
         began = time.monotonic()
-        while not self._asked.is_set() and (left := began + self.pause_seconds - time.monotonic()) > 0:
-            waking = [asyncio.create_task(one) for one in (self._asked.wait(), self._loop.changed(left))]
+        while not self._sample_asked.is_set() and (left := began + self.pause_seconds - time.monotonic()) > 0:
+            waking = [
+                asyncio.create_task(one) for one in (self._sample_asked.wait(), self._loop.changed(left))
+            ]
             try:
                 await asyncio.wait(waking, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in waking:
                     task.cancel()
-        self._asked.clear()
+        self._sample_asked.clear()
 
     @property
     def pause_seconds(self) -> float:
@@ -134,7 +136,7 @@ class Sampler:
             return min(WATCH_SECONDS, self._interval_seconds)
         return self._interval_seconds * (1 if holders else IDLE_FACTOR)
 
-    async def turn(self) -> None:
+    async def sample_and_report(self) -> None:
         """Take one sample and report it to the core; trouble is noted, never raised."""
         try:
             known = await self._sample()
@@ -185,14 +187,14 @@ class Sampler:
         self.newest = sample
         for observe in self.observers:
             observe(sample)
-        found = self._find_leavers(readings, sample, leases)
+        escapees = self._find_escapees(readings, sample, leases)
         lost = frozenset(reading.gpu for reading in readings if reading.lost)
         working, resting = activity(readings, leases, self._loop.state.holders())
-        event = replace(event, outside_mps=found.outside, xids=self._untold(readings), lost=lost)
+        event = replace(event, outside_mps=escapees.outside, xids=self._unreported_xids(readings), lost=lost)
         event = replace(event, active=working, idle=resting)
         # A server's fault lasts only until its clients are gone, and the driver reports its cause at once.
         faulty = {reading.gpu for reading in readings if reading.xids}
-        for gpu in sorted(found.undecided | faulty):
+        for gpu in sorted(escapees.undecided | faulty):
             await self._sharing.look_soon(gpu)
         gpus = self._loop.state.gpus
         troubled = {gpu.id for gpu in gpus.values() if gpu.trouble is not None}
@@ -202,11 +204,11 @@ class Sampler:
             await self._loop.send(fault)
         await self._loop.send(event)
         self._xids.clear()
-        self._tell_of_strangers(sample)
-        self._tell_of_unseen(readings, leases, at)
+        self._report_strangers(sample)
+        self._report_unseen_memory(readings, leases, at)
         return listed and not healed
 
-    def _untold(self, readings: tuple[GpuReading, ...]) -> dict[GpuId, tuple[int, ...]]:
+    def _unreported_xids(self, readings: tuple[GpuReading, ...]) -> dict[GpuId, tuple[int, ...]]:
         """Return the XIDs that the core does not know.
 
         The driver reports each once, and the journal may be away.
@@ -216,7 +218,7 @@ class Sampler:
                 self._xids[reading.gpu] = (*self._xids.get(reading.gpu, ()), *reading.xids)[:MAX_XIDS]
         return dict(self._xids)
 
-    def _tell_of_strangers(self, sample: Sample) -> None:
+    def _report_strangers(self, sample: Sample) -> None:
         """Raise a trouble that names the biggest process that takes leased memory without a lease."""
         state = self._loop.state
         for gpu in state.gpus.values():
@@ -233,7 +235,7 @@ class Sampler:
             else:
                 self._troubles.cleared(part)
 
-    def _tell_of_unseen(
+    def _report_unseen_memory(
         self, readings: tuple[GpuReading, ...], leases: Mapping[int, LeaseId], at: float
     ) -> None:
         """Raise a trouble if the driver lists processes of slices without their memory.
@@ -282,7 +284,7 @@ class Sampler:
                 elif process.pid not in ours:
                     stray[reading.gpu] = stray.get(reading.gpu, 0) + (process.memory_bytes or 0)
                     strangers.append(Stranger(process.pid, reading.gpu, process.memory_bytes))
-        readable = frozenset(reading.gpu for reading in readings if _tells(reading))
+        readable = frozenset(reading.gpu for reading in readings if _shows_processes(reading))
         troubles = {reading.gpu: reading.trouble for reading in readings if reading.trouble is not None}
         strays = {gpu: stray.get(gpu, 0) for gpu in readable}
         by_gpu = {one.gpu: one for one in status}
@@ -297,7 +299,7 @@ class Sampler:
         )
         return sample, GpusSampled(at, frozenset(used), strays, readable, troubles, used)
 
-    def _find_leavers(
+    def _find_escapees(
         self, readings: tuple[GpuReading, ...], sample: Sample, leases: Mapping[int, LeaseId]
     ) -> MpsEscapees:
         held = {lease.id for lease in self._loop.state.leases.values() if held_by_mps(lease)}
@@ -307,8 +309,8 @@ class Sampler:
             for process in reading.processes
             if leases.get(process.pid) in held
         ]
-        readable = {reading.gpu for reading in readings if _tells(reading)}
-        return self._leavers.judge(sightings, readable, sample.sharing)
+        readable = {reading.gpu for reading in readings if _shows_processes(reading)}
+        return self._mps_escapes.judge(sightings, readable, sample.sharing)
 
     def _leases_of(
         self, readings: tuple[GpuReading, ...], status: tuple[SharingStatus, ...]
@@ -329,7 +331,7 @@ class Sampler:
         return found
 
 
-def _tells(reading: GpuReading) -> bool:
+def _shows_processes(reading: GpuReading) -> bool:
     """Return True if the reading shows the GPU's processes, as it may even for a GPU with a trouble."""
     return reading.trouble is None or reading.memory_used_bytes is not None
 
@@ -372,7 +374,7 @@ def client_pids(status: Iterable[SharingStatus]) -> frozenset[int]:
     return frozenset(found)
 
 
-class Sign(Enum):
+class Activity(Enum):
     """Classify one lease's activity on one GPU."""
 
     WORKS = auto()
@@ -393,10 +395,10 @@ def activity(
     working, resting = set(), set()
     for lease in leases:
         if isinstance(lease.state, Active | Paused):
-            signs = {_sign(by_gpu.get(grant.gpu), lease.id, lease_of) for grant in lease.grants}
-            if Sign.WORKS in signs:
+            activities = {_activity_on(by_gpu.get(grant.gpu), lease.id, lease_of) for grant in lease.grants}
+            if Activity.WORKS in activities:
                 working.add(lease.id)
-            elif signs == {Sign.RESTS}:
+            elif activities == {Activity.RESTS}:
                 resting.add(lease.id)
     return frozenset(working), frozenset(resting)
 
@@ -421,7 +423,7 @@ def lease_uses(
 def _use(
     reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId], *, alone: bool
 ) -> LeaseUse:
-    if reading is None or reading.lost or not _tells(reading):
+    if reading is None or reading.lost or not _shows_processes(reading):
         return LeaseUse(None, None)
     own = _own(reading, lease, lease_of)
     sizes = [process.memory_bytes for process in own]
@@ -434,17 +436,17 @@ def _use(
     return LeaseUse(memory_bytes, reading.utilization_ratio if alone else None)
 
 
-def _sign(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> Sign:
+def _activity_on(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> Activity:
     if reading is None or reading.lost:
-        return Sign.UNKNOWN
+        return Activity.UNKNOWN
     own = _own(reading, lease, lease_of)
     if any(process.utilization_ratio for process in own):
-        return Sign.WORKS
+        return Activity.WORKS
     whole = reading.utilization_ratio
     # An idle GPU needs no attribution of its use to processes.
     if whole == 0 or _is_known_to_rest(own, reading, lease_of):
-        return Sign.RESTS
-    return Sign.UNKNOWN if whole is None else Sign.WORKS
+        return Activity.RESTS
+    return Activity.UNKNOWN if whole is None else Activity.WORKS
 
 
 def _own(reading: GpuReading, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> list[GpuProcess]:

@@ -16,7 +16,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId, LeaseId
 from gpushared.domain.model.units import format_memory
 from gpushared.engine.processes import members
-from gpushared.node.runtime.container_reconciler import seen
+from gpushared.node.runtime.container_reconciler import event_of
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import Checkpoints, Engine
 
@@ -77,7 +77,7 @@ class Suspender:
         """
         facts = await self._engine.inspect(container)
         if facts is not None:
-            await self._loop.send(seen(facts))
+            await self._loop.send(event_of(facts))
         found = self._loop.state.leases.get(lease)
         return "" if found is None else lack_of_memory(found, self._loop.state)
 

@@ -125,8 +125,8 @@ class UseSeries:
         self.recent = Recent(recent_hours)
         self._hours: dict[int, HourUse] = {}
         """The minutes that are over, by hour: of the present hour, and of those that ended since ``changes``."""
-        self._told: dict[int, HourUse] = {}
-        """What ``changes`` has returned of the present hour, in sum."""
+        self._reported: dict[int, HourUse] = {}
+        """The sum of all that ``changes`` has returned for the present hour."""
         self._minute_at = -1
         self._minute = _MinuteSums()
         self._touched = False
@@ -143,7 +143,7 @@ class UseSeries:
         self._touched = True
 
     def changes(self) -> list[HourUse]:
-        """Return what is to be added to the hours since the last call.
+        """Return the growth of each hour since the last call.
 
         The present minute is in them as far as it is known: if a kernel runs in its rest, the next changes
         turn it from idle to active.
@@ -156,10 +156,10 @@ class UseSeries:
         }
         present = self._add_minute_to(hours)
         grown = [
-            growth(hour, self._told[number]) if number in self._told else hour
+            growth(hour, self._reported[number]) if number in self._reported else hour
             for number, hour in hours.items()
         ]
-        self._told = {present: hours[present]}
+        self._reported = {present: hours[present]}
         self._hours = {number: hour for number, hour in self._hours.items() if number == present}
         return grown
 

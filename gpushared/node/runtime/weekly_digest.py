@@ -45,12 +45,12 @@ class WeeklyDigest:
         await self._outbox.opened.wait()
         while True:
             try:
-                await self.look()
+                await self.send_due()
             except GpushareError as error:
                 log.info("the digest of the week waits: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def look(self) -> None:
+    async def send_due(self) -> None:
         """Send the digests of the last week that were not sent yet."""
         state = self._loop.state
         end = week_of(state.day(self._loop.now()))

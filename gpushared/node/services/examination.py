@@ -42,8 +42,8 @@ class Examination:
         config: Callable[[], Config],
         reread: Callable[[], Config],
         pool: Callable[[], PoolView | None] = lambda: None,
-        pins: Callable[[], str] = lambda: "",
-        walls: Callable[[], str] = lambda: "",
+        mounts_trouble: Callable[[], str] = lambda: "",
+        users_trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self._loop = loop
         self._sampler = sampler
@@ -53,8 +53,8 @@ class Examination:
         self._modes = modes
         self._config = config
         self._pool = pool
-        self._pins = pins
-        self._walls = walls
+        self._mounts_trouble = mounts_trouble
+        self._users_trouble = users_trouble
         started = config()
         self._doctor = Doctor(
             MachineProbe(lambda: DaemonPaths(config(), started, socket, reread), self._view, driver)
@@ -83,8 +83,8 @@ class Examination:
             troubles=self._troubles.by_part(),
             wall_trouble=self._wall.last_trouble or "",
             pool=self._pool(),
-            pins_trouble=self._pins(),
-            users_trouble=self._walls(),
+            pins_trouble=self._mounts_trouble(),
+            users_trouble=self._users_trouble(),
         )
 
     def _gpu(self, gpu: Gpu) -> KnownGpu:

@@ -97,7 +97,7 @@ def _stream(
     method: MethodDescriptor, name: str, source: Source, authenticator: CallAuthenticator
 ) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(message: Message, context: Context[Any, Any]) -> AsyncIterator[Message]:
-        async with authenticator.called(name, message, context) as (caller, _):
+        async with authenticator.identified(name, message, context) as (caller, _):
             async for answer in source(message, caller):
                 yield answer
 
@@ -145,7 +145,7 @@ class _Health(health.aio.HealthServicer):
         self._authenticator = authenticator
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context[Any, Any]) -> None:
-        async with self._authenticator.called("Health/Watch", request, context):
+        async with self._authenticator.identified("Health/Watch", request, context):
             await super().Watch(request, context)
 
 
@@ -160,7 +160,9 @@ class _Reflection(reflection.aio.ReflectionServicer):
         unused_context: Context[Any, Any],
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
         answers: Any = super().ServerReflectionInfo(request_iterator, unused_context)
-        async with self._authenticator.called("ServerReflection/ServerReflectionInfo", None, unused_context):
+        async with self._authenticator.identified(
+            "ServerReflection/ServerReflectionInfo", None, unused_context
+        ):
             async for answer in answers:
                 yield answer
 

@@ -50,12 +50,12 @@ IN_POOL = "pool:"
 
 _HAS_LEASE = frozenset({"reserved", "running"})
 
-_Asked = TypeVar("_Asked", bound=Message)
-_Answered = TypeVar("_Answered", bound=Message)
+_RequestT = TypeVar("_RequestT", bound=Message)
+_AnswerT = TypeVar("_AnswerT", bound=Message)
 
 
 class NodeEndpoints(Protocol):
-    """Open sockets on this machine that lead to the gates of other nodes; see ``TunnelDoors``."""
+    """Open sockets on this machine that lead to the gates of other nodes; see ``TunnelEndpoints``."""
 
     async def endpoint(self, job: JobId, rank: int, caller: Caller, attempt: int = 0) -> str:
         """Return the path of the socket."""
@@ -92,7 +92,7 @@ class NodeJobs:
             lambda: local_jobs.loop.state,
             loop.now,
             here=node_name,
-            told=self._told,
+            told=self._queue_reason,
             project_of=self._project_of,
         )
         self._own = JobsService(
@@ -157,16 +157,16 @@ class NodeJobs:
                 "an array has many leases", hint="submit it, and ask where one of its jobs runs"
             )
         seconds = bounded_seconds(message.timeout_seconds)
-        taken = await self.submit(message.job, caller)
-        view = await self._reserved(JobId(taken.job_ids[0]), seconds, caller)
-        door = await self._door_to(view, 0, caller) if is_reserved(view) else None
-        return jobs_pb2.ReserveAnswer(job=view, notes=taken.notes, door=door)
+        submitted = await self.submit(message.job, caller)
+        view = await self._wait_until_reserved(JobId(submitted.job_ids[0]), seconds, caller)
+        docker_host = await self._docker_host_of(view, 0, caller) if is_reserved(view) else None
+        return jobs_pb2.ReserveAnswer(job=view, notes=submitted.notes, door=docker_host)
 
-    async def _reserved(self, job: JobId, seconds: float, caller: Caller) -> jobs_pb2.Job:
+    async def _wait_until_reserved(self, job: JobId, seconds: float, caller: Caller) -> jobs_pb2.Job:
         """Return the job as soon as it has its lease or is over, or after the time."""
         until = time.monotonic() + seconds
         if self.pool is not None:
-            seen = await self.pool.watched(job, is_settled, caller, seconds)
+            seen = await self.pool.wait_for_report(job, is_settled, caller, seconds)
             if seen is not None:
                 return seen
         view = await self.get(jobs_pb2.JobRef(job_id=job), caller)
@@ -188,13 +188,13 @@ class NodeJobs:
     # --- one job, wherever it is -----------------------------------------------------------------------
 
     async def get(self, message: jobs_pb2.JobRef, caller: Caller) -> jobs_pb2.Job:
-        return await self._either(self._own.get, "Get", message, caller)
+        return await self._here_or_in_pool(self._own.get, "Get", message, caller)
 
     async def wait(self, message: jobs_pb2.WaitJobRequest, caller: Caller) -> jobs_pb2.Job:
-        return await self._either(self._own.wait, "Wait", message, caller)
+        return await self._here_or_in_pool(self._own.wait, "Wait", message, caller)
 
     async def cancel(self, message: jobs_pb2.CancelJobRequest, caller: Caller) -> jobs_pb2.Job:
-        return await self._either(self._own.cancel, "Cancel", message, caller)
+        return await self._here_or_in_pool(self._own.cancel, "Cancel", message, caller)
 
     async def hold(self, message: jobs_pb2.HoldJobRequest, caller: Caller) -> jobs_pb2.Job:
         """Hold a job: one of the node's own whose lease waits is held in the node's queue."""
@@ -207,7 +207,7 @@ class NodeJobs:
             await self._loop.send(m.HoldAsked(lease, caller, message.held))
             return self._own.views.job(job)
 
-        return await self._either(own, "Hold", message, caller)
+        return await self._here_or_in_pool(own, "Hold", message, caller)
 
     async def set_priority(self, message: jobs_pb2.JobPriorityRequest, caller: Caller) -> jobs_pb2.Job:
         """Set a job's priority, on its waiting lease too, as ``hold`` does; the next try keeps it."""
@@ -218,10 +218,10 @@ class NodeJobs:
                 await self._loop.send(m.PriorityAsked(lease, caller, message.priority))
             return await self._own.set_priority(message, owner)
 
-        return await self._either(own, "SetPriority", message, caller)
+        return await self._here_or_in_pool(own, "SetPriority", message, caller)
 
     async def explain(self, message: jobs_pb2.JobRef, caller: Caller) -> jobs_pb2.JobExplanation:
-        return await self._either(self._own.explain, "Explain", message, caller)
+        return await self._here_or_in_pool(self._own.explain, "Explain", message, caller)
 
     async def watch(self, message: jobs_pb2.JobRef, caller: Caller) -> AsyncIterator[jobs_pb2.Job]:
         """Stream each change of a job until it is over."""
@@ -253,16 +253,16 @@ class NodeJobs:
     async def door(self, message: jobs_pb2.DoorRequest, caller: Caller) -> jobs_pb2.DoorAnswer:
         """Return the socket at which docker reaches a job's container: on this node, or through a tunnel."""
         view = await self.get(jobs_pb2.JobRef(job_id=message.job_id), caller)
-        return await self._door_to(view, message.rank, caller, message.attempt)
+        return await self._docker_host_of(view, message.rank, caller, message.attempt)
 
-    async def _door_to(
+    async def _docker_host_of(
         self, view: jobs_pb2.Job, rank: int, caller: Caller, attempt: int = 0
     ) -> jobs_pb2.DoorAnswer:
         part = next((part for part in _parts_of(view, attempt) if part.rank == rank), None)
         if part is None or not part.lease_id:
-            said = f": {view.reason}" if view.reason else ""
+            reason = f": {view.reason}" if view.reason else ""
             raise StateConflict(
-                f"job {view.id} is {view.state} and has no container{said}",
+                f"job {view.id} is {view.state} and has no container{reason}",
                 hint=f"its story: gpushare why {view.id}",
             )
         path = self._socket
@@ -276,9 +276,13 @@ class NodeJobs:
             path = await self.endpoints.endpoint(JobId(view.id), rank, caller, attempt)
         return jobs_pb2.DoorAnswer(host=f"unix://{path}", lease_id=part.lease_id, node=part.node, here=here)
 
-    async def _either(
-        self, own: Callable[[_Asked, Owner], Awaitable[_Answered]], name: str, message: _Asked, caller: Caller
-    ) -> _Answered:
+    async def _here_or_in_pool(
+        self,
+        own: Callable[[_RequestT, Owner], Awaitable[_AnswerT]],
+        name: str,
+        message: _RequestT,
+        caller: Caller,
+    ) -> _AnswerT:
         """Answer a call for one of this node's own jobs, or let the pool answer if the job is not here."""
         owner = self.owner(caller)
         try:
@@ -286,7 +290,7 @@ class NodeJobs:
         except NotFound:
             if self.pool is None:
                 raise
-        answer: _Answered = await self.pool.of_job(name, message, owner, caller)
+        answer: _AnswerT = await self.pool.of_job(name, message, owner, caller)
         return answer
 
     # --- many jobs -----------------------------------------------------------------------------------------
@@ -325,10 +329,10 @@ class NodeJobs:
             state, address="", version=gpushared.__version__, simulated=self._lease_views.simulated
         )
         heard_at = self._lease_views.day(self._loop.now())
-        alone = lone_node(
+        node = lone_node(
             self._node_name, inventory, free_of(state, OWN), self._local_jobs.loop.state, heard_at=heard_at
         )
-        return jobs_pb2.NodesResponse(nodes=[alone])
+        return jobs_pb2.NodesResponse(nodes=[node])
 
     # --- helpers ---------------------------------------------------------------------------------------
 
@@ -385,7 +389,7 @@ class NodeJobs:
         except GpushareError:
             return job.spec.request.project  # the job is refused as soon as it asks for a lease
 
-    def _told(self, job: Job) -> Why | None:
+    def _queue_reason(self, job: Job) -> Why | None:
         """Return the queue's reason for a job that waits in the node's own queue, else None."""
         if not isinstance(job.state, Placing | Running):
             return None

@@ -48,7 +48,7 @@ from gpushared.gate.containers.inject import binds_late
 from gpushared.gate.containers.lease_port import Claim
 from gpushared.jobs.job_requests import MAX_IMAGE, is_container_name
 from gpushared.node.jobs.job_containers import environment_of, labels_of, launcher_defaults
-from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.client_presence_checks import ClientPresence
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.executor import Executor
 from gpushared.node.runtime.loop import Loop
@@ -72,7 +72,7 @@ class LeaseService:
         reconciler: ContainerReconciler,
         engine: Engine,
         journal: Journal,
-        attendance: Attendance,
+        client_presence: ClientPresence,
         stop_grace_seconds: int,
     ) -> None:
         self.presets: Mapping[str, RequestSpec] = {}
@@ -83,9 +83,9 @@ class LeaseService:
         self._reconciler = reconciler
         self._engine = engine
         self._journal = journal
-        self._attendance = attendance
+        self._client_presence = client_presence
         self._stop_grace_seconds = stop_grace_seconds
-        self._leaving = TaskSet()
+        self._background_tasks = TaskSet()
         self._to_drop: set[LeaseId] = set()
         """Leases whose claim is over, but not yet written as over."""
 
@@ -122,9 +122,9 @@ class LeaseService:
             raise
         again = claimed.request.restart_on_fault
         claim = Claim(lease, claimed.device_name, edits, claimed.grants, again)
-        return self._for_its_job(claim, claimed)
+        return self._with_job(claim, claimed)
 
-    def _for_its_job(self, claim: Claim, lease: Lease) -> Claim:
+    def _with_job(self, claim: Claim, lease: Lease) -> Claim:
         attempt = self._loop.state.attempt_of(lease)
         if attempt is None:
             return claim
@@ -199,39 +199,39 @@ class LeaseService:
     async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
         request = read_request(gpu_request, self.presets)
         patience = self._patience(gpu_request.max_wait, caller, self._project(request, caller))
-        asked = m.RequestSubmitted(
+        submitted = m.RequestSubmitted(
             request,
             caller,
             holder=caller.process,
             container_name=name if is_container_name(name) else "",  # the engine refuses a bad name
             image=image[:MAX_IMAGE],
         )
-        return await self._acquire(asked, patience)
+        return await self._acquire(submitted, patience)
 
-    async def _acquire(self, asked: m.RequestSubmitted, patience: QueuePatience) -> Claim:
-        request, caller = asked.request, asked.caller
+    async def _acquire(self, submitted: m.RequestSubmitted, patience: QueuePatience) -> Claim:
+        request, caller = submitted.request, submitted.caller
         try:
-            lease = _present(await self._loop.send(replace(asked, immediate=not patience.waits)))
+            lease = _present(await self._loop.send(replace(submitted, immediate=not patience.waits)))
         except NoRoom as error:
             # The request is offered and not queued: a request in the queue, even for a moment, makes others
             # give way.
-            told = offer(self._loop.state, request, caller, self._loop.now()).waiting
-            raise no_room(patience, told, self._loop.state, self._loop.now()) from error
+            waiting = offer(self._loop.state, request, caller, self._loop.now()).waiting
+            raise no_room(patience, waiting, self._loop.state, self._loop.now()) from error
         try:
-            await self._granted(lease, patience)
+            await self._wait_until_granted(lease, patience)
             return await self.claim(lease.id, caller)
         except (GpushareError, asyncio.CancelledError):
             self._in_background(self.release(lease.id))
             raise
 
-    async def _granted(self, lease: Lease, patience: QueuePatience) -> None:
-        with self._attendance.waiting(lease.id, self._loop.now()):
+    async def _wait_until_granted(self, lease: Lease, patience: QueuePatience) -> None:
+        with self._client_presence.waiting(lease.id, self._loop.now()):
             while isinstance((lease := self._loop.state.find(lease.id)).state, Queued):
-                await self._room(lease, patience)
+                await self._wait_for_room(lease, patience)
         if isinstance(lease.state, Ended):
             raise StateConflict(f"lease {lease.id} ended while it waited", hint="ask again")
 
-    async def _room(self, lease: Lease, patience: QueuePatience) -> None:
+    async def _wait_for_room(self, lease: Lease, patience: QueuePatience) -> None:
         """Return when there may be room for the request. Raises LimitReached after the caller's patience."""
         now = self._loop.now()
         if now >= patience.until:
@@ -283,11 +283,11 @@ class LeaseService:
             await self._loop.send(m.RestartDone(lease.id))
 
     def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
-        return self._executor.parting.around(container, asked)
+        return self._executor.mps_detach.around(container, asked)
 
     def last_words(self, container: str) -> Callable[[], str] | None:
         for lease in self._loop.state.leases.values():
-            if lease.container is not None and _goes_by(lease, container):
+            if lease.container is not None and _is_named(lease, container):
                 return partial(self._why_ended, lease.id)
         return None
 
@@ -298,8 +298,8 @@ class LeaseService:
             return ""
         if isinstance(found.state.outcome, Finished | Stopped):
             return ""
-        told = outcome(found.state.outcome, state.gpus)
-        return f"gpushare: {lease} {told.kind}: {told.text}\n  hint: its story: gpushare why {lease}"
+        end = outcome(found.state.outcome, state.gpus)
+        return f"gpushare: {lease} {end.kind}: {end.text}\n  hint: its story: gpushare why {lease}"
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
         lease = self._loop.state.of_container(container)
@@ -335,7 +335,7 @@ class LeaseService:
             label = facts.labels.get(LABEL_MAX_WAIT, "") if facts else ""
             patience = self._patience(label, caller, lease.payer)
             while isinstance(lease.state, Requeued):
-                await self._room(lease, patience)
+                await self._wait_for_room(lease, patience)
                 lease = self._loop.state.find(lease.id)
         return lease
 
@@ -344,7 +344,7 @@ class LeaseService:
         request, owner = await self._request_again(facts, caller)
         label = facts.labels.get(LABEL_MAX_WAIT, "")
         patience = self._patience(label, caller, self._project(request, owner))
-        asked = m.RequestSubmitted(
+        submitted = m.RequestSubmitted(
             request,
             owner,
             device_name=facts.device_name,
@@ -352,7 +352,7 @@ class LeaseService:
             container_name=facts.name,
             image=facts.image,
         )
-        claim = await self._acquire(asked, patience)
+        claim = await self._acquire(submitted, patience)
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:
@@ -373,13 +373,13 @@ class LeaseService:
             uid = caller.uid if facts.owner_uid is None else facts.owner_uid
             return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
         owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)
-        return still_meant(self._as_baked(previous), self._loop.state.leases), owner
+        return still_meant(self._with_created_grants(previous), self._loop.state.leases), owner
 
     async def _previous(self, device_name: str) -> Lease | None:
         lease = LeaseId(device_name)
         return self._loop.state.ended.get(lease) or await self._journal.lease(lease)
 
-    def _as_baked(self, previous: Lease) -> Request:
+    def _with_created_grants(self, previous: Lease) -> Request:
         """Return the request for exactly the same parts of the same GPUs if settings are fixed at create."""
         held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
         held = previous.created_grants or held
@@ -389,14 +389,14 @@ class LeaseService:
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work as a task of its own: a caller that is being cancelled cannot await it."""
-        self._leaving.start(_quiet(work))
+        self._background_tasks.start(_ignoring_errors(work))
 
 
-def _goes_by(lease: Lease, name: str) -> bool:
+def _is_named(lease: Lease, name: str) -> bool:
     return lease.container_name == name or (bool(name) and str(lease.container).startswith(name))
 
 
-async def _quiet(work: Coroutine[Any, Any, None]) -> None:
+async def _ignoring_errors(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except GpushareError:

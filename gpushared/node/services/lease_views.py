@@ -39,7 +39,7 @@ ON_GPU = {MemoryWall.NONE, MemoryWall.WATCHDOG, MemoryWall.WHOLE_GPU}
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class LeasePage:
     """Hold the leases of one answer. ``more`` further leases match, and ``next_token`` leads to them."""
 
     leases: list[Lease]
@@ -47,7 +47,7 @@ class Listed:
     next_token: str = ""
 
 
-async def listed(message: leases_pb2.ListLeasesRequest, state: NodeState, journal: Journal) -> Listed:
+async def list_leases(message: leases_pb2.ListLeasesRequest, state: NodeState, journal: Journal) -> LeasePage:
     """List leases that are not over in the order of their requests, then ended leases, the newest first.
 
     Raises RequestError for a wrong state, time or page token.
@@ -55,13 +55,13 @@ async def listed(message: leases_pb2.ListLeasesRequest, state: NodeState, journa
     _check_states(message.states)
     live = [] if message.page_token else _live(message, state)
     if not _wants_past(message):
-        return Listed(live)
+        return LeasePage(live)
     which = _past(message, state)
     limit = min(max(message.limit, 0) or LISTED, MAX_LISTED)
     over, more = await journal.past(which, limit)
     found = {lease.id for lease in over}
     leases = [*(lease for lease in live if lease.id not in found), *over]
-    return Listed(leases, more, _token(over[-1]) if over and more else "")
+    return LeasePage(leases, more, _token(over[-1]) if over and more else "")
 
 
 def _check_states(states: Iterable[str]) -> None:
@@ -93,7 +93,7 @@ def _past(message: leases_pb2.ListLeasesRequest, state: NodeState) -> PastLeases
         raise RequestError("the time since when is no number", hint="give seconds since the epoch")
     outcomes = frozenset() if ENDED in message.states else OUTCOMES.intersection(message.states)
     since = message.since - state.ahead_seconds if message.since else 0.0
-    return PastLeases(since, message.user, outcomes, _place(message.page_token))
+    return PastLeases(since, message.user, outcomes, _read_token(message.page_token))
 
 
 def _token(lease: Lease) -> str:
@@ -101,7 +101,7 @@ def _token(lease: Lease) -> str:
     return f"{lease.state.at!r}:{lease.sequence}"
 
 
-def _place(token: str) -> tuple[float, int] | None:
+def _read_token(token: str) -> tuple[float, int] | None:
     """Return the time and number at which the page before ended. Raises RequestError."""
     if not token:
         return None

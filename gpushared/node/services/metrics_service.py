@@ -27,7 +27,7 @@ from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.audit.line import AuditLine
 
 VERSION_SECONDS = 3600.0
-RESTS = 100
+PAUSE_FACTOR = 100
 """The queue is looked at again after this many times the duration of the last look."""
 VERSION_RETRY_SECONDS = 60.0
 
@@ -55,11 +55,13 @@ class NodeMetrics:
         self._config = config
         self._lag = Distribution(SHORT_SECONDS)
         self._reasons: Mapping[LeaseId, str] = {}
-        self._look_at = 0.0
+        self._next_pass_at = 0.0
         self._version = "" if driver else "simulated"
         self._counters = NodeCounters(loop.state, loop.now)
         self._pages = KeptPages()
-        self._listener = MetricsListener(self._address, lambda _, accept: self._told(accept), troubles)
+        self._listener = MetricsListener(
+            self._address, lambda _, accept: self._page_on_network(accept), troubles
+        )
         self._mapping = DcgmMapping(loop, lambda: config().metrics.dcgm_job_mapping, troubles)
         loop.observers.append(self._counters.observe)
         sampler.observers.append(self._counters.observe_sample)
@@ -88,18 +90,18 @@ class NodeMetrics:
     def _address(self) -> tuple[str, int] | None:
         return metrics_address(self._config().metrics.listen)
 
-    def _told(self, accept: str) -> WebReply:
-        told = self._config().metrics.labels
-        viewer = Viewer(names_users="user" in told)
-        return self._page(viewer, accept, frozenset(NAMES_OF_PEOPLE) - frozenset(told))
+    def _page_on_network(self, accept: str) -> WebReply:
+        labels = self._config().metrics.labels
+        viewer = Viewer(names_users="user" in labels)
+        return self._page(viewer, accept, frozenset(NAMES_OF_PEOPLE) - frozenset(labels))
 
     def _page(self, viewer: Viewer, accept: str, hidden: frozenset[str] = frozenset()) -> WebReply:
         form = format_of(accept)
 
-        def made() -> WebReply:
+        def make_page() -> WebReply:
             return WebReply(200, write(node_families(self._figures(), viewer), form, hidden), form.encode())
 
-        return self._pages.page((viewer, form, hidden), made)
+        return self._pages.page((viewer, form, hidden), make_page)
 
     def _figures(self) -> NodeFigures:
         loop = self._loop
@@ -121,13 +123,13 @@ class NodeMetrics:
         )
 
     def _reasons_of_waits(self) -> Mapping[LeaseId, str]:
-        """Return why leases wait. A pass over a long queue takes long, so that it is rarer than scrapes."""
+        """Return why leases wait. A pass over a long queue takes long, so it is made less often than scrapes come."""
         now = self._loop.now()
-        if now >= self._look_at:
+        if now >= self._next_pass_at:
             begun = time.perf_counter()
             decided = self._loop.decisions()
             self._reasons = {one.lease: one.reason for one in decided if one.reason is not None}
-            self._look_at = now + RESTS * (time.perf_counter() - begun)
+            self._next_pass_at = now + PAUSE_FACTOR * (time.perf_counter() - begun)
         return self._reasons
 
     async def _follow_driver(self) -> None:

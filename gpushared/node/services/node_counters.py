@@ -44,7 +44,7 @@ class NodeCounters:
         self.gpu_seconds_by_user = Totals(MAX_NAMES)
         self.idle_gpu_seconds_by_user = Totals(MAX_NAMES)
         self._now = now
-        self._booked_at = now()
+        self._added_until = now()
         self._held = _Held(state)
 
     def observe(self, before: NodeState, step: Step) -> None:
@@ -55,12 +55,12 @@ class NodeCounters:
             old = before.leases.get(lease.id)
             self._count(old, lease)
             if lease.grants != (old.grants if old is not None else ()):
-                self.book()
+                self.add_gpu_time()
                 self._held.put(lease, step.state)
                 is_new_rest |= lease.id in resting
         if is_new_rest:
-            self.book()
-            self._held.rest(step.state)
+            self.add_gpu_time()
+            self._held.count_idle(step.state)
 
     def observe_sample(self, sample: Sample) -> None:
         """Count the errors that the driver reported."""
@@ -75,11 +75,11 @@ class NodeCounters:
         if line.refused and line.method in _GATE_METHODS:
             self.gate_refusals.add(line.code, 1)
 
-    def book(self) -> None:
+    def add_gpu_time(self) -> None:
         """Add the GPU time since the last call to the sums."""
         now, held = self._now(), self._held
-        seconds = max(0.0, now - self._booked_at)
-        self._booked_at = now
+        seconds = max(0.0, now - self._added_until)
+        self._added_until = now
         for totals, rates in (
             (self.gpu_seconds_by_project, held.by_project),
             (self.gpu_seconds_by_user, held.by_user),
@@ -115,33 +115,33 @@ class NodeCounters:
 
 
 class _Held:
-    """Hold the permille of GPUs that are held, by project and by user, and those that lie idle."""
+    """Hold the permille of GPUs that projects and users hold, and the idle part of each user."""
 
     def __init__(self, state: NodeState) -> None:
         self.by_project: Counter[str] = Counter()
         self.by_user: Counter[str] = Counter()
         self.idle_by_user: Counter[str] = Counter()
-        self._of: dict[LeaseId, int] = {}
+        self._permille: dict[LeaseId, int] = {}
         for lease in state.holders():
             self.put(lease, state)
-        self.rest(state)
+        self.count_idle(state)
 
     def put(self, lease: Lease, state: NodeState) -> None:
-        """Count what a lease holds now in place of what it held."""
-        permille, before = permille_of(lease.grants, state.gpus), self._of.pop(lease.id, 0)
+        """Replace the amount that a lease held by the amount that it holds now."""
+        permille, before = permille_of(lease.grants, state.gpus), self._permille.pop(lease.id, 0)
         if permille:
-            self._of[lease.id] = permille
+            self._permille[lease.id] = permille
         for rates, name in ((self.by_project, lease.payer), (self.by_user, lease.owner_name)):
             rates[name] += permille - before
             if not rates[name]:
                 del rates[name]
 
-    def rest(self, state: NodeState) -> None:
+    def count_idle(self, state: NodeState) -> None:
         """Count the leases that do nothing, as the state has them."""
         self.idle_by_user.clear()
         for lease in state.resting:
-            if lease in self._of and lease in state.leases:
-                self.idle_by_user[state.leases[lease].owner_name] += self._of[lease]
+            if lease in self._permille and lease in state.leases:
+                self.idle_by_user[state.leases[lease].owner_name] += self._permille[lease]
 
 
 _GATE_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})

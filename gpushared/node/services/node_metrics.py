@@ -23,7 +23,7 @@ from gpushared.ports import GpuReading
 
 UNKNOWN = "unknown"
 OWN = "own"
-"""This stands for the project of a user of its own, where the names of users are not told."""
+"""This stands for the project of a user of its own, where the page hides the names of users."""
 _STATES = tuple(one.__name__.lower() for one in get_args(LeaseState) if one is not Ended)
 
 
@@ -170,7 +170,7 @@ class _Page:
 
     def add_projects_and_users(self) -> None:
         counters = self._figures.counters
-        counters.book()
+        counters.add_gpu_time()
         self._add_by_project(names.PROJECT_GPU_SECONDS, counters.gpu_seconds_by_project.items())
         held: Counter[str] = Counter(dict.fromkeys(self._projects, 0))
         for lease, grants in self._held.items():

@@ -22,13 +22,13 @@ from gpushared.domain.model.units import parse_duration, shown
 from gpushared.jobs.job_requests import read_container, read_lease_request
 from gpushared.net.unary_json import Unary
 from gpushared.node.pool.membership_service import Memberships
-from gpushared.node.runtime.client_presence_checks import Attendance
+from gpushared.node.runtime.client_presence_checks import ClientPresence
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services import views
 from gpushared.node.services.examination import Examination
-from gpushared.node.services.lease_views import listed, resize_effects
+from gpushared.node.services.lease_views import list_leases, resize_effects
 from gpushared.node.services.project_views import ProjectService
 from gpushared.node.services.views import Views
 from gpushared.ports import Journal
@@ -48,7 +48,7 @@ class Api:
         journal: Journal,
         sampler: Sampler,
         reconciler: ContainerReconciler,
-        attendance: Attendance,
+        client_presence: ClientPresence,
         troubles: Troubles,
         node_name: str,
         simulated: bool,
@@ -62,7 +62,7 @@ class Api:
         self._journal = journal
         self._sampler = sampler
         self._reconciler = reconciler
-        self._attendance = attendance
+        self._client_presence = client_presence
         self._troubles = troubles
         self._node_name = node_name
         self._simulated = simulated
@@ -122,8 +122,8 @@ class Api:
         lease = await self._loop.send(event)
         assert lease is not None, "a request is answered with its lease"
         if lease.holder is not None:
-            self._attendance.processes.has_ended(lease.holder)  # this watches the process from now on
-        self._attendance.seen(lease.id, self._loop.now())
+            self._client_presence.processes.has_ended(lease.holder)  # this watches the process from now on
+        self._client_presence.seen(lease.id, self._loop.now())
         return self._view(lease, caller)
 
     def _read(self, message: leases_pb2.LeaseRequest) -> Request:
@@ -143,12 +143,12 @@ class Api:
         lease = await self._find(message.lease_id, caller)
         seconds = min(max(message.timeout_seconds, 0.0), MAX_WAIT_SECONDS)
         until = self._loop.now() + seconds
-        with self._attendance.waiting(lease.id, self._loop.now()):
+        with self._client_presence.waiting(lease.id, self._loop.now()):
             while (view := self._view(await self._again(lease), caller)).token == message.token:
                 left = until - self._loop.now()
                 if left <= 0 or not await self._loop.changed(left):
                     break
-        self._attendance.seen(lease.id, self._loop.now())
+        self._client_presence.seen(lease.id, self._loop.now())
         return view
 
     async def release(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
@@ -173,29 +173,29 @@ class Api:
 
     async def hold(self, message: leases_pb2.HoldRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return await self._told(m.HoldAsked(lease.id, caller, message.held), lease, caller)
+        return await self._send(m.HoldAsked(lease.id, caller, message.held), lease, caller)
 
     async def extend(self, message: leases_pb2.ExtendRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
         event = m.ExtendAsked(lease.id, caller, parse_duration(message.time))
-        return await self._told(event, lease, caller)
+        return await self._send(event, lease, caller)
 
     async def set_priority(self, message: leases_pb2.PriorityRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
         event = m.PriorityAsked(lease.id, caller, message.priority)
-        return await self._told(event, lease, caller)
+        return await self._send(event, lease, caller)
 
     async def pause(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return await self._told(m.PauseAsked(lease.id, caller), lease, caller)
+        return await self._send(m.PauseAsked(lease.id, caller), lease, caller)
 
     async def resume(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return await self._told(m.ResumeAsked(lease.id, caller), lease, caller)
+        return await self._send(m.ResumeAsked(lease.id, caller), lease, caller)
 
     async def preempt(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return await self._told(m.PreemptAsked(lease.id, caller), lease, caller)
+        return await self._send(m.PreemptAsked(lease.id, caller), lease, caller)
 
     async def get(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         return self._view(await self._find(message.lease_id, caller), caller)
@@ -204,7 +204,7 @@ class Api:
         self, message: leases_pb2.ListLeasesRequest, caller: Caller
     ) -> leases_pb2.ListLeasesResponse:
         """List live leases in the order of their requests; ``ended`` adds ended ones, the newest first."""
-        found = await listed(message, self._loop.state, self._journal)
+        found = await list_leases(message, self._loop.state, self._journal)
         return leases_pb2.ListLeasesResponse(
             leases=[self._view(lease, caller) for lease in found.leases],
             unmanaged=self.views.strangers(self._sampler.newest),
@@ -230,7 +230,7 @@ class Api:
             gives_way=when_others_need_it(lease, self._loop.state, self._loop.now()),
         )
 
-    async def _told(self, event: m.Event, lease: Lease, caller: Caller) -> leases_pb2.Lease:
+    async def _send(self, event: m.Event, lease: Lease, caller: Caller) -> leases_pb2.Lease:
         """Return the view of the lease after the event."""
         return self._view(await self._loop.send(event) or lease, caller)
 
@@ -364,14 +364,14 @@ class Drains:
 
     async def _ask(self, name: str, reason: str | None, caller: Caller) -> gpus_pb2.DrainAnswer:
         """Drain or undrain the GPUs one after the other; a refusal does not undo the ones before."""
-        found = named(name, self._loop.state)
+        found = find_gpus(name, self._loop.state)
         for gpu in found:
             await self._loop.send(GpuDrainAsked(gpu, caller, reason))
         views = self._views.gpus(self._sampler.newest)
         return gpus_pb2.DrainAnswer(gpus=[view for view in views if view.uuid in found])
 
 
-def named(name: str, state: NodeState) -> list[GpuId]:
+def find_gpus(name: str, state: NodeState) -> list[GpuId]:
     """Find GPUs by index (with its MIG instances), by ``0:1`` (one instance), by UUID or by ``all``.
 
     A drained GPU that is not there now is found too. Raises RequestError for an empty name, NotFound, and

@@ -42,7 +42,7 @@ class PolicyApi:
         if len(message.create_body) > MAX_CREATE_BYTES:
             raise RequestError(f"the create body is longer than {MAX_CREATE_BYTES} bytes")
         version = _version(message.api_version)
-        caller = await _named(message.user, caller) if message.user else caller
+        caller = await _account_of(message.user, caller) if message.user else caller
         found = await self._gate.explainer.explain(message.create_body, version, caller)
         return policy_pb2.PolicyExplanation(
             passes=all(one.verdict is not FieldDecision.REFUSED for one in found),
@@ -64,7 +64,7 @@ class PolicyApi:
         )
 
 
-async def _named(user: str, caller: Caller) -> Caller:
+async def _account_of(user: str, caller: Caller) -> Caller:
     """Return the user as an untrusted caller.
 
     Raises ``PermissionRefused``, ``NotFound``, ``TimedOut``.

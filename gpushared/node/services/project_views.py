@@ -24,7 +24,7 @@ SET, CONFIGURED, USERS_OWN = "set", "config", "user"
 
 
 class ProjectService:
-    """Serve the calls ``ProjectService.List`` and ``ProjectService.Set``."""
+    """Serve the calls ``Projects.List`` and ``Projects.Set``."""
 
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop

@@ -52,13 +52,13 @@ def no_room(patience: QueuePatience, waiting: Waiting | None, state: NodeState, 
 
     ``waiting`` is None without a reason.
     """
-    told = "there is no room now"
+    text = "there is no room now"
     if patience.waits:
-        told = f"there was no room in {format_duration(patience.seconds)}"
+        text = f"there was no room in {format_duration(patience.seconds)}"
     if waiting is not None:
         place = f"position {waiting.position} of {waiting.queue_length} in the queue"
-        told += f": {place}{_start(waiting, state, now)}: {waiting.text}"
-    return LimitReached(told, hint=patience.hint)
+        text += f": {place}{_start(waiting, state, now)}: {waiting.text}"
+    return LimitReached(text, hint=patience.hint)
 
 
 def _start(waiting: Waiting, state: NodeState, now: float) -> str:

@@ -56,8 +56,8 @@ class Views:
     def __init__(self, loop: Loop, *, simulated: bool) -> None:
         self._loop = loop
         self.simulated = simulated
-        self._made: dict[tuple[LeaseId, bool], tuple[Lease, leases_pb2.Lease]] = {}
-        self._made_of: tuple[NodeState, Sample] | None = None
+        self._rendered: dict[tuple[LeaseId, bool], tuple[Lease, leases_pb2.Lease]] = {}
+        self._rendered_of: tuple[NodeState, Sample] | None = None
 
     def lease(self, lease: Lease, caller: Caller, sample: Sample) -> leases_pb2.Lease:
         """Show one lease as this caller may see it; callers with the same rights get the same message.
@@ -69,13 +69,17 @@ class Views:
         state = self._loop.state
         if lease.id not in state.leases or isinstance(lease.state, Queued | Requeued | Suspended):
             return self._lease(lease, sample, with_names=with_names)
-        if self._made_of is None or self._made_of[0] is not state or self._made_of[1] is not sample:
-            self._made, self._made_of = {}, (state, sample)
-        made = self._made.get((lease.id, with_names))
-        if made is None or made[0] is not lease:
-            made = lease, self._lease(lease, sample, with_names=with_names)
-            self._made[lease.id, with_names] = made
-        return made[1]
+        if (
+            self._rendered_of is None
+            or self._rendered_of[0] is not state
+            or self._rendered_of[1] is not sample
+        ):
+            self._rendered, self._rendered_of = {}, (state, sample)
+        rendered = self._rendered.get((lease.id, with_names))
+        if rendered is None or rendered[0] is not lease:
+            rendered = lease, self._lease(lease, sample, with_names=with_names)
+            self._rendered[lease.id, with_names] = rendered
+        return rendered[1]
 
     def _lease(self, lease: Lease, sample: Sample, *, with_names: bool) -> leases_pb2.Lease:
         view = _asked(lease.request)
@@ -147,18 +151,18 @@ class Views:
         )
 
     def _add_waiting(self, view: leases_pb2.Lease, lease: Lease) -> None:
-        told = self.waiting_of(lease)
-        if told is not None:
-            view.waiting.CopyFrom(self._waiting_view(told))
+        waiting = self.waiting_of(lease)
+        if waiting is not None:
+            view.waiting.CopyFrom(self._waiting_view(waiting))
 
-    def _waiting_view(self, told: Waiting) -> leases_pb2.Waiting:
+    def _waiting_view(self, waiting: Waiting) -> leases_pb2.Waiting:
         return leases_pb2.Waiting(
-            position=told.position,
-            queue_length=told.queue_length,
-            reason=told.reason,
-            text=told.text,
-            start_from=self.day(told.start_from),
-            start_to=self.day(told.start_to),
+            position=waiting.position,
+            queue_length=waiting.queue_length,
+            reason=waiting.reason,
+            text=waiting.text,
+            start_from=self.day(waiting.start_from),
+            start_to=self.day(waiting.start_to),
         )
 
     def offer(self, request: Request, one: Offer) -> leases_pb2.OfferAnswer:
@@ -197,36 +201,36 @@ class Views:
         return self._loop.waiting_of(lease)
 
     def nearest(self, lease: Lease) -> str:
-        """Explain what a waiting request would get at once instead, or return an empty text."""
+        """Name a smaller request that would start at once instead of a waiting one, or return an empty text."""
         if not isinstance(lease.state, Queued):
             return ""
         return fits_instead(self._loop.state, lease, self._loop.now())
 
     def refusals(self, lease: Lease) -> list[leases_pb2.Refusal]:
         """Count how often each reason refused a GPU to a waiting lease."""
-        told = self.waiting_of(lease)
-        if told is None:
+        waiting = self.waiting_of(lease)
+        if waiting is None:
             return []
-        return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in told.refusals]
+        return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in waiting.refusals]
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
         """Show all GPUs, by index."""
-        rooms = self._loop.state.rooms()
-        return [self._gpu(gpu, rooms[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
+        capacities = self._loop.state.rooms()
+        return [self._gpu(gpu, capacities[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
 
-    def _gpu(self, gpu: Gpu, room: FreeCapacity, sample: Sample) -> gpus_pb2.Gpu:
+    def _gpu(self, gpu: Gpu, capacity: FreeCapacity, sample: Sample) -> gpus_pb2.Gpu:
         drained = self._loop.state.drain_of(gpu.id)
         view = gpus_pb2.Gpu(
             uuid=gpu.id,
             index=gpu.index,
             name=gpu.name,
-            mode=mode_of(room, drained),
+            mode=mode_of(capacity, drained),
             memory_total_bytes=gpu.memory_total_bytes,
             memory_leasable_bytes=gpu.leasable_bytes,
-            memory_free_bytes=max(0, room.free_bytes),
-            compute_free_permille=0 if gpu.split else max(0, room.free_permille),
-            leases=room.leases,
-            memory_unmanaged_bytes=room.stray_bytes,
+            memory_free_bytes=max(0, capacity.free_bytes),
+            compute_free_permille=0 if gpu.split else max(0, capacity.free_permille),
+            leases=capacity.leases,
+            memory_unmanaged_bytes=capacity.stray_bytes,
             trouble=gpu.trouble or "",
             drained=self._drained(drained),
             sampled_at=self.day(sample.at),
@@ -308,24 +312,24 @@ def _grants(lease: Lease) -> Iterable[Grant]:
 
 def _token(view: leases_pb2.Lease) -> str:
     """Return a token that changes with all that a waiting user sees, except momentary figures."""
-    told = (
+    figures = (
         view.id,
         view.state,
         view.deadline,
         view.container_id,
         view.waiting.SerializeToString(deterministic=True),
     )
-    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(figures).encode(), digest_size=8).hexdigest()
 
 
-def mode_of(room: FreeCapacity, drained: Drained | None) -> str:
+def mode_of(capacity: FreeCapacity, drained: Drained | None) -> str:
     if drained is not None:
         return "unhealthy" if drained.sick else "drained"
-    if room.gpu.split:
+    if capacity.gpu.split:
         return "mig"
-    if room.exclusive:
+    if capacity.exclusive:
         return "exclusive"
-    return "shared" if room.leases or room.free_permille < WHOLE_PERMILLE else "free"
+    return "shared" if capacity.leases or capacity.free_permille < WHOLE_PERMILLE else "free"
 
 
 def _add_reading(view: gpus_pb2.Gpu, gpu: GpuId, sample: Sample) -> None:

@@ -66,7 +66,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
         except GpushareError as error:
             await self._refuse("Join/Sign", request, _stranger(context), context, error)
         note = f"with the token {words.id}"
-        self._audit.done("Join/Sign", request, replace(_stranger(context), note=note))
+        self._audit.answered("Join/Sign", request, replace(_stranger(context), note=note))
         return self._answer(signed)
 
     async def Renew(  # noqa: N802 - gRPC's name
@@ -82,7 +82,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             signed = await self._trust.enlisting.renew(request.csr, node)
         except GpushareError as error:
             await self._refuse("Join/Renew", request, who, context, error)
-        self._audit.done("Join/Renew", request, who)
+        self._audit.answered("Join/Renew", request, who)
         return self._answer(signed)
 
     async def _refuse(

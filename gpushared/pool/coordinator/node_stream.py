@@ -374,7 +374,7 @@ class NodeStream:
             self._audit.refused("Jobs/Cancel", asked, self._asker(owner), error)
             self._acknowledge(job, error, cancel=True)
         else:
-            self._audit.done("Jobs/Cancel", asked, self._asker(owner))
+            self._audit.answered("Jobs/Cancel", asked, self._asker(owner))
             self._acknowledge(job, None, cancel=True)
 
     async def _client_gone(self, told: link_pb2.ClientGone) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gpushared.daemon.files import make_private_folder, read_private, sync_folder, telling, write_private
+from gpushared.daemon.files import (
+    as_config_error,
+    make_private_folder,
+    read_private,
+    sync_folder,
+    write_private,
+)
 from gpushared.domain.model.coordinator_addresses import divided
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
@@ -88,7 +94,7 @@ class MembershipFile:
 
     def load(self) -> Membership | None:
         """Return the membership, or None if the node is in no pool. Raises ConfigError."""
-        with telling(self._path, "cannot be read"):
+        with as_config_error(self._path, "cannot be read"):
             if not self._path.exists():
                 return None
         hint = "put it back from a backup, or join the pool again: gpushare node leave, gpushare node join"
@@ -108,7 +114,7 @@ class MembershipFile:
 
     def delete(self) -> None:
         """Delete the membership and its keys durably. Raises ConfigError."""
-        with telling(self._path, "cannot be deleted"):
+        with as_config_error(self._path, "cannot be deleted"):
             self._path.unlink(missing_ok=True)
             if self._folder.exists():
                 sync_folder(self._folder)

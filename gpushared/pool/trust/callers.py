@@ -321,7 +321,7 @@ class Callers:
             await abort(context, error)
         except GpushareError as error:
             await self.refuse(name, message, caller, context, error)
-        self._audit.done(name, message, await self._asker(caller, context), answer)
+        self._audit.answered(name, message, await self._asker(caller, context), answer)
         if (standby := self.standby()) is not None:
             context.set_trailing_metadata(((AGE_METADATA, f"{standby.age_seconds():.1f}"),))
         return answer

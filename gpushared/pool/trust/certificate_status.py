@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpushared.daemon.files import PRIVATE, sync_folder, telling
+from gpushared.daemon.files import PRIVATE, as_config_error, sync_folder
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.model.errors import ConfigError, GpushareError, PermissionRefused, Unavailable
 from gpushared.pool.trust.authority import Authority
@@ -56,7 +56,7 @@ class SignatureLog:
         self._serials: dict[NodeName, set[int]] = {}
         self._revoked: set[int] = set()
         self._revoked_at: dict[NodeName, float] = {}
-        with telling(path, "cannot be read"):
+        with as_config_error(path, "cannot be read"):
             self._end = self._replay(path.read_bytes() if path.exists() else b"")
 
     def _replay(self, data: bytes) -> int:
@@ -129,7 +129,7 @@ class SignatureLog:
 
     def lines_of_file(self) -> list[bytes]:
         """Return all whole lines of the file. Raises ConfigError."""
-        with telling(self._path, "cannot be read"):
+        with as_config_error(self._path, "cannot be read"):
             data = self._path.read_bytes() if self._path.exists() else b""
         return data[: data.rfind(b"\n") + 1].splitlines()
 

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpushared.daemon.files import make_private_folder, telling
+from gpushared.daemon.files import as_config_error, make_private_folder
 from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.trust.authority import Authority
 from gpushared.pool.trust.shared_trust import make_store_key
@@ -63,6 +63,6 @@ def _account(user: str) -> pwd.struct_passwd:
 def _give_to(state_dir: Path, account: pwd.struct_passwd) -> None:
     """Give the files that were made now to the account; other files keep their owner."""
     folder = state_dir / CA_FOLDER
-    with telling(folder, f"cannot be given to {account.pw_name}"):
+    with as_config_error(folder, f"cannot be given to {account.pw_name}"):
         for path in (state_dir, folder, *folder.iterdir()):
             shutil.chown(path, account.pw_uid, account.pw_gid)

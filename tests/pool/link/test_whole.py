@@ -106,7 +106,7 @@ class Machine:
     def _perform(self, instruction: Instruction | AttemptInstruction) -> None:
         match instruction:
             case TellCoordinator(key, coordinator):
-                self.order_handler.tell(coordinator, key)
+                self.order_handler.notify_subscribers(coordinator, key)
             case PrepareAttempt(key, coordinator):
                 self._begin([AttemptPrepared(key, coordinator)])
             case LaunchAttempt(key, coordinator):
@@ -360,7 +360,7 @@ async def test_a_coordinator_that_was_away_finds_its_jobs_where_they_are(
         over = await world.until(lambda job: isinstance(job.state, Ended))
         assert over.attempts == 1
         await until(link, is_up)
-        assert machine.order_handler.seen(POOL).epoch == world.coordinator.loop.state.epoch
+        assert machine.order_handler.newest_contact(POOL).epoch == world.coordinator.loop.state.epoch
 
 
 async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
@@ -378,7 +378,7 @@ async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
             while world.coordinator.loop.state.reported != {"n1", "n2"}:
                 await world.coordinator.loop.changed(0.2)
         assert world.coordinator.loop.epoch == 51
-        assert machine.order_handler.seen(POOL).epoch == 51
+        assert machine.order_handler.newest_contact(POOL).epoch == 51
 
 
 async def test_a_node_that_says_again_and_again_that_it_has_seen_more_stops_nobody(

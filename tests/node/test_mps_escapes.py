@@ -9,7 +9,7 @@ import pytest
 
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ComputeCap, LeaseId, MemoryWall, Walls
-from gpushared.node.runtime.mps_detach import Leavers, Sighting, held_by_mps
+from gpushared.node.runtime.mps_detach import MpsEscapeDetector, Sighting, held_by_mps
 from gpushared.ports import GpuProcess, SharingStatus
 from gpushared.testing.leases import fake_lease
 
@@ -43,11 +43,11 @@ CASES: dict[str, tuple[list[Seen], str]] = {
 }
 
 
-def sample(leavers: Leavers, seen: Seen, *, readable: bool = True) -> str:
+def sample(detector: MpsEscapeDetector, seen: Seen, *, readable: bool = True) -> str:
     client, clients, asked_at = seen
     status = SharingStatus(GPU, "mps", clients=clients, clients_at=asked_at)
     sightings = [Sighting(GPU, LEASE, GpuProcess(PID, 1, client))]
-    found = leavers.judge(sightings, {GPU} if readable else set(), {GPU: status})
+    found = detector.judge(sightings, {GPU} if readable else set(), {GPU: status})
     if found.outside:
         assert found.outside == {LEASE: (GPU, PID)}
         return OUTSIDE
@@ -57,28 +57,28 @@ def sample(leavers: Leavers, seen: Seen, *, readable: bool = True) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_has_left_mps_only_where_driver_and_daemons_both_say_so(case: str) -> None:
     samples, verdict = CASES[case]
-    leavers = Leavers()
-    assert [sample(leavers, seen) for seen in samples][-1] == verdict
+    detector = MpsEscapeDetector()
+    assert [sample(detector, seen) for seen in samples][-1] == verdict
 
 
 def test_without_any_word_from_the_sharing_nobody_has_left() -> None:
-    found = Leavers().judge([Sighting(GPU, LEASE, GpuProcess(PID, 1, mps_client=False))], {GPU}, {})
+    found = MpsEscapeDetector().judge([Sighting(GPU, LEASE, GpuProcess(PID, 1, mps_client=False))], {GPU}, {})
     assert not found.outside
     assert found.undecided == frozenset({GPU})
 
 
 def test_a_process_that_went_and_another_of_its_number_are_two() -> None:
-    leavers = Leavers()
-    assert sample(leavers, (True, (), LATER)) == INSIDE
-    leavers.judge([], {GPU}, {})
-    assert sample(leavers, (False, (), LATER)) == OUTSIDE
+    detector = MpsEscapeDetector()
+    assert sample(detector, (True, (), LATER)) == INSIDE
+    detector.judge([], {GPU}, {})
+    assert sample(detector, (False, (), LATER)) == OUTSIDE
 
 
 def test_a_client_stays_known_while_its_gpu_is_not_seen() -> None:
-    leavers = Leavers()
-    assert sample(leavers, (True, (), LATER)) == INSIDE
-    leavers.judge([], set(), {})
-    assert sample(leavers, (False, (), LATER)) == INSIDE
+    detector = MpsEscapeDetector()
+    assert sample(detector, (True, (), LATER)) == INSIDE
+    detector.judge([], set(), {})
+    assert sample(detector, (False, (), LATER)) == INSIDE
 
 
 def test_one_process_is_named_for_each_lease_always_the_same() -> None:
@@ -86,7 +86,10 @@ def test_one_process_is_named_for_each_lease_always_the_same() -> None:
     sightings.append(Sighting(GPU, LeaseId("l-2"), GpuProcess(300, 1, mps_client=False)))
     status = {GPU: SharingStatus(GPU, "mps", clients_at=time.monotonic() + 60)}
     for order in (sightings, sightings[::-1]):
-        assert Leavers().judge(order, {GPU}, status).outside == {LEASE: (GPU, PID), "l-2": (GPU, 300)}
+        assert MpsEscapeDetector().judge(order, {GPU}, status).outside == {
+            LEASE: (GPU, PID),
+            "l-2": (GPU, 300),
+        }
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import Caller, Request
-from gpushared.node.runtime.client_presence_checks import STEP_SECONDS, Attendance
+from gpushared.node.runtime.client_presence_checks import STEP_SECONDS, ClientPresence
 
 PATIENCE_SECONDS = 30.0
 GPU = Gpu(GpuId("GPU-0"), 0, "H100", 81920 * MIB, 81920 * MIB)
@@ -27,7 +27,7 @@ class Queue:
         self._do(m.GpusSurveyed((GPU,)))
         self._do(m.RequestSubmitted(WHOLE, Caller(0, 0, "root", trusted=True)))
         self.lease = self._do(m.RequestSubmitted(WHOLE, Caller(1, 1, "ada")))
-        self.attendance = Attendance(self.now)
+        self.client_presence = ClientPresence(self.now)
 
     def _do(self, event: m.Event) -> LeaseId:
         step = handle(self.state, event, self.now)
@@ -38,17 +38,17 @@ class Queue:
         """Whether somebody is missed by then."""
         for _ in range(seconds):
             self.now += 1
-            for missed in self.attendance.missed(self.state, self.now):
+            for missed in self.client_presence.missed(self.state, self.now):
                 self._do(missed)
-            if self.attendance.absent(self.state, self.now, PATIENCE_SECONDS):
+            if self.client_presence.abandoned(self.state, self.now, PATIENCE_SECONDS):
                 return True
         return False
 
     def restarts(self, away_seconds: int) -> None:
         self.now += away_seconds
-        self.attendance = Attendance(self.now)
+        self.client_presence = ClientPresence(self.now)
         self.now += 1
-        self.attendance.opened(self.now)
+        self.client_presence.opened(self.now)
 
     @property
     def missed_seconds(self) -> int:
@@ -79,7 +79,7 @@ def test_a_client_that_is_gone_is_missed_however_often_the_daemon_restarts(
 def test_a_client_that_comes_back_in_time_is_never_missed(lives: list[tuple[int, int]]) -> None:
     queue = Queue()
     for seconds, away_seconds in lives:
-        queue.attendance.seen(queue.lease, queue.now)
+        queue.client_presence.seen(queue.lease, queue.now)
         assert not queue.passes(seconds)
         queue.restarts(away_seconds)
 
@@ -88,7 +88,7 @@ def test_whoever_comes_back_begins_anew() -> None:
     queue = Queue()
     queue.passes(27)
     assert queue.missed_seconds == 25
-    with queue.attendance.waiting(queue.lease, queue.now):
+    with queue.client_presence.waiting(queue.lease, queue.now):
         assert not queue.passes(100)
     assert queue.missed_seconds == 0
     assert queue.passes(30)
