@@ -60,7 +60,7 @@ class Archives:
             check_plain(await call.exchange.peek(BLOCK))
         container = await find_container(self._handler_context.engine, call.match.name, call.caller)
         if not container.pid:
-            async with self._handler_context.turns.of(container.id):
+            async with self._handler_context.container_locks.of(container.id):
                 container = await find_container(self._handler_context.engine, container.id, call.caller)
                 if not container.pid and self._is_the_engines(container):
                     await self._handler_context.send(call, call.renamed(container.id))
@@ -141,7 +141,7 @@ class Archives:
                 "nothing is copied safely into a container that has run or mounts something while it is down",
                 hint=START,
             )
-        if not container.is_still:
+        if not container.is_stopped:
             raise StateConflict(
                 "nothing is copied into a container that is about to start again, or to go",
                 hint="try again when it runs, or stop it first",
@@ -206,7 +206,7 @@ class Archives:
         """Yield a helper that has received its order."""
         uid = call.caller.uid
         async with self._copies.helper(uid) as helper:
-            await helper.order(order | {"cgroups": await self._handler_context.together.joining(uid)})
+            await helper.order(order | {"cgroups": await self._handler_context.user_containers.joining(uid)})
             yield helper
 
 
@@ -240,8 +240,8 @@ def _order(call: Call, container: Container, deed: Deed) -> Order:
 
 async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
     """Send the file's status as the helper found it, and the archive that the helper makes of the file."""
-    told = base64.b64encode(json.dumps(answer[STAT]).encode())
-    headers = [(b"X-Docker-Container-Path-Stat", told)]
+    status = base64.b64encode(json.dumps(answer[STAT]).encode())
+    headers = [(b"X-Docker-Container-Path-Stat", status)]
     if _is_look(call):
         await call.exchange.respond(OK, headers=headers)
         return

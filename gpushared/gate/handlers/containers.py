@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import HOST_NETWORK, check_counted, section, serialise, strings
+from gpushared.gate.api.body import HOST_NETWORK, check_ports, section, serialise, strings
 from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE, UPDATE_TABLE
 from gpushared.gate.api.routes import (
     Payload,
@@ -24,7 +24,7 @@ from gpushared.gate.api.routes import (
 from gpushared.gate.containers.gpu_request import docker_words
 from gpushared.gate.containers.inject import merge_env, strip_env
 from gpushared.gate.containers.ownership import (
-    STILL,
+    STOPPED,
     Container,
     check_name,
     find_container,
@@ -100,7 +100,7 @@ class ContainerHandlers:
                 await asyncio.shield(self._lease_service.start_failed(container.id))
 
     async def _send_start(self, call: Call, container: Container) -> int:
-        async with self._handler_context.turns.of(container.id):
+        async with self._handler_context.container_locks.of(container.id):
             return await self._handler_context.send(call, call.renamed(container.id))
 
     async def _startable(self, call: Call) -> Container:
@@ -126,7 +126,7 @@ class ContainerHandlers:
     async def _check_startable(self, call: Call, container: Container) -> None:
         if not call.caller.trusted:
             most = self._handler_context.policy.ports_per_user
-            check_counted(container.name, container.ports, container.labels, most)
+            check_ports(container.name, container.ports, container.labels, most)
             for network in container.networks:
                 await self._check_network(network, container, call.caller)
             for volume in container.volumes:
@@ -136,7 +136,7 @@ class ContainerHandlers:
                     container.pin, await account_of(call.caller), paths
                 )
         if self._handler_context.judges(call.caller) and container.owner is not None:
-            await self._handler_context.together.check_start(container.owner, container)
+            await self._handler_context.user_containers.check_start(container.owner, container)
 
     async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
         if network != HOST_NETWORK:
@@ -189,7 +189,7 @@ class ContainerHandlers:
             return
         target = call.renamed(container.id)
         await self._handler_context.send(
-            call, target, farewell=lambda: as_output(words(), terminal=container.terminal)
+            call, target, exit_notice=lambda: as_output(words(), terminal=container.terminal)
         )
 
     async def _update(self, call: Call) -> None:
@@ -272,7 +272,7 @@ class Listings:
 
     async def _prune(self, call: Call) -> None:
         for each in await own_containers(self._engine, call.caller):
-            if each.get("State") in STILL:
+            if each.get("State") in STOPPED:
                 await self._check_prunable(str(each["Id"]), call.caller)
         filters = own_only(call.target.get("filters"), call.caller)
         await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))

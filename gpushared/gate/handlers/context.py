@@ -25,7 +25,7 @@ from gpushared.gate.api.fields import NEWEST
 from gpushared.gate.api.routes import Payload, Route, Target, drop_unknown
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.lease_port import LeasePort
-from gpushared.gate.containers.ownership import ContainerLocks, find_container
+from gpushared.gate.containers.ownership import NamedLocks, find_container
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.containers.user_limits import UserContainers
 from gpushared.gate.handlers.call import Call
@@ -69,7 +69,7 @@ BUILDERS = (b"/session", b"/grpc")
 """These endpoints speak HTTP/2 with the engine; only trusted callers reach them."""
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
-Farewell = Callable[[], bytes]
+ExitNotice = Callable[[], bytes]
 
 
 def _note(path: str, dropped: list[str]) -> None:
@@ -84,8 +84,8 @@ def showing(answer: EngineAnswer, value: Json) -> EngineAnswer:
     return replace(answer, body=json.dumps(value).encode())
 
 
-def nothing() -> bytes:
-    """Return no last words, for requests that need none."""
+def no_notice() -> bytes:
+    """Return no exit notice, for requests that need none."""
     return b""
 
 
@@ -109,18 +109,18 @@ class HandlerContext:
         self.lease_service = lease_service
         self.policy = policy
         self.name = name
-        self.turns = ContainerLocks()
-        self.volume_turns = ContainerLocks()
+        self.container_locks = NamedLocks()
+        self.volume_locks = NamedLocks()
         self.pins = pins or HeldMounts(engine, lambda: self.policy)
         self.passwd = passwd or PasswdFiles(engine, None)
-        self.together = UserContainers(walls, lease_service, lambda: self.policy)
+        self.user_containers = UserContainers(walls, lease_service, lambda: self.policy)
 
     async def send(
         self,
         call: Call,
         target: Target | None = None,
         body: bytes | None = None,
-        farewell: Farewell = nothing,
+        exit_notice: ExitNotice = no_notice,
     ) -> int:
         """Pass the request on to the engine; a route without a body sends none."""
         route = call.match.route
@@ -130,7 +130,7 @@ class HandlerContext:
             call.record.digest = digest_of(body)
         encoded = (target or call.target).encode()
         return await forward(
-            self.engine, call.exchange, encoded, body=body, hijack=route.hijack, farewell=farewell
+            self.engine, call.exchange, encoded, body=body, hijack=route.hijack, exit_notice=exit_notice
         )
 
     async def ask(self, call: Call, target: Target, body: bytes | None = None) -> EngineAnswer:
@@ -204,7 +204,7 @@ async def forward(
     *,
     body: bytes | None = None,
     hijack: bool = False,
-    farewell: Farewell = nothing,
+    exit_notice: ExitNotice = no_notice,
 ) -> int:
     """Send the exchange's request to ``target``, answer it with the engine's response, and return its status.
 
@@ -214,7 +214,7 @@ async def forward(
         target: path and query as they were judged.
         body: replaces the client's body; ``b""`` sends none.
         hijack: True if the connection may leave HTTP.
-        farewell: returns the text to add to the engine's output at the end of a connection that left HTTP.
+        exit_notice: returns the text to add to the engine's output at the end of a connection that left HTTP.
     """
     if body is None:
         check_stream(exchange)
@@ -222,7 +222,7 @@ async def forward(
     connection.turn = exchange.share.turn
     upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
     try:
-        return await _download(connection, exchange, upload, farewell if hijack else None)
+        return await _download(connection, exchange, upload, exit_notice if hijack else None)
     except EngineUnavailable:
         if upload.done() and not upload.cancelled() and (gone := upload.exception()) is not None:
             raise gone from None
@@ -304,14 +304,17 @@ def _named(exchange: Exchange) -> frozenset[bytes]:
 
 
 async def _download(
-    connection: EngineConnection, exchange: Exchange, upload: asyncio.Task[None], farewell: Farewell | None
+    connection: EngineConnection,
+    exchange: Exchange,
+    upload: asyncio.Task[None],
+    exit_notice: ExitNotice | None,
 ) -> int:
-    """Pass the response on. ``farewell`` None: the connection may not leave HTTP."""
+    """Pass the response on. ``exit_notice`` None: the connection may not leave HTTP."""
     head = await connection.response()
-    if farewell is not None and _is_hijacked(head):
+    if exit_notice is not None and _is_hijacked(head):
         await upload
         client, early = await exchange.hijack(head.status_code, _raw_head(head))
-        await _splice(client, early, connection, exchange.share, farewell)
+        await _splice(client, early, connection, exchange.share, exit_notice)
         return head.status_code
     if head.status_code == SWITCHING_PROTOCOLS:
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
@@ -338,7 +341,7 @@ def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
 
 
 async def _splice(
-    client: Wire, early: bytes, connection: EngineConnection, share: UserShare, farewell: Farewell
+    client: Wire, early: bytes, connection: EngineConnection, share: UserShare, exit_notice: ExitNotice
 ) -> None:
     """Copy bytes both ways until the engine ends its side, or the client has hung up."""
     stdin = asyncio.create_task(_stdin(client, early, connection, share))
@@ -352,7 +355,7 @@ async def _splice(
         await asyncio.wait({stdin, stdout})
     if ended_by_engine:
         with contextlib.suppress(ConnectionError):
-            await client.write([farewell()])
+            await client.write([exit_notice()])
         await client.linger()
 
 

@@ -30,10 +30,10 @@ from gpushared.gate.api.body import (
     LABEL_PORTS,
     Body,
     check_driver_capabilities,
+    count_ports,
     driver_capabilities,
-    named_in,
+    named_capabilities,
     objects,
-    ports_of,
     section,
     strings,
     text,
@@ -42,8 +42,8 @@ from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.create import CREATED, ROOT_USER, CreateOrder, Creator
 from gpushared.gate.containers.gpu_request import (
     SIZE_HINT,
-    ClaimWish,
     GpuRequest,
+    LeaseClaim,
     take_gpu_request,
     with_dev_meaning,
 )
@@ -84,9 +84,9 @@ class Creates:
             handler_context.engine,
             handler_context.lease_service,
             handler_context.name,
-            handler_context.volume_turns,
+            handler_context.volume_locks,
         )
-        self._room = CreatesUnderWay(handler_context.engine)
+        self._creates_under_way = CreatesUnderWay(handler_context.engine)
 
     def everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CREATE: self._create}
@@ -139,9 +139,9 @@ class Creates:
         given = self._handler_context.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
         env = strings(body, "Env")
         check_driver_capabilities(env, given)
-        if (named := named_in(env)) is None:
+        if (named := named_capabilities(env)) is None:
             image = await image_config(self._handler_context.engine, text(body, "Image"))
-            named = named_in(strings(image, "Env")) or ""
+            named = named_capabilities(strings(image, "Env")) or ""
         body["Env"] = merge_env(env, {CAPABILITIES: driver_capabilities(named, given)})
 
     def _maps_users(self) -> bool:
@@ -159,16 +159,16 @@ class Creates:
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
         account = await account_of(caller)
-        in_gang = isinstance(gpu_request, ClaimWish) and context.lease_service.in_gang(
+        in_gang = isinstance(gpu_request, LeaseClaim) and context.lease_service.in_gang(
             gpu_request.lease, caller
         )
         judged = judge_create(body, Context(account, policy, in_gang, gpu_request is not None, call.version))
         described = await find_image(engine, text(judged, "Image"))
         image = section(described, "Config")
         exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
-        ports = ports_of(judged["HostConfig"], exposed)
-        await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
-        if parent := await context.together.parent(caller.uid):
+        ports = count_ports(judged["HostConfig"], exposed)
+        await held.enter_async_context(self._creates_under_way.for_one_more(caller, policy, ports))
+        if parent := await context.user_containers.parent(caller.uid):
             judged["HostConfig"]["CgroupParent"] = parent
         mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):

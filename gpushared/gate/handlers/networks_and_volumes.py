@@ -20,6 +20,7 @@ from gpushared.gate.containers.ownership import (
     find_network,
     find_owned,
     inspect,
+    name_in_listing,
     networks_of,
     own_containers,
     owns,
@@ -86,9 +87,9 @@ class Networks:
         busy = {name for each in own if each.get("State") in ACTIVE for name in networks_of(each)}
         for each in own:
             if waiting := sorted(networks_of(each) - busy):
-                name = str((each.get("Names") or [each["Id"]])[0]).lstrip("/")
                 raise StateConflict(
-                    f"the network {waiting[0]} is the container {name}'s", hint="docker container prune first"
+                    f"the network {waiting[0]} is the container {name_in_listing(each)}'s",
+                    hint="docker container prune first",
                 )
         filters = own_only(call.target.get("filters"), call.caller)
         await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))
@@ -139,7 +140,7 @@ class Volumes:
     async def _volume(self, call: Call) -> None:
         # A request for another user's volume need not wait; an own volume may become another's during a wait.
         await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
-        async with self._handler_context.volume_turns.of(call.match.name):
+        async with self._handler_context.volume_locks.of(call.match.name):
             volume = await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
             await self._handler_context.send(call, call.renamed(volume["Name"]))
 
@@ -147,7 +148,7 @@ class Volumes:
         filters = quote(own_only("", call.caller))
         answer = await self._handler_context.engine.call("GET", f"/volumes?filters={filters}".encode())
         own = objects(answer.json(), "Volumes") if answer.status == OK else []
-        async with self._handler_context.volume_turns.of_all(str(each["Name"]) for each in own):
+        async with self._handler_context.volume_locks.of_all(str(each["Name"]) for each in own):
             await self._filtered(call)
 
     async def _filtered(self, call: Call) -> None:
@@ -162,7 +163,7 @@ class Volumes:
         asked = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
         body = self._handler_context.labelled(call, judge_volume(asked, self._handler_context.unnamed(call)))
         # During another user's create with the name, the engine would fill the volume from that user's image.
-        async with self._handler_context.volume_turns.of_all(filter(None, [text(body, "Name")])):
+        async with self._handler_context.volume_locks.of_all(filter(None, [text(body, "Name")])):
             answer = await self._handler_context.ask(call, call.target, serialise(body))
         if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):
             raise StateConflict(

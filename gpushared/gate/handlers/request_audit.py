@@ -88,19 +88,19 @@ class Recording:
 @contextmanager
 def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
     """Record a request while the block handles it; errors pass through."""
-    one = Recording(exchange, sink, _written_path(exchange.target))
-    exchange.on_answer = one.answered
+    recorded = Recording(exchange, sink, _written_path(exchange.target))
+    exchange.on_answer = recorded.answered
     try:
-        yield one
+        yield recorded
     except GpushareError as error:
-        one.refused(error)
+        recorded.refused(error)
         raise
     except RefusedRequestError as error:
-        one.broken(error)
+        recorded.broken(error)
         raise
     finally:
         if not exchange.started:
-            one.gone()
+            recorded.gone()
 
 
 def line_of_refusal(refusal: RequestRefusal, caller: Caller, origin: Origin) -> AuditLine:

@@ -47,10 +47,10 @@ class Shared:
         answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
             leases = await self._handler_context.lease_service.gpu_count() > 0
-            told = with_nvidia_runtime(answer.json(), leases=leases)
+            info = with_nvidia_runtime(answer.json(), leases=leases)
             if not call.caller.trusted:
-                told = shown_info(told, await own_containers(self._handler_context.engine, call.caller))
-            answer = showing(answer, told)
+                info = shown_info(info, await own_containers(self._handler_context.engine, call.caller))
+            answer = showing(answer, info)
         await call.answer(answer)
 
     async def _events(self, call: Call) -> None:

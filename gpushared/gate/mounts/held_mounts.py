@@ -34,7 +34,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import serialise
 from gpushared.gate.api.site import HOME, SitePolicy
 from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
-from gpushared.net.http_client import EngineSocket
+from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.identity import Account, PathWish, account_of
 
 log = logging.getLogger(__name__)
@@ -143,8 +143,8 @@ class HeldMounts:
     async def restore(self) -> str:
         """Hold recorded pins that are not held, as after a reboot; return the failures in a sentence."""
         missing = await self._missing()
-        told = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
-        failed = [text for text in told if text]
+        errors = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
+        failed = [error for error in errors if error]
         return f"mounts of {len(failed)} containers could not be made again: {failed[0]}" if failed else ""
 
     async def sweep(self) -> None:
@@ -157,11 +157,11 @@ class HeldMounts:
         used = await self._used()
         await self._drop(sorted(held - spared - used))
 
-    async def keep(self, told: Callable[[str], None]) -> None:
-        """Follow the engine for ever. ``told`` gets the sentence of ``restore`` when the engine is back."""
+    async def keep(self, report: Callable[[str], None]) -> None:
+        """Follow the engine for ever. ``report`` gets the sentence of ``restore`` when the engine is back."""
         while True:
             try:
-                await self._follow(told)
+                await self._follow(report)
             except (GpushareError, OSError) as error:
                 log.debug("pins: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
@@ -181,8 +181,8 @@ class HeldMounts:
         # The engine looks for the sources of mounts before it looks for the image, which does not exist.
         if answer.status == NOT_FOUND:
             return ""
-        said = answer.json().get("message", "")
-        return f"bind mounts of users who are not trusted will fail, the engine does not see them: {said}"
+        message = answer.json().get("message", "")
+        return f"bind mounts of users who are not trusted will fail, the engine does not see them: {message}"
 
     # --- parts -------------------------------------------------------------------------------------
 
@@ -260,13 +260,12 @@ class HeldMounts:
         return ""
 
     async def _used(self) -> set[str]:
-        filters = quote(json.dumps({"label": [LABEL_PINS]}))
-        answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+        answer = await list_labelled(self._engine, LABEL_PINS)
         if answer.status != OK:
             raise EngineUnavailable("the Docker engine does not list its containers")
         return {(found.get("Labels") or {}).get(LABEL_PINS, "") for found in answer.json()}
 
-    async def _follow(self, told: Callable[[str], None]) -> None:
+    async def _follow(self, report: Callable[[str], None]) -> None:
         """Follow the removal of containers with pins until the engine goes away."""
         filters = quote(json.dumps({"type": ["container"], "event": ["destroy"], "label": [LABEL_PINS]}))
         connection = await self._engine.connect()
@@ -278,7 +277,7 @@ class HeldMounts:
             )
             await connection.response()
             self.trouble = await self.trial()
-            told(await self.restore())
+            report(await self.restore())
             self._wake.set()
             watching = asyncio.create_task(self._sweep_when_woken())
             async for _ in connection.chunks():
@@ -304,6 +303,12 @@ class HeldMounts:
                     await self._also_swept()
             except (GpushareError, OSError) as error:
                 log.warning("pins not swept: %s", error)
+
+
+async def list_labelled(engine: EngineSocket, label: str) -> EngineAnswer:
+    """Ask for all containers with a label (``NAME`` or ``NAME=VALUE``), running or not."""
+    filters = quote(json.dumps({"label": [label]}))
+    return await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
 
 
 def _wish(path: str) -> dict[str, object]:

@@ -35,14 +35,15 @@ def unnamed_volumes(host: Body, paths: Iterable[str]) -> list[Body]:
 
     The engine makes the same volumes by itself, but without a label that names their owner.
     """
-    taken = {_clean(mount["Target"]) for mount in objects(host, "Mounts")}
-    taken |= {_clean(path) for path in section(host, "Tmpfs")} | {"/"}
-    wanted = {_clean(path) for path in paths if path.startswith("/")}
+    taken = {clean_path(mount["Target"]) for mount in objects(host, "Mounts")}
+    taken |= {clean_path(path) for path in section(host, "Tmpfs")} | {"/"}
+    wanted = {clean_path(path) for path in paths if path.startswith("/")}
     options: Body = {"Labels": {LABEL_UNNAMED: ""}}
     return [{"Type": "volume", "Target": path, "VolumeOptions": options} for path in sorted(wanted - taken)]
 
 
-def _clean(path: str) -> str:
+def clean_path(path: str) -> str:
+    """Return the path from the container's root, without dots and doubled slashes."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
