@@ -270,9 +270,9 @@ def check_parameters(route: Route, target: Target) -> None:
     seen: set[str] = set()
     for name, value in target.query:
         if name not in route.query or (name in ONLY_NO and not NO.fullmatch(value)):
-            raise PermissionRefused(f"the parameter {name} is not for you")
+            raise PermissionRefused(f"the parameter {name} is not for you", hint="leave it out")
         if name in seen and name not in REPEATABLE:
-            raise RequestError("a parameter is given twice")
+            raise RequestError(f"the parameter {name} is given twice", hint="give it once")
         seen.add(name)
         if not FORMS[name].fullmatch(value):
             raise RequestError(f"{shown(value)} is no value of the parameter {name}")

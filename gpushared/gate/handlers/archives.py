@@ -26,7 +26,7 @@ from gpushared.domain.model.errors import (
 from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.ownership import Container, find_container
 from gpushared.gate.copies.copying import Copies, Helper
-from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
+from gpushared.gate.copies.order import AGAIN, START_HINT, STAT, Deed, Order
 from gpushared.gate.copies.reading import MOST_LINKS
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext, check_stream
@@ -139,7 +139,7 @@ class Archives:
         if layers is None:
             raise PermissionRefused(
                 "nothing is copied safely into a container that has run or mounts something while it is down",
-                hint=START,
+                hint=START_HINT,
             )
         if not container.is_stopped:
             raise StateConflict(

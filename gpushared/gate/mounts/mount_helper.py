@@ -208,14 +208,14 @@ def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
     """Return the open files, and the finding for each wish."""
     opened, prefixes = open_as(order)
     judge = Judge(order, prefixes)
-    told = []
+    findings = []
     for (descriptor, refusal), wish in zip(opened, order["wishes"], strict=True):
         path = os.path.normpath(wish["path"])
         if descriptor < 0:
-            told.append(_found(path, refusal))
+            findings.append(_found(path, refusal))
         else:
-            told.append(judge.look(descriptor, refusal, again=wish["fixed"]))
-    return [descriptor for descriptor, _ in opened], told
+            findings.append(judge.look(descriptor, refusal, again=wish["fixed"]))
+    return [descriptor for descriptor, _ in opened], findings
 
 
 # --- held files ----------------------------------------------------------------------------------------

@@ -31,13 +31,10 @@ from gpushared.gate.policy.mount_rules import judge_mounts
 from gpushared.gate.policy.network_rules import check_gang_network
 
 HOST_PREFIX = "HostConfig."
-# --- tables --------------------------------------------------------------------------------------------
-
 WHOLES = frozenset(
     {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
 )
 """These fields are noted where they are set as a whole."""
-
 
 __all__ = [
     "Context",

@@ -94,7 +94,9 @@ def _of_mount(mount: Body) -> Body:
             _check_known(options, TMPFS_TABLE.keys() - {"Options"}, "TmpfsOptions")
             judged |= {"TmpfsOptions": options} if options else {}
         case kind:
-            raise PermissionRefused(f"mounts of type {kind!r} are not for you")
+            raise PermissionRefused(
+                f"mounts of type {kind!r} are not for you", hint="bind, volume and tmpfs are"
+            )
     return judged
 
 
@@ -102,7 +104,9 @@ def _check_bind(mount: Body) -> None:
     options = section(mount, "BindOptions")
     _check_known(options, BIND_TABLE.keys(), "BindOptions")
     if not isinstance(mount.get("Source"), str) or not mount["Source"].startswith("/"):
-        raise PermissionRefused("the source of a bind mount is no absolute path")
+        raise PermissionRefused(
+            "the source of a bind mount is no absolute path", hint="write the path from / on"
+        )
     _check_printable(mount["Source"])
     # Compose always sets CreateMountpoint; the source must exist anyway.
     if (options.get("Propagation") or "") not in PROPAGATIONS:
@@ -120,7 +124,7 @@ def _volume_options(mount: Body) -> Body:
     if any(section(options, "DriverConfig").values()) or options.get("Subpath"):
         raise PermissionRefused("volumes of yours have no driver options", hint="mount a directory of yours")
     if not isinstance(mount.get("Source") or "", str):
-        raise PermissionRefused("the source of a volume mount is no name")
+        raise PermissionRefused("the source of a volume mount is no name", hint="write a volume's name")
     return {"VolumeOptions": {key: options[key] for key in ("NoCopy", "Labels") if options.get(key)}}
 
 
@@ -128,4 +132,4 @@ def _check_known(body: Body, known: Collection[str], where: str) -> None:
     check_keys(body, known, f"{where}.")
     unknown = sorted(body.keys() - known)
     if unknown:
-        raise PermissionRefused(f"{where}.{unknown[0]} may not be set by you")
+        raise PermissionRefused(f"{where}.{unknown[0]} may not be set by you", hint="leave it out")
