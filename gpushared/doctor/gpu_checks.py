@@ -21,10 +21,9 @@ from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.checkup import CheckFinding, failed, ok, skipped, warning
 from gpushared.domain.model.units import format_memory
 from gpushared.ports import DriverFacts, GpuSettings
+from gpushared.sharing.compute_mode import EXCLUSIVE_PROCESS, PROHIBITED
 
 DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where MPS itself puts it
-PROHIBITED = 2
-EXCLUSIVE_PROCESS = 3
 VOLTA = (7, 0)
 MEMORY_LIMITS_DRIVER = 615
 """This is the first release with ``nvmlDeviceSetMemoryLimits_v1``: a wall around a whole container."""

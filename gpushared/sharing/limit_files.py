@@ -81,7 +81,7 @@ class Trees:
         for length in range(len(names)):
             self._count_below("/".join(names[:length]))
 
-    def joining(self, path: str) -> list[Path]:
+    def join_files(self, path: str) -> list[Path]:
         """Return the files by which a process joins the cgroup. Raises OSError.
 
         With v2 a process joins a cgroup below, since no process is in a cgroup that has others below

@@ -13,8 +13,8 @@ from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import GpushareError, SharingUnavailable, TimedOut
 from gpushared.ports import ServerFault
 from gpushared.sharing.canary_watch import CanaryWatch
+from gpushared.sharing.connection_holder import connection_holder
 from gpushared.sharing.control import DaemonLimits, MpsControl
-from gpushared.sharing.holder import line_holder
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.server_watch import RECYCLE_SECONDS, ServerWatch
 
@@ -68,7 +68,7 @@ class Supervisor:
         self._watching = False
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._glance: asyncio.Task[None] | None = None
+        self._extra_look: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> bool:
@@ -102,7 +102,7 @@ class Supervisor:
     def trouble(self) -> str | None:
         """Return the daemon's trouble as a sentence for the admin."""
         if self._error is not None:
-            return f"{self._error.message}{self._since()}"
+            return f"{self._error.message}{self._silence()}"
         if self.faults:
             left = sum(len(fault.clients) for fault in self.faults)
             return f"an MPS server met a fatal fault and serves nobody; {left} of its clients are still there"
@@ -115,7 +115,7 @@ class Supervisor:
         complaint = self._canary.complaint
         return None if complaint is None else f"new CUDA programs {complaint}"
 
-    def _since(self) -> str:
+    def _silence(self) -> str:
         if not self._silent_since:
             return ""
         held = (
@@ -144,8 +144,8 @@ class Supervisor:
 
     def look_soon(self) -> None:
         """Look at servers and clients now, before the next regular look."""
-        if self._watching and (self._glance is None or self._glance.done()):
-            self._glance = asyncio.create_task(self._look(), name=f"mps look {self.control.home.name}")
+        if self._watching and (self._extra_look is None or self._extra_look.done()):
+            self._extra_look = asyncio.create_task(self._look(), name=f"mps look {self.control.home.name}")
 
     async def stop(self) -> None:
         """End the daemon."""
@@ -173,7 +173,7 @@ class Supervisor:
             raise SharingUnavailable(self._wedge, hint="it heals when the leases on that GPU have ended")
 
     async def _cancel(self) -> None:
-        tasks, self._task, self._glance = (self._task, self._glance), None, None
+        tasks, self._task, self._extra_look = (self._task, self._extra_look), None, None
         for task in tasks:
             if task is not None:
                 task.cancel()
@@ -207,7 +207,7 @@ class Supervisor:
         self._applied = None
         self._settled.clear()
         self._watch_servers.forget()
-        self._hear()
+        self._clear_silence()
         if now() - started_at >= self._steady_seconds:
             self._failures = 0
         self._note_failure(SharingUnavailable("the MPS control daemon ended and is being started again"))
@@ -249,15 +249,15 @@ class Supervisor:
             await self._note_silence()
         else:
             self._error = None
-            self._hear()
+            self._clear_silence()
         self.control.trim_log()
 
     async def _note_silence(self) -> None:
         self._silent_since = self._silent_since or time.strftime("%H:%M:%S")
         if (pid := self.control.pid) is not None:
-            self._holder = await asyncio.to_thread(line_holder, pid)
+            self._holder = await asyncio.to_thread(connection_holder, pid)
 
-    def _hear(self) -> None:
+    def _clear_silence(self) -> None:
         self._silent_since, self._holder = "", None
 
     async def _recycle(self) -> None:

@@ -55,14 +55,14 @@ class UserContainers:
             return ""
         return self._walls.parent_of(uid, engine)
 
-    async def joining(self, uid: int) -> list[str]:
+    async def join_files(self, uid: int) -> list[str]:
         """Return the files by which a process of the daemon joins the user's cgroups; empty without cgroups.
 
         Raises as ``parent`` does.
         """
         if self._walls is None or not await self.parent(uid):
             return []
-        return [str(file) for file in await self._walls.joining(uid, self._lease_service.engine_facts())]
+        return [str(file) for file in await self._walls.join_files(uid, self._lease_service.engine_facts())]
 
     def name(self, uid: int) -> str:
         """Return the ``CgroupParent`` without making it; also empty if the engine has not answered."""

@@ -206,7 +206,9 @@ class Archives:
         """Yield a helper that has received its order."""
         uid = call.caller.uid
         async with self._copies.helper(uid) as helper:
-            await helper.order(order | {"cgroups": await self._handler_context.user_containers.joining(uid)})
+            await helper.order(
+                order | {"cgroups": await self._handler_context.user_containers.join_files(uid)}
+            )
             yield helper
 
 
