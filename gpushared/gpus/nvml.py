@@ -248,7 +248,7 @@ class NvmlGpus:
             lost = self._mig.lost(device.id, device.trouble or _GONE)
             return (device, *(_instance(one, device) for one in lost))
         try:
-            split = self._driver.split_by_mig(device.handle)
+            split = bool(self._driver.mig(device.handle))
             found = self._mig.look(device.id, device.handle, split=split)
         except DriverError as error:
             if error.code in DRIVER_AWAY:

@@ -33,7 +33,7 @@ class XidWatch:
         self._driver = driver
         self._events: Handle | None = None
         self._gpus: dict[int, GpuId] = {}
-        self._mute: set[GpuId] = set()
+        self._unwatched: set[GpuId] = set()
         self._kept: deque[tuple[GpuId, int]] = deque(maxlen=MAX_KEPT)
 
     # --- on the thread ---
@@ -48,10 +48,10 @@ class XidWatch:
                 raise
             self._events = None
         for gpu, handle in handles.items():
-            if self._events is not None and self._driver.tell_xids(handle, self._events):
+            if self._events is not None and self._driver.watch_xids(handle, self._events):
                 self._gpus[_address(handle)] = gpu
-            elif gpu not in self._mute:
-                self._mute.add(gpu)
+            elif gpu not in self._unwatched:
+                self._unwatched.add(gpu)
                 log.warning("the driver tells of no errors (XIDs) of %s: its health is not watched", gpu)
 
     def collect(self) -> None:
