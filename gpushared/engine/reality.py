@@ -23,7 +23,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
 from gpushared.mountinfo import Mount, is_under, parse_line
-from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
+from gpushared.ports import DeviceNode, DeviceRule, EngineDescription, Exposure, MachineDevices, Reality
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -100,7 +100,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
         name=str(inspected["Name"]).removeprefix("/"),
         pid=pid,
         start_ticks=began,
-        word=word_of(inspected),
+        described=description_of(inspected),
         machine=machine(proc),
         uids=_numbers(status["Uid"]),
         gids=_numbers(status["Gid"]) | _numbers(status["Groups"]),
@@ -119,12 +119,12 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
 # --- the engine's report -------------------------------------------------------------------------------
 
 
-def word_of(inspected: Mapping[str, Any]) -> Word:
+def description_of(inspected: Mapping[str, Any]) -> EngineDescription:
     """Return the engine's report from ``GET /containers/<id>/json``."""
     config, host = inspected["Config"], inspected["HostConfig"]
     asked = [each.split(":")[0] for each in host.get("Binds") or ()]
     asked += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
-    return Word(
+    return EngineDescription(
         labels=config.get("Labels") or {},
         mark=host.get("ContainerIDFile") or "",
         env=tuple(config.get("Env") or ()),

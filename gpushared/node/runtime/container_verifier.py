@@ -22,7 +22,7 @@ from gpushared.domain.leases.events import ContainerRefuted
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import ContainerId, Lease
-from gpushared.gate.containers.verify import Deviation, Expected, findings, unchecked
+from gpushared.gate.containers.verify import Deviation, Expected, deviations, unchecked
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (
     LABEL_DEVICE,
@@ -164,15 +164,15 @@ class Verifier:
         seen = await self._engine.reality(container, self._barred)
         if seen is None:
             return None
-        labels = seen.word.labels
+        labels = seen.described.labels
         lease = self._loop.state.of_container(container)
         expected = self._expected(seen, lease, is_start=is_start)
         self._note_unchecked(unchecked(seen, expected))
         strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
-        return _Case(seen, expected, (*strange, *findings(seen, expected)))
+        return _Case(seen, expected, (*strange, *deviations(seen, expected)))
 
     def _expected(self, seen: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
-        labels = seen.word.labels
+        labels = seen.described.labels
         owner = labels.get(LABEL_OWNER, "")
         confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
         uid = int(owner) if owner.isdecimal() else 0
@@ -228,7 +228,9 @@ class Verifier:
 
     def _say(self, case: _Case, text: str) -> None:
         """Note the trouble. A trusted user may bypass leases: that is reported, but as no fault."""
-        only_privileged = case.seen.word.privileged and len(case.found) == 1 and not case.expected.confined
+        only_privileged = (
+            case.seen.described.privileged and len(case.found) == 1 and not case.expected.confined
+        )
         self._said[UNMANAGED if only_privileged else WRONG][case.seen.id] = text
         self._show()
 
