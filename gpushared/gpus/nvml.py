@@ -216,7 +216,7 @@ class NvmlGpus:
             persistence=driver.persistence(handle),
             compute_mode=driver.compute_mode(handle),
             mig=mig,
-            mig_instances=tuple(one.id for one in instances),
+            mig_instances=tuple(instance.id for instance in instances),
             compute_capability=driver.compute_capability(handle),
         )
 
@@ -246,7 +246,7 @@ class NvmlGpus:
         """Return the GPU as MIG leaves it, then its instances."""
         if device.handle is None:
             lost = self._mig.lost(device.id, device.trouble or _GONE)
-            return (device, *(_instance(one, device) for one in lost))
+            return (device, *(_instance(each, device) for each in lost))
         try:
             split = bool(self._driver.mig(device.handle))
             found = self._mig.look(device.id, device.handle, split=split)
@@ -256,10 +256,10 @@ class NvmlGpus:
             # The look at the GPU itself will report the same.
             lost = self._mig.lost(device.id, error.trouble.sentence)
             gone = replace(device, lost=error.code in GPU_AWAY)
-            return (device, *(_instance(one, gone) for one in lost))
-        empty = split and not any(one.handle is not None for one in found)
+            return (device, *(_instance(each, gone) for each in lost))
+        empty = split and not any(instance.handle is not None for instance in found)
         trouble = no_instances(device.index) if empty else None
-        return (replace(device, split=split, trouble=trouble), *(_instance(one, device) for one in found))
+        return (replace(device, split=split, trouble=trouble), *(_instance(each, device) for each in found))
 
     # --- the session with NVML ---
 

@@ -303,7 +303,7 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
         return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
     holders, busy = gpu.living(), gpu.utilization_ratio
     used = sum(holder.memory_bytes for holder in holders.values())
-    used += sum(one.held_bytes for one in gpus if one.parent == gpu.id)
+    used += sum(part.held_bytes for part in gpus if part.parent == gpu.id)
     if gpu.mig is not None:
         return GpuReading(gpu.id, used, processes=_processes(holders))
     return GpuReading(
@@ -319,8 +319,8 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
 
 def _processes(holders: Mapping[int, _SimulatedProcess]) -> tuple[GpuProcess, ...]:
     return tuple(
-        GpuProcess(pid, one.memory_bytes, one.mps_client, one.utilization_ratio)
-        for pid, one in holders.items()
+        GpuProcess(pid, holder.memory_bytes, holder.mps_client, holder.utilization_ratio)
+        for pid, holder in holders.items()
     )
 
 
@@ -369,13 +369,17 @@ def _make_gpus(models: tuple[SimulatedModel, ...], machine: str) -> tuple[_Simul
     """
     made: Counter[str] = Counter()
     gpus: list[_SimulatedGpu] = []
-    for index, one in enumerate(models):
-        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{one.model}:{made[one.model]}')}")
-        made[one.model] += 1
+    for index, wanted in enumerate(models):
+        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{wanted.model}:{made[wanted.model]}')}")
+        made[wanted.model] += 1
         gpu = _SimulatedGpu(
-            gpu_id, index, MODELS[one.model], split=one.instances is not None, link_group=one.link_group
+            gpu_id,
+            index,
+            MODELS[wanted.model],
+            split=wanted.instances is not None,
+            link_group=wanted.link_group,
         )
-        gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(one.instances or ()))]
+        gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(wanted.instances or ()))]
     return tuple(gpus)
 
 

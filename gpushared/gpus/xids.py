@@ -52,7 +52,7 @@ class XidWatch:
                 self._gpus[_address(handle)] = gpu
             elif gpu not in self._unwatched:
                 self._unwatched.add(gpu)
-                log.warning("the driver tells of no errors (XIDs) of %s: its health is not watched", gpu)
+                log.warning("the driver reports no errors (XIDs) of %s: its health is not watched", gpu)
 
     def collect(self) -> None:
         """Take the pending XIDs."""
@@ -68,7 +68,7 @@ class XidWatch:
             handle, number = event
             gpu = self._gpus.get(_address(handle))
             if gpu is None:
-                log.warning("the driver told of XID %d of a GPU that it does not name", number)
+                log.warning("the driver reported XID %d of a GPU that it does not name", number)
             else:
                 self._kept.append((gpu, number))
 

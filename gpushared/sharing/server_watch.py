@@ -141,7 +141,7 @@ class ServerWatch:
         self.servers = tuple(server.pid for server in servers)
         before, self._seen = self._seen, {server.pid: server for server in servers}
         lists = [server.clients for server in servers]
-        self.served = frozenset(pid for one in lists for pid in one or ())
+        self.served = frozenset(pid for clients in lists for pid in clients or ())
         if None in lists:
             self.forget_clients()
         else:

@@ -409,6 +409,8 @@ async def hide_holder(answer: EngineAnswer, name: str, engine: EngineSocket, cal
     try:
         await find_container(engine, holder[1], caller)
     except NotFound:
-        said = f"Conflict. The container name {name} is taken by somebody else's container (choose another)"
-        return replace(answer, body=docker_error(said))
+        message = (
+            f"Conflict. The container name {name} is taken by somebody else's container (choose another)"
+        )
+        return replace(answer, body=docker_error(message))
     return answer

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from gpushared.config.gate_settings import ADDABLE, may_be_passed
 from gpushared.domain.model.gpu import GpuId
+from gpushared.engine.cdi import KIND as LEASE_KIND
+from gpushared.engine.cdi import qualified_name
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS
 from gpushared.gate.api.site import root_mark
 from gpushared.gate.containers.gpu_request import WITHOUT_GPU
-from gpushared.gate.containers.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
+from gpushared.gate.containers.inject import GPU_KIND, VISIBLE_DEVICES
 from gpushared.gate.mounts.held_mounts import ROOT as PINS
 from gpushared.gate.policy.process_rules import ROOT_CAPABILITIES
 from gpushared.ports import DeviceRule, MachineDevices, Reality
@@ -145,7 +147,7 @@ def _whose(expected: Expected) -> str:
 
 def _requests(reality: Reality, expected: Expected) -> Iterator[Deviation]:
     kinds = (f"{GPU_KIND}=", ":", "nvidia:")
-    own = {f"{LEASE_KIND}={expected.device_name}"} if expected.device_name else set()
+    own = {qualified_name(expected.device_name)} if expected.device_name else set()
     own |= {f"{kind}{gpu}" for gpu in expected.gpus or () for kind in kinds}
     for name in reality.described.device_requests:
         if expected.gpus is None and name.startswith(kinds):
@@ -157,7 +159,7 @@ def _requests(reality: Reality, expected: Expected) -> Iterator[Deviation]:
 
 def _visible(reality: Reality, expected: Expected) -> Iterator[Deviation]:
     """Check the variable that NVIDIA's runtime follows; a lease device's own variables win over it."""
-    if expected.gpus is None or f"{LEASE_KIND}={expected.device_name}" in reality.described.device_requests:
+    if expected.gpus is None or qualified_name(expected.device_name) in reality.described.device_requests:
         return
     for entry in reality.described.env:
         name, _, value = entry.partition("=")

@@ -253,9 +253,9 @@ async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
     await call.exchange.finish()
 
 
-def engine_version(said: str) -> tuple[int, ...]:
-    """Return the numbers in front of an engine's version; empty if there are none, which sorts first."""
-    plain = re.match(r"[0-9]+(\.[0-9]+)*", said)
+def engine_version(text: str) -> tuple[int, ...]:
+    """Return the numbers at the beginning of a version; empty without any, which is less than any version."""
+    plain = re.match(r"[0-9]+(\.[0-9]+)*", text)
     return tuple(map(int, plain[0].split("."))) if plain else ()
 
 

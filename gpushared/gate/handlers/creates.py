@@ -67,7 +67,7 @@ from gpushared.gate.policy.admission import judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.net.http_client import EngineAnswer
-from gpushared.net.identity import PathWish, account_of
+from gpushared.net.identity import Account, PathWish, account_of
 
 LOOK_SECONDS = 5.0
 MOST_NODES = 4096
@@ -153,6 +153,7 @@ class Creates:
     async def _confine(
         self, body: Body, call: Call, gpu_request: GpuRequest | None, held: AsyncExitStack
     ) -> Body:
+        """Return the body as a confined caller gets it; ``held`` keeps its files until the container exists."""
         context, caller = self._handler_context, call.caller
         engine, policy = context.engine, context.policy
         await check_name(call.target.get("name"), engine, caller)
@@ -170,33 +171,50 @@ class Creates:
         await held.enter_async_context(self._creates_under_way.for_one_more(caller, policy, ports))
         if parent := await context.user_containers.parent(caller.uid):
             judged["HostConfig"]["CgroupParent"] = parent
-        mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             await find_network(engine, network, caller)
-        for volume in volumes_of(mounts):
+        for volume in volumes_of(judged["HostConfig"]["Mounts"]):
             await find_volume(engine, volume, caller)
-        named = {*section(judged, "Volumes"), *section(image, "Volumes")}
-        mounts += unnamed_volumes(judged["HostConfig"], named)
-        for mount in mounts:
-            if mount["Type"] == "volume":
-                mount["VolumeOptions"] = context.labelled(call, section(mount, "VolumeOptions"))
+        self._own_volumes(judged, image, call)
         # These labels are always set: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
+        labels |= await self._hold_files(judged, described, account, held, home_and_name=policy.home_and_name)
+        judged["Labels"] = {**section(judged, "Labels"), **labels}
+        return judged
+
+    def _own_volumes(self, judged: Body, image: Body, call: Call) -> None:
+        """Make the caller the owner of all volumes that the engine makes for the container."""
+        mounts = judged["HostConfig"]["Mounts"]
+        paths = {*section(judged, "Volumes"), *section(image, "Volumes")}
+        mounts += unnamed_volumes(judged["HostConfig"], paths)
+        for mount in mounts:
+            if mount["Type"] == "volume":
+                options = section(mount, "VolumeOptions")
+                mount["VolumeOptions"] = self._handler_context.labelled(call, options)
+
+    async def _hold_files(
+        self, judged: Body, described: Body, account: Account, held: AsyncExitStack, *, home_and_name: bool
+    ) -> dict[str, str]:
+        """Hold the host's files that the body mounts; with ``home_and_name`` add a home and a passwd file.
+
+        ``described`` is the engine's description of the image. Returns the labels that name the files.
+        """
+        context, caller, labels = self._handler_context, account.caller, dict[str, str]()
+        mounts, image = judged["HostConfig"]["Mounts"], section(described, "Config")
         found: Sequence[PathWish] = ()
         if wishes := wishes_of(mounts):
             pin = await held.enter_async_context(context.pins.held(account, wishes))
             found = pin.wishes
             lead_to(mounts, pin)
             labels |= {LABEL_HOST_PATHS: json.dumps([asdict(path) for path in found]), LABEL_PINS: pin.name}
-        if policy.home_and_name and judged["User"] != ROOT_USER:
+        if home_and_name and judged["User"] != ROOT_USER:
             put_home(judged, image, account, wishes, found)
             # Root with another number could not read the daemon's file when the container starts.
             line = b"" if self._maps_users() else passwd_line(judged, image, caller)
             if passwd := await held.enter_async_context(context.passwd.with_line(described, line)):
                 mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
                 labels[LABEL_USERS] = passwd.name
-        judged["Labels"] = {**section(judged, "Labels"), **labels}
-        return judged
+        return labels
 
 
 async def check_devices(body: Body) -> None:

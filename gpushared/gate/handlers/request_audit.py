@@ -68,7 +68,7 @@ class Recording:
             return
         self.written = True
         record = self.record
-        said = "; ".join(part for part in (text, record.note, _place(self)) if part)
+        notes = "; ".join(part for part in (text, record.note, _place(self)) if part)
         line = line_now(
             self.exchange.caller.uid,
             self.exchange.caller.name,
@@ -80,7 +80,7 @@ class Recording:
             digest=self.exchange.body_digest if record.digest is None else record.digest,
             status=status,
             code=code,
-            text=said,
+            text=notes,
         )
         self.sink(line)
 

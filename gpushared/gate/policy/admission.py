@@ -319,7 +319,7 @@ RULES: Mapping[str, Rule] = {
 
 def rules_of(fields: Table) -> dict[str, Rule]:
     """Return the rules of a table's fields; a field without a rule is left out."""
-    return {name: _rule_of(one) for name, one in fields.items() if one.rule}
+    return {name: _rule_of(field) for name, field in fields.items() if field.rule}
 
 
 def _rule_of(field: Field) -> Rule:
