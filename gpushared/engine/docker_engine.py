@@ -28,7 +28,7 @@ from gpushared.engine import reality
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
 from gpushared.engine.engine_events import EventFeed, facts_of_inspect, ids_of_list
 from gpushared.engine.reality import memory_used
-from gpushared.engine.workers import Connector, Workers
+from gpushared.engine.workers import Connector, Workers, unknown_words
 from gpushared.ports import (
     LABEL_DEVICE,
     LABEL_GATE,
@@ -290,7 +290,7 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             maps_users="name=userns" in (info.get("SecurityOptions") or ()),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
+        raise unknown_words("describes itself", error) from error
 
 
 def _cgroup_driver(info: Mapping[str, Any]) -> CgroupDriver:

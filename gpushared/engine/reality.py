@@ -22,6 +22,7 @@ from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
+from gpushared.engine.workers import unknown_words
 from gpushared.mountinfo import Mount, is_under, parse_line
 from gpushared.ports import DeviceNode, DeviceRule, EngineDescription, Exposure, MachineDevices, Reality
 
@@ -81,9 +82,7 @@ def read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path = PROC)
     except OSError as error:
         raise EngineUnavailable(f"a container cannot be looked at: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EngineUnavailable(
-            f"the Docker engine describes a container in unknown words: {error!r}"
-        ) from error
+        raise unknown_words("describes a container", error) from error
 
 
 def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Reality | None:

@@ -64,17 +64,18 @@ def slice_of(names: tuple[str, ...]) -> str:
 
 async def run_systemctl(systemctl: str, verb: str, unit: str, *words: str) -> None:
     """Run ``systemctl VERB UNIT WORDS``. Errors: ``SharingUnavailable``."""
+    hint = f"`systemctl status {unit}` may tell why"
     options = ("--runtime",) if verb == "set-property" else ()
     try:
         done = await run_program(
             [systemctl, "--quiet", *options, verb, unit, *words], seconds=SYSTEMCTL_SECONDS
         )
     except TimeoutError:
-        raise SharingUnavailable(f"systemd did not {verb} {unit} in time") from None
+        raise SharingUnavailable(f"systemd did not {verb} {unit} in time", hint=hint) from None
     except OSError as error:
         raise SharingUnavailable(f"{systemctl} cannot be run: {error.strerror}") from error
     if done.status != 0:
-        raise SharingUnavailable(f"systemd did not {verb} {unit}: {done.errors.strip()}")
+        raise SharingUnavailable(f"systemd did not {verb} {unit}: {done.errors.strip()}", hint=hint)
 
 
 _HOME = CgroupPlace(("gpushare",))

@@ -164,7 +164,8 @@ class UserCgroups:
                     await self._ensure_slice(place.docker_name(kind.driver), limits)
                 await asyncio.to_thread(self._set, path, limits, kind, by_systemd=by_systemd)
         except KeyError as error:
-            self._fail(user, SharingUnavailable(f"this machine has no cgroups for {error.args[0]}"))
+            trouble = f"this machine has no cgroups for {error.args[0]}"
+            self._fail(user, SharingUnavailable(trouble, hint=NONE_HINT))
         except OSError as error:
             self._fail(user, _error_of(user, error))
         except SharingUnavailable as error:
@@ -200,7 +201,9 @@ class UserCgroups:
             trees.make(path)
         wanted = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
         if by_systemd and wanted:
-            raise SharingUnavailable(f"systemd did not set {wanted[0].path} to {wanted[0].value}")
+            raise SharingUnavailable(
+                f"systemd did not set {wanted[0].path} to {wanted[0].value}", hint=NONE_HINT
+            )
         # A limit that a user exceeds already must not keep the other limits from holding.
         if refused := [error for limit in wanted if (error := _refusal(limit)) is not None]:
             raise refused[0]

@@ -170,7 +170,7 @@ def _take_labels(labels: Body) -> RequestSpec:
 def _decide(lease: object, labelled: RequestSpec, sizes: list[str]) -> GpuRequest | None:
     if lease is not None:
         if not isinstance(lease, str) or not lease:
-            raise RequestError(f"the label {LABEL_LEASE} names no lease")
+            raise RequestError(f"the label {LABEL_LEASE} names no lease", hint="`gpushare ps` lists yours")
         return LeaseClaim(LeaseId(lease))
     if any(getattr(labelled, name) for name in SIZE_FIELDS):
         return labelled
@@ -282,7 +282,7 @@ def _take_devices(host: Body) -> list[str]:
         check_keys(device, DEVICE_TABLE, "Devices.")
         path = device.get("PathOnHost")
         if not isinstance(path, str):
-            raise RequestError("a device has no PathOnHost")
+            raise RequestError("a device has no PathOnHost", hint="write --device /dev/NAME")
         if posixpath.normpath(path).startswith(("/dev/nvidia", "//dev/nvidia")):
             raise RequestError(f"{path} would be a GPU without a lease", hint=SIZE_HINT)
         size = _size_of_cdi(path)

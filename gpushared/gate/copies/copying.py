@@ -108,7 +108,9 @@ class Helper:
             yield data
             data = b""
         if await self.moving(self._process.wait()) != 0:
-            raise Unavailable("the copy broke off in the middle")
+            raise Unavailable(
+                "the copy broke off in the middle", hint="try again; were files moved away meanwhile?"
+            )
 
     async def moving(self, step: Awaitable[_T]) -> _T:
         """Return the result of one step of the copy. Raises ``TimedOut`` if the step takes too long."""

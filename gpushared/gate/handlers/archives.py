@@ -183,7 +183,10 @@ class Archives:
                 if not (now := answer.get(AGAIN, "")):
                     await _give(call, helper, answer)
                     return
-        raise StateConflict(f"{call.target.get('path')} cannot be read: too many links")
+        raise StateConflict(
+            f"{call.target.get('path')} cannot be read: too many links",
+            hint="name the file to which the links lead",
+        )
 
     @asynccontextmanager
     async def _export(self, container: Container) -> AsyncIterator[AsyncIterator[Piece]]:
