@@ -52,7 +52,7 @@ class Archives:
         self._handler_context = handler_context
         self._copies = copies or Copies()
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.ARCHIVE: self._archive}
 
     async def _archive(self, call: Call) -> None:
@@ -103,19 +103,21 @@ class Archives:
             if not container.pid:
                 await self._while_down(call, container)
             elif _is_write(call):
-                await self._in(call, _order(call, container, Deed.WRITE))
+                await self._copy_in(call, _order(call, container, Deed.WRITE))
             else:
-                await self._out(call, _order(call, container, Deed.LOOK if _is_look(call) else Deed.READ))
+                await self._copy_out(
+                    call, _order(call, container, Deed.LOOK if _is_look(call) else Deed.READ)
+                )
         except NotFound:
             raise NotFound(f"Could not find the file {path} in container {container.id}") from None
 
     # --- by the helper alone ---
 
-    async def _out(self, call: Call, order: Order) -> None:
+    async def _copy_out(self, call: Call, order: Order) -> None:
         async with self._helper(call, order) as helper:
-            await _give(call, helper, await helper.answer())
+            await _send_file(call, helper, await helper.answer())
 
-    async def _in(self, call: Call, order: Order) -> None:
+    async def _copy_in(self, call: Call, order: Order) -> None:
         check_stream(call.exchange)
         async with self._helper(call, order) as helper:
             async with helper.answer_to(call.exchange.pieces()):
@@ -146,7 +148,7 @@ class Archives:
                 "nothing is copied into a container that is about to start again, or to go",
                 hint="try again when it runs, or stop it first",
             )
-        await self._in(call, _order(call, container, Deed.WRITE) | layers)
+        await self._copy_in(call, _order(call, container, Deed.WRITE) | layers)
 
     async def _has_looked(self, call: Call, container: Container) -> bool:
         """Look at one file without a full export; return False if the user's rights do not suffice."""
@@ -154,7 +156,7 @@ class Archives:
         if layers is None:
             return False
         try:
-            await self._out(call, _order(call, container, Deed.LOOK) | layers)
+            await self._copy_out(call, _order(call, container, Deed.LOOK) | layers)
         except (PermissionRefused, StateConflict):
             return False
         return True
@@ -181,7 +183,7 @@ class Archives:
                 helper.answer_to(pieces) as answer,
             ):
                 if not (now := answer.get(AGAIN, "")):
-                    await _give(call, helper, answer)
+                    await _send_file(call, helper, answer)
                     return
         raise StateConflict(
             f"{call.target.get('path')} cannot be read: too many links",
@@ -243,7 +245,7 @@ def _order(call: Call, container: Container, deed: Deed) -> Order:
     }
 
 
-async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
+async def _send_file(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
     """Send the file's status as the helper found it, and the archive that the helper makes of the file."""
     status = base64.b64encode(json.dumps(answer[STAT]).encode())
     headers = [(b"X-Docker-Container-Path-Stat", status)]

@@ -52,7 +52,7 @@ class ContainerHandlers:
         self._engine = handler_context.engine
         self._lease_service = handler_context.lease_service
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well: their containers have leases too."""
         return {
             RouteAction.START: self._start,
@@ -62,7 +62,7 @@ class ContainerHandlers:
             RouteAction.UPDATE: self._update,
         }
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
             RouteAction.CONTAINER: self._container,
             RouteAction.RENAME: self._rename,
@@ -70,12 +70,12 @@ class ContainerHandlers:
         }
 
     async def _container(self, call: Call) -> None:
-        await self._handler_context.send(call, await self._handler_context.own(call))
+        await self._handler_context.send(call, await self._handler_context.own_target(call))
 
     async def _rename(self, call: Call) -> None:
         name = call.target.get("name")
         await check_name(name, self._engine, call.caller)
-        answer = await self._handler_context.ask(call, await self._handler_context.own(call), b"")
+        answer = await self._handler_context.ask(call, await self._handler_context.own_target(call), b"")
         await call.answer(await hide_holder(answer, name, self._engine, call.caller))
 
     async def _top(self, call: Call) -> None:
@@ -202,8 +202,8 @@ class ContainerHandlers:
         if section(body, "RestartPolicy").get("Name") not in {None, "", "no"}:
             await self._refuse_job(call)
         if self._handler_context.judges(call.caller):
-            body = judge_update(body, self._handler_context.unnamed(call))
-        await self._handler_context.send(call, await self._handler_context.own(call), serialise(body))
+            body = judge_update(body, self._handler_context.plain_context(call))
+        await self._handler_context.send(call, await self._handler_context.own_target(call), serialise(body))
 
     async def _refuse_job(self, call: Call) -> None:
         """Refuse a restart policy for a job's container.
@@ -224,17 +224,17 @@ class Execs:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.EXEC_CREATE: self._create}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.EXEC: self._exec}
 
     async def _create(self, call: Call) -> None:
         body = await self._handler_context.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)
         container = await find_container(self._handler_context.engine, call.match.name, call.caller)
         if self._handler_context.judges(call.caller):
-            body = judge_exec(body, self._handler_context.unnamed(call))
+            body = judge_exec(body, self._handler_context.plain_context(call))
         if container.device_name:
             env = await self._handler_context.lease_service.lease_env(container.id)
             body["Env"] = merge_env(strip_env(strings(body, "Env")), env)
@@ -255,7 +255,7 @@ class Listings:
         self._handler_context = handler_context
         self._engine = handler_context.engine
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CONTAINER_LIST: self._list, RouteAction.CONTAINER_PRUNE: self._prune}
 
     async def _list(self, call: Call) -> None:

@@ -79,7 +79,7 @@ def _note(path: str, dropped: list[str]) -> None:
         log.debug("the engine does not read %s%s of %s", ", ".join(dropped[:MOST_NAMED]), more, path)
 
 
-def showing(answer: EngineAnswer, value: Json) -> EngineAnswer:
+def with_json(answer: EngineAnswer, value: Json) -> EngineAnswer:
     """Return the answer with another body."""
     return replace(answer, body=json.dumps(value).encode())
 
@@ -149,7 +149,7 @@ class HandlerContext:
         except (EngineUnavailable, ValueError):  # the engine has not reported its version yet
             return False
 
-    def known(self, target: Target, route: Route) -> Target:
+    def known_target(self, target: Target, route: Route) -> Target:
         """Return the target without parameters that the engine ignores; for a newer engine, all of it."""
         if not self.tables_are_complete:
             return target
@@ -183,12 +183,12 @@ class HandlerContext:
         """Return the body with the label that makes the caller the owner of the created object."""
         return {**body, "Labels": {**section(body, "Labels"), LABEL_OWNER: str(call.caller.uid)}}
 
-    async def own(self, call: Call) -> Target:
+    async def own_target(self, call: Call) -> Target:
         """Return the target with the full id of the caller's container."""
         container = await find_container(self.engine, call.match.name, call.caller)
         return call.renamed(container.id)
 
-    def unnamed(self, call: Call) -> Context:
+    def plain_context(self, call: Call) -> Context:
         """Return a context for bodies whose rules need no groups and no home."""
         return Context(Account(call.caller, ()), self.policy, version=call.version)
 
@@ -275,13 +275,13 @@ async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[Piece]:
 def _request_headers(
     exchange: Exchange, target: bytes, body: bytes | None, *, hijack: bool
 ) -> list[tuple[bytes, bytes]]:
-    own = HOP_BY_HOP | _named(exchange)
+    own = HOP_BY_HOP | _connection_headers(exchange)
     dropped = own - FRAMING if body is None else own | FRAMING
     headers = [(b"Host", b"docker")]
     headers += [(name, value) for name, value in exchange.headers if name not in dropped]
     upgrade = exchange.header(b"upgrade")
     if hijack and upgrade is not None:
-        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", _stream(upgrade, target))]
+        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", _protocol(upgrade, target))]
     elif not hijack:
         headers.append((b"Connection", b"close"))
     if body:
@@ -291,13 +291,13 @@ def _request_headers(
     return headers
 
 
-def _stream(asked: bytes, target: bytes) -> bytes:
+def _protocol(asked: bytes, target: bytes) -> bytes:
     """Return the protocol to ask for: by HTTP/2 an engine would take whole requests that bypass the judge."""
     is_builder = target.partition(b"?")[0].endswith(BUILDERS)
     return asked if is_builder or asked.lower() in STREAMS else b"tcp"
 
 
-def _named(exchange: Exchange) -> frozenset[bytes]:
+def _connection_headers(exchange: Exchange) -> frozenset[bytes]:
     """Return the headers that the client declares as its connection's own (RFC 9110, 7.6.1)."""
     values = [value for name, value in exchange.headers if name == b"connection"]
     return frozenset(word.strip().lower() for value in values for word in value.split(b","))

@@ -88,7 +88,7 @@ class Creates:
         )
         self._creates_under_way = CreatesUnderWay(handler_context.engine)
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CREATE: self._create}
 
     async def close(self) -> None:
@@ -229,14 +229,15 @@ async def check_devices(body: Body) -> None:
         return
     try:
         async with asyncio.timeout(LOOK_SECONDS):
-            found = await asyncio.to_thread(_first, paths, rules)
+            found = await asyncio.to_thread(_first_gpu_device, paths, rules)
     except TimeoutError:
         raise TimedOut(f"{', '.join(paths)} could not be looked at", hint="try again later") from None
     if found:
         raise RequestError(f"{found} would be a GPU without a lease", hint=SIZE_HINT)
 
 
-def _first(paths: list[str], rules: list[str]) -> str:
+def _first_gpu_device(paths: list[str], rules: list[str]) -> str:
+    """Return the first rule or path that would give a GPU; empty if none does."""
     majors = frozenset(number for number, driver in machine().majors.items() if driver != DRIVER_OF_DISPLAYS)
     for rule in rules:
         if _covers(rule, majors):
@@ -257,10 +258,12 @@ def _gives_gpu(path: str, majors: frozenset[int]) -> bool:
     # A path in /proc means different files to different processes, and the engine is another process.
     if path.startswith(PROC + "/") or real.startswith(PROC + "/"):
         return True
-    return any(stat.S_ISCHR(each.st_mode) and os.major(each.st_rdev) in majors for each in _at(Path(real)))
+    return any(
+        stat.S_ISCHR(each.st_mode) and os.major(each.st_rdev) in majors for each in _files_at(Path(real))
+    )
 
 
-def _at(path: Path) -> Iterator[os.stat_result]:
+def _files_at(path: Path) -> Iterator[os.stat_result]:
     """Yield the file and, for a directory, the files in it: the engine gives each device in it."""
     # If a file cannot be checked, the engine finds that out too, and reports it.
     with contextlib.suppress(OSError):

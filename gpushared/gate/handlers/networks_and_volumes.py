@@ -26,7 +26,7 @@ from gpushared.gate.containers.ownership import (
     owns,
 )
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Handler, HandlerContext, showing
+from gpushared.gate.handlers.context import Handler, HandlerContext, with_json
 from gpushared.gate.policy.admission import judge_endpoint, judge_network, judge_volume
 
 ACTIVE = frozenset({"running", "paused", "restarting"})
@@ -38,13 +38,13 @@ class Networks:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def judged(self) -> dict[RouteAction, Handler]:
+    def for_judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
         return {RouteAction.NETWORK_CREATE: self._create, RouteAction.NETWORK_CONNECT: self._connect}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
-            **self.judged(),
+            **self.for_judged(),
             RouteAction.NETWORK: self._network,
             RouteAction.NETWORK_LIST: self._list,
             RouteAction.NETWORK_INSPECT: self._inspect,
@@ -61,7 +61,7 @@ class Networks:
         if answer.status == OK:
             own = await self._own_ids(call)
             shown = [shown_network(each, own) for each in answer.json() if _is_shown(each, call.caller)]
-            answer = showing(answer, shown)
+            answer = with_json(answer, shown)
         await call.answer(answer)
 
     async def _inspect(self, call: Call) -> None:
@@ -71,7 +71,7 @@ class Networks:
         answer = await self._handler_context.ask(call, call.renamed(found["Id"]).without("verbose"))
         if answer.status == OK:
             shown = shown_network(answer.json(), await self._own_ids(call))
-            answer = showing(answer, shown)
+            answer = with_json(answer, shown)
         await call.answer(answer)
 
     async def _own_ids(self, call: Call) -> set[str]:
@@ -96,7 +96,7 @@ class Networks:
 
     async def _create(self, call: Call) -> None:
         body = judge_network(
-            await self._handler_context.read(call, NETWORK_TABLE), self._handler_context.unnamed(call)
+            await self._handler_context.read(call, NETWORK_TABLE), self._handler_context.plain_context(call)
         )
         await check_name(text(body, "Name"), self._handler_context.engine, call.caller)
         # If engines allowed two networks with one name, neither could be used by that name.
@@ -105,7 +105,7 @@ class Networks:
 
     async def _connect(self, call: Call) -> None:
         body = judge_endpoint(
-            await self._handler_context.read(call, CONNECT_TABLE), self._handler_context.unnamed(call)
+            await self._handler_context.read(call, CONNECT_TABLE), self._handler_context.plain_context(call)
         )
         network = await find_network(self._handler_context.engine, call.match.name, call.caller)
         container = await find_container(
@@ -125,13 +125,13 @@ class Volumes:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def judged(self) -> dict[RouteAction, Handler]:
+    def for_judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
         return {RouteAction.VOLUME_CREATE: self._create}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
-            **self.judged(),
+            **self.for_judged(),
             RouteAction.VOLUME: self._volume,
             RouteAction.VOLUME_LIST: self._filtered,
             RouteAction.VOLUME_PRUNE: self._prune,
@@ -161,7 +161,9 @@ class Volumes:
         The answer is refused if the volume is not the caller's.
         """
         asked = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
-        body = self._handler_context.labelled(call, judge_volume(asked, self._handler_context.unnamed(call)))
+        body = self._handler_context.labelled(
+            call, judge_volume(asked, self._handler_context.plain_context(call))
+        )
         # During another user's create with the name, the engine would fill the volume from that user's image.
         async with self._handler_context.volume_locks.of_all(filter(None, [text(body, "Name")])):
             answer = await self._handler_context.ask(call, call.target, serialise(body))

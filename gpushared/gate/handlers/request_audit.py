@@ -68,7 +68,7 @@ class Recording:
             return
         self.written = True
         record = self.record
-        notes = "; ".join(part for part in (text, record.note, _place(self)) if part)
+        notes = "; ".join(part for part in (text, record.note, _archive_path(self)) if part)
         line = line_now(
             self.exchange.caller.uid,
             self.exchange.caller.name,
@@ -118,7 +118,7 @@ def line_of_refusal(refusal: RequestRefusal, caller: Caller, origin: Origin) -> 
     )
 
 
-def _place(recording: Recording) -> str:
+def _archive_path(recording: Recording) -> str:
     """Return an archive's path in the container, which says more about the request than a digest."""
     if not _ARCHIVE.fullmatch(recording.endpoint):
         return ""
