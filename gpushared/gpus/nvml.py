@@ -104,7 +104,7 @@ class NvmlGpus:
         return await self._thread.call(lambda: self._for_each_device(self._gpu, self._lost_gpu))
 
     async def sample(self) -> tuple[GpuReading, ...]:
-        return self._xids.added_to(await self._thread.call(self._sample))
+        return self._xids.add_xids(await self._thread.call(self._sample))
 
     async def describe(self) -> DriverFacts:
         """Return the driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
@@ -238,7 +238,7 @@ class NvmlGpus:
 
     def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
         processes = self._driver.processes(device.handle)
-        return self._activity.added_to(device.id, device.handle, processes)
+        return self._activity.add_utilization(device.id, device.handle, processes)
 
     # --- MIG ---
 

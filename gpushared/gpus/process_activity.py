@@ -31,7 +31,9 @@ class ProcessActivity:
         """Forget the driver's time stamps, because the next driver may be another one."""
         self._seen_us.clear()
 
-    def added_to(self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]) -> tuple[GpuProcess, ...]:
+    def add_utilization(
+        self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]
+    ) -> tuple[GpuProcess, ...]:
         """Return the processes with their ``utilization_ratio``."""
         used = self._driver.process_use(handle, self._since(gpu)) if processes else None
         if used is None:

@@ -80,7 +80,7 @@ class XidWatch:
 
     # --- on the caller's thread ---
 
-    def added_to(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    def add_xids(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
         """Return the readings with the collected XIDs, which are then forgotten."""
         found: dict[GpuId, list[int]] = {}
         for _ in range(len(self._kept)):

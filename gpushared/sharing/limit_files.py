@@ -20,6 +20,7 @@ PERIOD_US = 100_000
 MAX_FILE_BYTES = 64 * 1024
 """The kernel's files here are no longer than this, and one read returns a whole file."""
 BESIDE = "beside-containers"
+"""The cgroup of v2 below a user's for processes of ours: see ``Trees.join_files``."""
 CONTROLLERS = ("memory", "cpu", "pids")
 _NO_LIMIT_FROM = 1 << 62
 """From this number on v1 means no limit of memory: it writes the largest number of whole pages."""

@@ -52,6 +52,7 @@ class Supervisor:
         self.control = control
         self.leases: set[str] = set()
         self.starts = 0
+        """The number of successful starts, which distinguishes the daemon's runs."""
         self._watch_servers = ServerWatch(control, recycle_seconds=recycle_seconds)
         self._canary = canary
         self._silent_since = ""
@@ -65,8 +66,10 @@ class Supervisor:
         self._backoff = backoff
         self._error: GpushareError | None = None
         self._failures = 0
+        """The failures in a row."""
         self._watching = False
         self._settled = asyncio.Event()
+        """Set once the daemon serves, or has failed so often that waiting leases get the error."""
         self._task: asyncio.Task[None] | None = None
         self._extra_look: asyncio.Task[None] | None = None
 
@@ -182,13 +185,13 @@ class Supervisor:
 
     async def _keep(self) -> None:
         while True:
-            await self._live_once()
+            await self._run_once()
             if self._failures >= _QUIET_FAILURES or isinstance(self._error, TimedOut):
                 self._settled.set()
             await asyncio.sleep(self._backoff(self._failures))
 
-    async def _live_once(self) -> None:
-        """Follow one life of the daemon, from its start to its end."""
+    async def _run_once(self) -> None:
+        """Start the daemon, and watch it until it ends."""
         now = asyncio.get_running_loop().time
         try:
             await self._bring_up()
@@ -232,7 +235,7 @@ class Supervisor:
 
     async def _watch(self) -> None:
         if self.control.was_alive:
-            await self._look()  # the daemon's servers are no strangers on the GPU
+            await self._look()  # the status must count the servers of a daemon that was found alive as ours
         while not await self.control.exits_within(self._poll_seconds):
             await self._look()
             if self._error is None:
@@ -240,9 +243,9 @@ class Supervisor:
 
     async def _look(self) -> None:
         """Query the living daemon; note if it answers, its servers and their clients."""
-        life = self.starts
+        start = self.starts
         try:
-            await self._watch_servers.look(lambda: self._watching and life == self.starts)
+            await self._watch_servers.look(lambda: self._watching and start == self.starts)
         except GpushareError as error:
             self._error = error
             self._watch_servers.forget_clients()
